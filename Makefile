@@ -1,0 +1,36 @@
+# `make train` and `make test` work on a fresh clone with Python 3.11+ and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train check test test-slow campaign benchmark clean
+
+train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
+	$(BIN)/surefoot train gpt --out runs/first
+
+check: .venv/ready  ## format, lint, types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: .venv/ready  ## the fast suite
+	$(BIN)/python -m pytest -n 2 -m "not slow and not campaign and not gpu"
+
+test-slow: .venv/ready
+	$(BIN)/python -m pytest -m "slow and not campaign"
+
+campaign: .venv/ready  ## 200 kills; appends to benchmarks/results and goes on where it stopped
+	$(BIN)/python benchmarks/kills.py --kills 200
+
+benchmark: .venv/ready
+	$(BIN)/python benchmarks/overhead.py
+
+# torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,103 @@
+"""From what a user hands over (a class, a specification, a data set) to the Task and State that the loop works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.batch_statistics import BatchStatistics
+from surefoot.data.mixture import Mixture
+from surefoot.data.plan import MixtureOrder, Order, Plan
+from surefoot.errors import ConfigError
+from surefoot.loop import State, Trained
+from surefoot.optimizers.ema import Ema
+from surefoot.optimizers.groups import parameter_groups
+from surefoot.optimizers.skipping import skipping
+from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+
+Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+Model = nn.Module | Callable[[], nn.Module]
+
+
+def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch.device) -> dict[str, nn.Module]:
+    """The models by name ("model" where there is one), on their device; a callable is called under the run's seed."""
+    named = model if isinstance(model, Mapping) else {"model": model}
+    key = stream_key(seed, "model")
+    built: dict[str, nn.Module] = {}
+    for place, (name, source) in enumerate(named.items()):
+        with untouched():
+            seed_generators(fold(key, place))
+            found = source if isinstance(source, nn.Module) else source()
+        if not isinstance(found, nn.Module):
+            raise ConfigError(f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one")
+        built[name] = found.to(device)
+    return built
+
+
+def built_state(
+    models: dict[str, nn.Module], optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built], *, ema: float | None, device: torch.device
+) -> State:
+    """Models with their optimizers (one each, of the same name) and averages, before the first step."""
+    named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
+    foreign = [name for name in named if name not in models]
+    if foreign or not named:
+        raise ConfigError(f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}")
+    trained: dict[str, Trained] = {}
+    for name, spec in named.items():
+        decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
+        groups = parameter_groups(models[name], decay or 0.0)
+        parameters = [parameter for group in groups for parameter in group.parameters]
+        if not parameters:
+            raise ConfigError(f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)")
+        if isinstance(spec, OptimizerSpec):
+            made = spec.build(groups)
+        else:
+            made = spec([{"params": group.parameters} for group in groups])
+        for group in made.param_groups:
+            group["initial_lr"] = float(group["lr"])
+        trained[name] = Trained(made, parameters, skipping(made, device), torch.zeros((), device=device))
+    averages = {} if ema is None else {name: Ema(models[name], ema) for name in trained}
+    buffers = BatchStatistics(models.values())
+    return State(models, trained, averages, buffers=buffers if buffers.owners else None)
+
+
+def described_optimizer(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:
+    """Name and settings as JSON, to be compared at resume."""
+    if isinstance(spec, OptimizerSpec):
+        return spec.described()
+    plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
+    return {"name": type(made).__name__, **plain}
+
+
+def data_plan(train: Any, *, seed: int, samples: int, batch_size: int) -> Plan:
+    """Which samples a step sees: one permutation a pass, or a weighted mixture of them."""
+    if isinstance(train, Mixture):
+        return MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=batch_size)
+    return Order(seed, samples=samples, batch_size=batch_size)
+
+
+def even_micro_batches(batch_size: int, micro_batch_size: int | None) -> int:
+    """The micro-batch size, which must divide the batch size; the nearest that do are named otherwise."""
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: a step needs at least one sample")
+    if micro_batch_size is None:
+        return batch_size
+    if micro_batch_size < 1 or batch_size % micro_batch_size:
+        divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
+        below = max((size for size in divisors if size < micro_batch_size), default=1)
+        above = min((size for size in divisors if size > micro_batch_size), default=batch_size)
+        fitting = max(1, round(batch_size / max(micro_batch_size, 1))) * max(micro_batch_size, 1)
+        raise ConfigError(
+            f"batch_size = {batch_size} cannot be cut evenly into micro-batches of {micro_batch_size}\n"
+            f"  nearest that can: micro_batch_size {below} or {above}, or batch_size {fitting}"
+        )
+    return micro_batch_size
+
+
+def as_sequence(value: Any) -> Sequence[Any]:
+    """One thing or several, as several."""
+    return value if isinstance(value, list | tuple) else (value,)

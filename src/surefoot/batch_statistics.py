@@ -1,0 +1,63 @@
+"""Buffers that change in a forward pass (batch statistics, counters), made independent of how a batch is cut.
+
+Each micro-batch starts from the buffers as they stood at the start of the step. At its end floating buffers become the mean
+over all micro-batches, others take the last value (a counter counts steps, not micro-batches); after a step that is not
+applied all of them are what they were. Left alone, 1 x 4 and 4 x 1 micro-batches give different running variances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class BatchStatistics:
+    """The buffers in the state of some models, from the start of a step to its end."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self.owners = [
+            (module, name)
+            for model in models
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+        self.before: list[Tensor] = []
+        self.changes: list[Tensor] = []
+        self.passes = 0
+
+    def start_pass(self) -> None:
+        """Before each forward pass: remember the buffers (first pass of a step), or put them back (later ones)."""
+        if self.passes == 0:
+            self.before = [buffer.detach().clone() for buffer in self._buffers()]
+        else:
+            for buffer, before in zip(self._buffers(), self.before, strict=True):
+                buffer.detach().copy_(before)
+
+    def end_pass(self) -> None:
+        """After each forward and backward pass: add what it changed."""
+        self.passes += 1
+        changes = [now.detach() - before if now.is_floating_point() else now for now, before in zip(self._buffers(), self.before, strict=True)]
+        if self.passes == 1:
+            self.changes = changes
+        else:
+            self.changes = [
+                held + change if change.is_floating_point() else change
+                for held, change in zip(self.changes, changes, strict=True)
+            ]
+
+    def finish(self, applied: Tensor) -> None:
+        """At the update: the mean over the passes where `applied` (a boolean on the device) holds, else what was before."""
+        for buffer, before, change in zip(self._buffers(), self.before, self.changes, strict=True):
+            if self.passes > 1 and buffer.is_floating_point():
+                # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
+                after = before + change / self.passes
+            else:
+                after = buffer.detach()
+            buffer.detach().copy_(torch.where(applied, after, before))
+        self.before, self.changes, self.passes = [], [], 0
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for module, name in self.owners if (buffer := module._buffers[name]) is not None]

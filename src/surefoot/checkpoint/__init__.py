@@ -1,0 +1,22 @@
+"""Checkpoints: what one is on disk, which exist, and how a run becomes one and comes back from it."""
+
+from surefoot.checkpoint.disk import Disk, Files
+from surefoot.checkpoint.format import Contents, Damage, DamageError, read, read_manifest, verify, write
+from surefoot.checkpoint.manifest import Manifest
+from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.writer import Writer
+
+__all__ = [
+    "Contents",
+    "Damage",
+    "DamageError",
+    "Disk",
+    "Files",
+    "Manifest",
+    "Store",
+    "Writer",
+    "read",
+    "read_manifest",
+    "verify",
+    "write",
+]

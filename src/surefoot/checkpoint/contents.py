@@ -1,0 +1,158 @@
+"""Between live objects and the named tensors and JSON of a checkpoint. Nothing here touches a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import CheckpointError
+
+Named = dict[str, Tensor]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that gives and takes its state: nested dictionaries and lists of tensors and JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...  # noqa: D102
+
+
+def model_tensors(model: nn.Module) -> tuple[Named, dict[str, str]]:
+    """Copies on the host of all parameters and persistent buffers, tied ones once, and {alias: name} for the others."""
+    tensors: Named = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{name}: a module's extra state must be a tensor, this is {type(value).__name__}; use run.keep for it")
+        if id(value) in first:
+            aliases[name] = first[id(value)]
+            continue
+        first[id(value)] = name
+        tensors[name] = copied(value)
+    return tensors, aliases
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str], *, where: str) -> None:
+    """Put `model_tensors` back; every name, shape and dtype must agree, or all differences are named."""
+    live = model.state_dict(keep_vars=True)
+    saved = {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}
+    problems = tensor_differences(saved, live)
+    if problems:
+        raise CheckpointError(f"cannot resume: {where} holds another model\n  " + "\n  ".join(shortened(problems)))
+    with torch.no_grad():
+        for name, value in live.items():
+            value.copy_(saved[name])
+
+
+def tensor_differences(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> list[str]:
+    """One line for each name, shape or dtype in which two sets of tensors differ."""
+    problems = [f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live]
+    problems += [f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved]
+    for name in live:
+        if name in saved and saved[name].shape != live[name].shape:
+            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
+        elif name in saved and saved[name].dtype != live[name].dtype:
+            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
+    return problems
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> tuple[Named, dict[str, Any]]:
+    """Copies of the state of every parameter as PARAMETER/KEY, and what in it is not a tensor."""
+    tensors: Named = {}
+    plain: dict[str, Any] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{names[parameter]}/{key}"] = copied(value)
+            else:
+                plain[f"{names[parameter]}/{key}"] = value
+    return tensors, plain
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Named, plain: Mapping[str, Any], names: Mapping[nn.Parameter, str]
+) -> None:
+    """Put `optimizer_tensors` back."""
+    parameters = {name: parameter for parameter, name in names.items()}
+    optimizer.state.clear()
+    for key, value in {**tensors, **plain}.items():
+        name, _, entry = key.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it")
+        held = value.to(parameters[name].device, copy=True) if isinstance(value, Tensor) else value
+        optimizer.state[parameters[name]][entry] = held
+
+
+def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
+    """The user's own objects as tensors and JSON: tensors, dictionaries and lists of JSON, or anything `Stateful`."""
+    tensors: Named = {}
+    plain: dict[str, Any] = {}
+    for name, held in objects.items():
+        plain[name] = _split(name, held.state_dict() if isinstance(held, Stateful) else held, tensors)
+    return tensors, plain
+
+
+def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
+    """Put one of the user's objects back as it was, in place."""
+    saved = _joined(plain, tensors)
+    if isinstance(held, Stateful):
+        held.load_state_dict(saved)
+    elif isinstance(held, Tensor):
+        with torch.no_grad():
+            held.copy_(saved)
+    elif isinstance(held, dict):
+        held.clear()
+        held.update(saved)
+    elif isinstance(held, list):
+        held[:] = saved
+    else:
+        raise CheckpointError(f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, or object with state_dict")
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the host that later updates cannot reach."""
+    copy = tensor.detach().to("cpu", copy=True)
+    return copy.contiguous()
+
+
+def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
+    """The first few problems, and how many more there are."""
+    return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
+
+
+def _split(path: str, value: Any, tensors: Named) -> Any:
+    """`value` with every tensor moved to `tensors` and named in its place."""
+    if isinstance(value, Tensor):
+        tensors[path] = copied(value)
+        return {"tensor": path}
+    if isinstance(value, dict):
+        wrong = [key for key in value if not isinstance(key, str)]
+        if wrong:
+            raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is not a string")
+        return {"dict": {key: _split(f"{path}/{key}", held, tensors) for key, held in value.items()}}
+    if isinstance(value, list | tuple):
+        return {"list": [_split(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]}
+    if isinstance(value, float):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | str):
+        return {"value": value}
+    raise CheckpointError(f"cannot keep {path!r}: a {type(value).__name__} is neither a tensor nor JSON")
+
+
+def _joined(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `_split` took apart."""
+    match plain:
+        case {"tensor": path}:
+            return tensors[path].clone()
+        case {"dict": held}:
+            return {key: _joined(value, tensors) for key, value in held.items()}
+        case {"list": held}:
+            return [_joined(value, tensors) for value in held]
+        case {"float": text}:
+            return float(text)
+    return plain["value"]

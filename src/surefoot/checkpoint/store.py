@@ -1,0 +1,223 @@
+"""A directory of checkpoints: which exist, how one more comes to be at once or not at all, which are let go.
+
+    step-00000600             complete: it got this name only after every byte of it was on the medium
+    .partial-step-00000600    being written
+    .replaced-step-00000600   the one whose place another of the same step is just taking
+    .deleted-step-00000300    being deleted
+
+A kill leaves names with a dot behind; the next save clears them. What one checkpoint holds is `format.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from surefoot.checkpoint.disk import DISK, Files
+from surefoot.checkpoint.format import Contents, Damage, DamageError, read, read_manifest, size_bytes, write
+from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.errors import CheckpointError, ConfigError
+
+_NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
+_Remains = list[tuple[Path, OSError]]
+
+
+class Store:
+    """The checkpoints under one directory; one process writes, any number read.
+
+    After a save the newest `keep` stay of those that this process wrote or read in full, so a damaged one
+    never counts, nor costs another its place. Besides them stay step 0, what `keep_every` is true for, and
+    what is `protected`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = 3,
+        keep_every: Callable[[int], bool] | None = None,
+        disk: Files = DISK,
+    ) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep = {keep}: the newest checkpoint must stay; --keep 1 is the least")
+        self.directory, self.keep, self.keep_every, self.disk = directory, keep, keep_every, disk
+        self.intact: set[int] = set()
+
+    def path(self, step: int) -> Path:
+        """The directory that the checkpoint of a step has, or would have."""
+        return self.directory / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """The steps that checkpoints exist for, ascending, judged by their names alone."""
+        return sorted({step for step, _ in self._all()})
+
+    def newest_step(self) -> int | None:
+        """The newest step with a sound manifest and files as long as that states; no tensor is read."""
+        for step, path in self._all():
+            with suppress(DamageError):
+                if read_manifest(path, disk=self.disk).step == step:
+                    return step
+        return None
+
+    def newest_intact(self, *, only: Collection[str] | None = None) -> tuple[Contents | None, list[Damage]]:
+        """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
+
+        `only` as for `read`: what is not read is not checked. Without an intact one, all the damaged ones
+        come with None; without any checkpoint at all, none do.
+        """
+        damaged: list[Damage] = []
+        for step, path in self._all():
+            try:
+                return self._read(step, path, only), damaged
+            except DamageError as error:
+                damaged.append(error.damage)
+        return None, damaged
+
+    def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
+        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent."""
+        error: CheckpointError | None = None
+        for found, path in self._all():
+            if found == step:
+                try:
+                    return self._read(step, path, only)
+                except DamageError as damage:
+                    error = error or damage
+        there = ", ".join(str(step) for step in self.steps()) or "none"
+        raise error or CheckpointError(
+            f"no checkpoint of step {step} in {self.directory}; there are: {there}"
+        )
+
+    def save(self, contents: Contents, *, protected: Collection[int] = ()) -> Path:
+        """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
+
+        One of the same step is replaced. A `CheckpointError` says whether nothing was saved (then no other
+        checkpoint has been touched) or only something old resists removal. After either, just save again.
+        """
+        target = self.path(contents.step)
+        try:
+            self._prepare(contents)
+            self._commit(contents, target)
+        except Exception as problem:
+            with suppress(OSError):
+                self._clear()
+            if isinstance(problem, OSError):
+                raise self._not_saved(contents.step, problem) from problem
+            raise
+        self.intact.add(contents.step)
+        remains = self._prune(contents.step, protected)
+        if remains:
+            raise CheckpointError(
+                f"{target} is saved, but what is no longer needed cannot be removed\n  "
+                + "\n  ".join(f"{path}: {problem.strerror or problem}" for path, problem in remains[:3])
+            )
+        return target
+
+    def _prepare(self, contents: Contents) -> None:
+        above = (self.directory, *self.directory.parents)
+        for path in reversed([path for path in above if not self.disk.is_directory(path)]):
+            self.disk.make_directory(path)
+            self.disk.flush_directory(path.parent)
+        for path, problem in self._clear():
+            if path.name.endswith(self.path(contents.step).name):
+                raise problem  # what resists removal is in the way
+        needed, free = size_bytes(contents), self.disk.free_bytes(self.directory)
+        if free < needed:
+            megabytes = f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
+            raise OSError(errno.ENOSPC, megabytes)
+
+    def _commit(self, contents: Contents, target: Path) -> None:
+        partial, replaced = (target.with_name(f".{kind}-{target.name}") for kind in ("partial", "replaced"))
+        write(contents, directory=partial, disk=self.disk)
+        self.intact.discard(contents.step)
+        if target.name in self.disk.names(self.directory):
+            self.disk.rename(target, replaced)
+        self.disk.rename(partial, target)
+        self.disk.flush_directory(self.directory)
+
+    def _clear(self) -> _Remains:
+        """Remove what was left behind, or put it back where it is all there is; returns what resists."""
+        names = self.disk.names(self.directory)
+        kinds = (".partial-step-", ".replaced-step-", ".deleted-step-")
+        litter = [name for name in names if name.startswith(kinds)]
+        if litter:
+            # A rename cut off by a kill must hold before what it renamed, or took the place of, is removed.
+            self.disk.flush_directory(self.directory)
+        remains: _Remains = []
+        for name in sorted(litter):
+            original = name.removeprefix(".replaced-")
+            try:
+                if original == name or original in names:
+                    self._remove(self.directory / name)
+                else:
+                    self.disk.rename(self.directory / name, self.directory / original)
+                    self.disk.flush_directory(self.directory)
+            except OSError as problem:
+                remains.append((self.directory / name, problem))
+        return remains
+
+    def _prune(self, saved: int, protected: Collection[int]) -> _Remains:
+        """Give old checkpoints another name, so that none is ever there in part, and then remove them."""
+        steps = self.steps()
+        counted = sorted(self.intact.intersection(steps) - {0})
+        remains: _Remains = []
+        for step in steps if len(counted) >= self.keep else []:
+            if step >= counted[-self.keep] or step in {0, saved, *protected}:
+                continue
+            if self.keep_every is not None and self.keep_every(step):
+                continue
+            try:
+                self.disk.rename(self.path(step), self.directory / f".deleted-{self.path(step).name}")
+                self.intact.discard(step)
+            except OSError as problem:
+                remains.append((self.path(step), problem))
+        try:
+            return remains + self._clear()
+        except OSError as problem:
+            return [*remains, (self.directory, problem)]
+
+    def _remove(self, directory: Path) -> None:
+        for name in sorted(self.disk.names(directory), key=lambda name: name != MANIFEST):
+            self.disk.remove(directory / name)  # the manifest first: what is left is no checkpoint to anybody
+        self.disk.remove_directory(directory)
+
+    def _read(self, step: int, path: Path, only: Collection[str] | None) -> Contents:
+        contents = read(path, only=only, disk=self.disk)
+        if contents.step != step:
+            raise DamageError(path, f"{MANIFEST}: is that of step {contents.step}")
+        if only is None and path == self.path(step):
+            self.intact.add(step)
+        return contents
+
+    def _all(self) -> Iterator[tuple[int, Path]]:
+        """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""
+        if not self.disk.is_directory(self.directory):
+            return
+        try:
+            names = self.disk.names(self.directory)
+        except OSError as problem:
+            raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
+        found = [
+            (int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))
+        ]
+        for step, _, name in sorted(found, key=lambda each: (-each[0], each[1])):
+            if name.endswith(self.path(step).name):  # "step-000000600" is nobody's
+                yield step, self.directory / name
+
+    def _not_saved(self, step: int, problem: OSError) -> CheckpointError:
+        try:
+            newest = self.newest_step()
+        except CheckpointError:
+            newest = None
+        stands = "" if newest is None else f"; the newest checkpoint is {self.path(newest).name}"
+        full = problem.errno in {errno.ENOSPC, errno.EDQUOT}
+        cure = (
+            f"free some space, or keep fewer: --keep, now {self.keep}"
+            if full
+            else "check the disk and who may write there"
+        )
+        return CheckpointError(
+            f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {self.directory}\n  {cure}"
+        )

@@ -1,0 +1,124 @@
+"""Configurations as TOML files: config.toml, which is written whole and read back exactly, and those a user writes.
+
+A file has two top-level keys besides settings: `absent` lists the settings that are None, which TOML cannot
+write, and the table [program] says what ran the configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from surefoot.config.tree import flatten, unflatten
+from surefoot.errors import ConfigError
+
+T = TypeVar("T")
+_ABSENT, _PROGRAM = "absent", "program"
+
+
+def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
+    """The whole configuration as TOML, each line with its origin as a comment, and what ran it as the table [program].
+
+    A value of None cannot be written in TOML: its name stands in the list `absent`.
+    """
+    import tomlkit  # 30 ms, and only runs that write need it
+
+    flat = flatten(config)
+    document = tomlkit.document()
+    absent = tomlkit.array()
+    absent.extend([name for name, value in flat.items() if value is None])
+    document.add(_ABSENT, absent.multiline(len(absent) > 4))
+    document.add(tomlkit.nl())
+    tables: dict[str, Any] = {"": document}
+    for name, value in sorted(
+        flat.items(), key=lambda pair: pair[0].rpartition(".")[0]
+    ):  # plain keys before tables
+        if value is None:
+            continue
+        _refuse_unwritable(name, value)
+        path, _, leaf = name.rpartition(".")
+        item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+        item.comment(" ".join(origins.get(name, "default").split()))
+        _table(path, tables).add(leaf, item)
+    made_by = _table(_PROGRAM, tables)
+    for name, value in program.items():
+        if value is not None:
+            made_by.add(name, value)
+    return tomlkit.dumps(document)
+
+
+def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "config.toml") -> T:
+    """The configuration in a file; what it does not name comes from `base`, or else from the defaults.
+
+    >>> text = to_toml(Settings(length="2 epochs", batch_size=8), {}, {"recipe": "gpt"})
+    >>> from_toml(text, Settings) == Settings(length="2 epochs", batch_size=8), program(text)
+    (True, {'recipe': 'gpt'})
+    """
+    return unflatten(values(text, where=where), kind, base=base, where=where)
+
+
+def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
+    """The settings that a file names, by dotted name and unchecked, for `layered` or `unflatten`.
+
+    >>> values('length = "2 epochs"  # file' + chr(10) + "[optimizer]" + chr(10) + "lr = 3e-4")
+    {'length': '2 epochs', 'optimizer.lr': 0.0003}
+    """
+    document = _parsed(text, where)
+    document.pop(_PROGRAM, None)
+    absent = document.pop(_ABSENT, [])
+    if not isinstance(absent, list) or not all(isinstance(name, str) for name in absent):
+        raise ConfigError(f"{where}: {_ABSENT} must be a list of names of settings")
+    flat = _flat(document)
+    twice = [name for name in absent if name in flat]
+    if twice:
+        raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
+    return {**flat, **dict.fromkeys(absent)}
+
+
+def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
+    """What ran a configuration: the table [program] of a file, empty where there is none."""
+    found = _parsed(text, where).get(_PROGRAM, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where}: {_PROGRAM} must be a table, [program]")
+    return found
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        found = re.search(r"at line (\d+)", str(problem))
+        line = f"\n  {text.splitlines()[int(found[1]) - 1].strip()}" if found else ""
+        raise ConfigError(
+            f'{where} is not TOML: {problem}{line}\n  text stands in quotes, as in length = "30 epochs"'
+        ) from problem
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _table(path: str, tables: dict[str, Any]) -> Any:
+    """The table of that dotted path, made with its parents where it is not there yet."""
+    import tomlkit
+
+    if path not in tables:
+        above, _, leaf = path.rpartition(".")
+        tables[path] = tomlkit.table()
+        _table(above, tables).add(leaf, tables[path])
+        tables[path] = _table(above, tables)[leaf]
+    return tables[path]
+
+
+def _refuse_unwritable(name: str, value: Any) -> None:
+    try:
+        repr(value).encode() if not isinstance(value, str) else value.encode()
+    except UnicodeEncodeError as problem:
+        raise ConfigError(
+            f"{name} = {value!r} cannot be written to a file: it is not Unicode text"
+        ) from problem

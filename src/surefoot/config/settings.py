@@ -1,0 +1,80 @@
+"""What every run has, whatever it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from surefoot.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every run has; a recipe's Config adds its parts. Durations are text with a unit."""
+
+    out: str | None = None
+    """Directory of the run; it goes on by itself where there is a checkpoint. Absent: nothing is written."""
+    seed: int = 0
+    """All randomness of the run comes from this number."""
+    length: str
+    """How long to train: "200 steps" or "30 epochs" (rounded up to a whole step)."""
+    batch_size: int
+    """Samples of one step, all micro-batches together."""
+    micro_batch_size: int | None = None
+    """Samples of one forward and backward pass; divides batch_size. Absent: the whole batch."""
+    clip: str = "norm 1.0"
+    """Limit on the gradient: "norm 1.0" (of all parameters together), "value 0.5" (of each number) or "off"."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, else fp32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    device: str = "auto"
+    """Where to train: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    workers: int = 0
+    """Processes that read samples; 0 reads them in the training process. Changes no result."""
+    deterministic: bool = False
+    """On CUDA: only kernels that give the same bits in every run, where there are such; slower."""
+    log_every: str = "50 steps"
+    """When a record is written; the one moment at which the host waits for the device."""
+    evaluate_every: str = "1 epochs"
+    """When the splits are scored; always after the last step too."""
+    save_every: str = "5 min"
+    """When a checkpoint is written, in steps or time; always at the start and after the last step too."""
+    keep: int = 3
+    """Newest checkpoints to keep, besides the first, the best and those of keep_every."""
+    keep_every: str | None = None
+    """Checkpoints to keep for good, such as "10%". Absent: none."""
+    stop_after: str | None = None
+    """End early without changing the schedule, to be resumed. Absent: train to the end."""
+    time_limit: str | None = None
+    """Save and end before this much time is over, such as "90 min". Absent: no limit."""
+    max_bad_steps: int = 5
+    """Steps in a row with a loss or gradient that is not finite, past which the run ends."""
+    ema: float | None = None
+    """Decay of averaged weights, which are then the ones evaluated, such as 0.999. Absent: none."""
+    early_stopping: int | None = None
+    """End after this many evaluations without a better score. Absent: never."""
+    init: str | None = None
+    """Weights to start from: a .safetensors file, a checkpoint, or a run. Absent: a fresh model."""
+
+
+def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
+    """The kind and the limit in "norm 1.0", "value 0.5" or "off" (no limit, so infinity).
+
+    >>> clipping("norm 1.0"), clipping("off")
+    (('norm', 1.0), ('off', inf))
+    """
+    match text.split():
+        case ["off"]:
+            return "off", math.inf
+        case ["norm" | "value" as kind, number]:
+            try:
+                most = float(number)
+            except ValueError:
+                most = math.nan
+            if 0 < most < math.inf:
+                return ("norm" if kind == "norm" else "value"), most
+    raise ConfigError(
+        f"clip = {text!r} is no limit on the gradient\n  write it as 'norm 1.0', 'value 0.5' or 'off'"
+    )

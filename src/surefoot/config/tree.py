@@ -1,0 +1,238 @@
+"""Between a configuration (frozen dataclasses, nested) and dotted names with values ("optimizer.lr").
+
+The dotted names are the flags and the keys in files too. Nothing is guessed: an unknown name or a value of
+another type is refused, all problems at once, with the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from surefoot.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Dotted names and values of a configuration, in the order of its fields.
+
+    >>> flatten(Settings(length="2 epochs", batch_size=8))["length"]
+    '2 epochs'
+    """
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            flat |= {f"{field.name}.{name}": held for name, held in flatten(value).items()}
+        else:
+            flat[field.name] = value
+    return flat
+
+
+def unflatten(
+    values: Mapping[str, Any], kind: type[T], *, base: T | None = None, where: str = "settings"
+) -> T:
+    """The configuration of these dotted names; what is not named comes from `base`, or else from the defaults.
+
+    `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names, values of another
+    type, and names that have neither value nor default.
+
+    >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, Settings).ema
+    0.5
+    """
+    known = _names(kind)
+    problems = [_unknown(name, known) for name in values if name not in known]
+    config = _built(values, kind, base, "", problems)
+    if problems:
+        raise ConfigError(_all(problems, where))
+    return typing.cast("T", config)
+
+
+def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
+    """A configuration from layers of (origin, dotted values), later ones first, and the origin of each of its values.
+
+    >>> config, origins = layered(Settings, [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})])
+    >>> config.seed, origins["seed"], origins["length"], origins["clip"]
+    (3, 'flag', 'preset', 'default')
+    """
+    known, problems = _names(kind), list[str]()
+    merged, origins = dict[str, Any](), dict.fromkeys(known, "default")
+    for origin, values in layers:
+        found = [_unknown(name, known) for name in values if name not in known]
+        found += [
+            problem
+            for name, value in values.items()
+            if (problem := _ill_typed(name, value, known)) is not None
+        ]
+        problems += [f"{problem}  [{origin}]" for problem in found]
+        merged |= values
+        origins |= dict.fromkeys(values, origin)
+    if problems:
+        raise ConfigError(_all(problems))
+    return unflatten(merged, kind), origins
+
+
+def differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) for each setting in which two configurations of one type differ.
+
+    >>> old = Settings(length="2 epochs", batch_size=8)
+    >>> differences(old, dataclasses.replace(old, seed=1))
+    [('seed', 0, 1)]
+    """
+    first, second = flatten(a), flatten(b)
+    names = [*first, *(name for name in second if name not in first)]
+    pairs = [(name, first.get(name), second.get(name)) for name in names]
+    return [
+        (name, old, new) for name, old, new in pairs if old != new and repr(old) != repr(new)
+    ]  # nan is not nan
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that was probably meant, or None.
+
+    >>> names = ("seed", "optimizer.lr", "optimizer.name", "schedule.name")
+    >>> nearest("optimizer.lrr", names), nearest("lr", names), nearest("--Seed", names), nearest("colour", names)
+    ('optimizer.lr', 'optimizer.lr', 'seed', None)
+    """
+    plain = {known.lower(): known for known in names}
+    sought = name.lower().lstrip("-").replace("-", "_")
+    same_leaf = [known for known in plain if known.rpartition(".")[2] == sought.rpartition(".")[2]]
+    if len(same_leaf) == 1:
+        return plain[same_leaf[0]]
+    close = difflib.get_close_matches(sought, plain, n=1)
+    return plain[close[0]] if close else None
+
+
+def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
+    """An instance of `kind`, or None after adding to `problems`."""
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    before = len(problems)
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}{field.name}"
+        default = getattr(base, field.name) if base is not None else _default(field)
+        if dataclasses.is_dataclass(hints[field.name]):
+            nested = None if default is dataclasses.MISSING else default
+            given[field.name] = _built(values, hints[field.name], nested, f"{name}.", problems)
+        elif name in values:
+            try:
+                given[field.name] = _checked(values[name], hints[field.name])
+            except _WrongTypeError as wrong:
+                problems.append(f"{name} = {_shown(values[name])}: expected {wrong}")
+        elif default is dataclasses.MISSING:
+            problems.append(f"{name} is not set and has no default; expected {_expected(hints[field.name])}")
+        else:
+            given[field.name] = default
+    return kind(**given) if len(problems) == before else None
+
+
+class _WrongTypeError(Exception):
+    """A value that is not of its setting's type; the message is what was expected."""
+
+
+def _checked(value: Any, hint: Any) -> Any:  # noqa: PLR0911
+    """The value as its type wants it: whole numbers become floats, lists tuples, and nothing else changes."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        exact = [member for member in arguments if type(value) is member]
+        for member in [*exact, *arguments]:
+            try:
+                return _checked(value, member)
+            except _WrongTypeError:
+                continue
+    elif origin is Literal:
+        if any(type(value) is type(choice) and value == choice for choice in arguments):
+            return value
+    elif origin is tuple and isinstance(value, list | tuple):
+        many = len(arguments) == 2 and arguments[1] is Ellipsis
+        if many or len(value) == len(arguments):
+            wanted = [arguments[0]] * len(value) if many else arguments
+            return tuple(_checked(held, member) for held, member in zip(value, wanted, strict=True))
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif hint is types.NoneType:
+        if value is None:
+            return None
+    elif type(value) is hint:
+        return value
+    raise _WrongTypeError(_expected(hint) + _quoting(value, hint))
+
+
+def _expected(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_expected(member) for member in arguments if member is not types.NoneType)
+    if origin is Literal:
+        return "one of " + ", ".join(_shown(choice) for choice in arguments)
+    if origin is tuple:
+        size = "" if Ellipsis in arguments else f"{len(arguments)} x "
+        return f"a list of {size}{_expected(arguments[0])}"
+    plain = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text in quotes",
+        types.NoneType: "nothing",
+    }
+    return plain.get(hint, str(hint))
+
+
+def _quoting(value: Any, hint: Any) -> str:
+    """A hint where quotes around a number are all that is wrong, or a choice is misspelt."""
+    if isinstance(value, str) and typing.get_origin(hint) is Literal:
+        close = difflib.get_close_matches(value, [str(choice) for choice in typing.get_args(hint)], n=1)
+        return f"; did you mean {_shown(close[0])}?" if close else ""
+    if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
+        return f"; write it without quotes: {value}"
+    return ""
+
+
+def _ill_typed(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
+    if name not in known:
+        return None
+    try:
+        _checked(value, known[name])
+    except _WrongTypeError as wrong:
+        return f"{name} = {_shown(value)}: expected {wrong}"
+    return None
+
+
+def _names(kind: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted names of all settings, with their types."""
+    names: dict[str, Any] = {}
+    for field, hint in typing.get_type_hints(kind).items():
+        names |= (
+            _names(hint, f"{prefix}{field}.")
+            if dataclasses.is_dataclass(hint)
+            else {f"{prefix}{field}": hint}
+        )
+    return names
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    meant = nearest(name, known)
+    return f"unknown setting {name}" + (f": did you mean {meant}?" if meant else "")
+
+
+def _all(problems: Sequence[str], where: str = "") -> str:
+    """The problems, four at most, one a line."""
+    shown = list(problems) if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
+    return (f"{where}: " if where else "") + "\n  ".join(shown)
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it in a file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else "absent" if value is None else repr(value)

@@ -1,0 +1,82 @@
+"""What a run says when it dies: which step, which samples, the likely cause, and what to type next."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import ConfigError, DataError, SurefootError
+
+
+class Addressed(Protocol):
+    """A micro-batch with the samples it was made of."""
+
+    @property
+    def batch(self) -> Any: ...  # noqa: D102
+    @property
+    def ids(self) -> Sequence[int]: ...  # noqa: D102
+
+
+def explained(problem: Exception, *, step: int, micro_batches: Sequence[Addressed]) -> SurefootError | None:
+    """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
+    text = str(problem)
+    target = re.search(r"Target (-?\d+) is out of bounds", text)
+    if isinstance(problem, IndexError) and target:
+        return DataError(
+            f"target {target[1]} is out of range at step {step}, sample {_samples_with(int(target[1]), micro_batches)}\n"
+            "  class numbers run from 0 to the model's outputs minus 1 (-100 is not counted)\n"
+            "  mend the labels, or give the model more outputs"
+        )
+    if isinstance(problem, IndexError) and "index out of range in self" in text:
+        return DataError(f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary")
+    if isinstance(problem, torch.OutOfMemoryError):
+        return None
+    if isinstance(problem, RuntimeError) and "does not require grad" in text:
+        return ConfigError(f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?")
+    return None
+
+
+def strange_samples(micro_batches: Sequence[Addressed]) -> list[int]:
+    """Ids of the samples whose floating inputs hold a NaN or an infinity; reads the tensors."""
+    found: list[int] = []
+    for micro_batch in micro_batches:
+        for tensor in _tensors(micro_batch.batch):
+            if tensor.is_floating_point() and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+                bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+                found += [int(micro_batch.ids[row]) for row in bad.nonzero().flatten().tolist()]
+    return sorted(set(found))
+
+
+def report(problem: BaseException, *, step: int, micro_batches: Sequence[Addressed], how_to_go_on: str) -> dict[str, Any]:
+    """What `crash/` keeps of an error, as JSON."""
+    return {
+        "error": f"{type(problem).__name__}: {problem}",
+        "step": step,
+        "samples": [[int(sample) for sample in micro_batch.ids] for micro_batch in micro_batches],
+        "traceback": traceback.format_exception(problem),
+        "how_to_go_on": how_to_go_on,
+    }
+
+
+def _samples_with(value: int, micro_batches: Sequence[Addressed]) -> str:
+    found: list[int] = []
+    for micro_batch in micro_batches:
+        for tensor in _tensors(micro_batch.batch):
+            whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+            if whole and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+                rows = (tensor.reshape(len(tensor), -1) == value).any(dim=1)
+                found += [int(micro_batch.ids[row]) for row in rows.nonzero().flatten().tolist()]
+    return ", ".join(str(sample) for sample in sorted(set(found))[:5]) or "unknown"
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    return [tensor for part in batch for tensor in _tensors(part)] if isinstance(batch, list | tuple) else []

@@ -1,0 +1,125 @@
+"""A run's directory: what lies in it besides checkpoints and metrics, and who may write there."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from surefoot.errors import CheckpointError, ConfigError
+
+
+class RunDirectory:
+    """One run's directory, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock: IO[str] | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The file of records."""
+        return self.path / "metrics.jsonl"
+
+    def open(self) -> None:
+        """Make the directory and hold it; a second process that trains into it is refused."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = (self.path / ".lock").open("w")
+        except OSError as problem:
+            raise ConfigError(
+                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
+            ) from problem
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process; loader workers do not inherit it
+            except OSError as problem:
+                self.lock.close()
+                raise ConfigError(f"another process is training into {self.path} right now: wait for it, or choose another --out") from problem
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file so that it is there whole or not at all."""
+        beside = self.path / f".{name}.partial"
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path / name)
+        except OSError as problem:
+            raise CheckpointError(f"cannot write {self.path / name}: {problem.strerror or problem}") from problem
+
+    def add_sitting(self, sitting: dict[str, Any]) -> None:
+        """Append one start or resume to environment.json."""
+        place = self.path / "environment.json"
+        held: list[Any] = []
+        if place.exists():
+            try:
+                held = json.loads(place.read_text())["sittings"]
+            except (ValueError, KeyError, TypeError):
+                place.replace(self.path / "environment.damaged.json")
+        self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
+
+
+def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
+    """What bit-equal results depend on besides the configuration."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "surefoot": _version("surefoot"),
+        "torch": torch.__version__,
+        "device": device.type,
+        "hardware": name,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "deterministic": deterministic,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Where and how this sitting was started."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "numpy": _version("numpy"),
+        "processors": os.cpu_count(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "directory": os.getcwd(),
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _git_commit() -> str | None:
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,37 @@
+"""What surefoot raises: one class per exit status, and nothing else.
+
+A message says what was found, where, the likely cause, and what to type next, in at most five lines. The command line
+prints it without a traceback; a library user catches `SurefootError`, or one of its kinds.
+"""
+
+from __future__ import annotations
+
+
+class SurefootError(Exception):
+    """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with."""
+
+    exit_status = 1
+
+
+class ConfigError(SurefootError):
+    """A setting, or a combination of settings, that cannot be run."""
+
+    exit_status = 2
+
+
+class DataError(SurefootError):
+    """A data set, file or sample that cannot be used as it is."""
+
+    exit_status = 3
+
+
+class CheckpointError(SurefootError):
+    """A checkpoint that cannot be written, read, or continued from."""
+
+    exit_status = 4
+
+
+class DivergedError(SurefootError):
+    """Too many steps in a row had a loss or a gradient that was not finite."""
+
+    exit_status = 5

@@ -1,0 +1,103 @@
+"""Scores over a whole split, as counted means: they depend neither on the batch size nor on what the run does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import ConfigError
+from surefoot.means import Mean
+from surefoot.precision import Precision
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+
+Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named data set to score.
+
+    Each of `scores` is a function of (model, batch) that returns a counted `Mean`, logged under the function's name, or a
+    dictionary of them. The run's loss is scored beside them unless `loss` is false. `batch_size` changes memory and speed,
+    never a score.
+    """
+
+    dataset: Any
+    scores: Score | Sequence[Score] = ()
+    batch_size: int | None = None
+    loss: bool = True
+
+
+class Counted(Protocol):
+    """A batch with the number of its targets."""
+
+    @property
+    def batch(self) -> Any: ...  # noqa: D102
+    @property
+    def count(self) -> int: ...  # noqa: D102
+
+
+def accuracy(model: Any, batch: Any) -> Mean:
+    """The fraction of samples whose largest output is the labelled one; `batch` is (inputs, labels).
+
+    Outputs are (B, C) or (B, C, ...), labels (B,) or (B, ...); labels below 0 are not counted.
+    """
+    inputs, labels = batch
+    guesses = model(inputs).argmax(dim=1)
+    counted = labels >= 0
+    return Mean(((guesses == labels) & counted).sum(), counted.sum())
+
+
+def scored(
+    model: Any, batches: Iterable[Counted], *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score], precision: Precision, seed: int
+) -> dict[str, float]:
+    """Mean of every score over all batches; waits for the device once, at the end.
+
+    Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
+    weighted by the batch's count.
+    """
+    sums: dict[str, Mean] = {}
+    modules = list(model.values()) if isinstance(model, dict) else [model]
+    key = stream_key(seed, "evaluate")
+    with untouched(), torch.no_grad(), evaluation_mode(modules):
+        for place, batch in enumerate(batches):
+            seed_generators(fold(key, place))
+            found: dict[str, Mean] = {}
+            with precision.autocast():
+                if loss is not None:
+                    found |= _losses(loss(model, batch.batch), batch.count)
+                for score in scores:
+                    result = score(model, batch.batch)
+                    found |= {score.__name__: result} if isinstance(result, Mean) else result
+            for name, mean in found.items():
+                sums[name] = sums[name] + mean.detached() if name in sums else mean.detached()
+    return {name: float(mean.value) for name, mean in sums.items()}
+
+
+def _losses(result: Any, count: int) -> dict[str, Mean]:
+    further: Mapping[str, Mean] = {}
+    if isinstance(result, tuple):
+        result, further = result
+    if isinstance(result, Tensor):
+        if result.ndim > 0:
+            raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean")
+        result = Mean(result.detach().double() * count if count else 0.0, count)
+    return {"loss": result, **further}
+
+
+@contextmanager
+def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Every part of the modules in evaluation mode, and afterwards each in the mode it was in."""
+    were = [(part, part.training) for module in modules for part in module.modules()]
+    for part, _ in were:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, training in were:
+            part.training = training

@@ -1,0 +1,262 @@
+"""The loop: a whole training run on one page.
+
+`steps` is the run. It calls `forward_backward` and `update`, the same two functions that a loop of your own calls (level 3).
+Nothing in a step depends on what ran before it except the weights: samples, random numbers and the learning rate are
+computed from the step's number. Nothing in a step reads a tensor on the host; `duties.log` is where the host waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.batch_statistics import BatchStatistics
+from surefoot.errors import ConfigError
+from surefoot.losses import scalar
+from surefoot.means import Mean
+from surefoot.optimizers.clipping import Clip, gradient_norm, scale_and_clip
+from surefoot.optimizers.ema import Ema
+from surefoot.optimizers.skipping import Skip
+from surefoot.precision import Precision
+from surefoot.schedules import Factors
+from surefoot.seeding import fold, seed_generators
+
+Loss = Callable[[Any, Any], Any]
+
+
+class MicroBatch(Protocol):
+    """Samples for one forward and backward pass: `batch` on the device, `count` targets, number `index` of its step."""
+
+    @property
+    def batch(self) -> Any: ...  # noqa: D102
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    @property
+    def index(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Task:
+    """What does not change from step to step: how a batch becomes gradients, and gradients an update."""
+
+    forward: Any  # the model, or {name: model} where there are several; compiled where asked for
+    loss: Loss | None
+    key: int  # of the stream "train"
+    precision: Precision
+    clip: Clip
+    factors: Factors  # step -> factor on each group's base rate
+    max_bad_steps: int
+
+
+@dataclass
+class Trained:
+    """An optimizer with what its updates need."""
+
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    skip: Skip
+    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps it stays there and every later update is skipped
+
+
+@dataclass
+class State:
+    """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
+
+    models: dict[str, nn.Module]
+    trained: dict[str, Trained]
+    averages: dict[str, Ema] = field(default_factory=dict)
+    step: int = 0
+    buffers: BatchStatistics | None = None  # None where no model has any
+
+
+@dataclass(slots=True)
+class Step:
+    """One optimizer update, before (level 3) or after it was made. Tensors are on the device: reading one waits for it."""
+
+    index: int
+    micro_batches: Sequence[MicroBatch]
+    task: Task
+    state: State
+    loss: Tensor | None = None  # mean over everything counted in the global batch
+    count: Tensor | float = 0
+    norm: Tensor | None = None  # of the whole gradient, before clipping
+    applied: Tensor | None = None  # False where the update was skipped
+    scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
+    logged: dict[str, Any] = field(default_factory=dict)
+    pending: tuple[Tensor, Tensor | float] | None = None  # loss and nominal/total of the gradients not yet used
+
+    def log(self, **values: Tensor | float | Mean) -> None:
+        """Add values to the records, averaged over the log interval; a tensor waits on the device until then."""
+        self.logged |= values
+
+
+class Duties(Protocol):
+    """What a run does between steps. Only these may wait for the device; `done` is the number of steps made."""
+
+    stopping: bool
+
+    def evaluate_due(self, done: int) -> bool: ...  # noqa: D102
+    def log_due(self, done: int) -> bool: ...  # noqa: D102
+    def save_due(self, done: int) -> bool: ...  # noqa: D102
+    def evaluate(self, step: Step) -> None: ...  # noqa: D102
+    def log(self) -> None: ...  # noqa: D102
+    def save(self) -> None: ...  # noqa: D102
+
+
+class Feed(Protocol):  # noqa: D101
+    def micro_batches(self, step: int) -> Sequence[MicroBatch]: ...  # noqa: D102
+
+
+class Meter(Protocol):  # noqa: D101
+    def add(self, step: Step) -> None: ...  # noqa: D102
+
+
+class Clock(Protocol):  # noqa: D101
+    def enter(self, phase: Literal["training", "waiting", "evaluating", "saving", "user"]) -> None: ...  # noqa: D102
+
+
+def steps(
+    task: Task, state: State, *, feed: Feed, meter: Meter, clock: Clock, duties: Duties, length: int, opened: bool = False
+) -> Iterator[Step]:
+    """Train until `length` steps are made; yield each of them, made, or (`opened`) still to be made by the caller.
+
+    The caller's code runs at `yield`. A step is recorded and saved after it, so a checkpoint holds its effects too.
+    """
+    while state.step < length and not duties.stopping:
+        clock.enter("waiting")
+        step = Step(state.step, feed.micro_batches(state.step), task, state)
+        clock.enter("training")
+        if opened:
+            yield step
+        else:
+            forward_backward(step)
+            update(step)
+        state.step += 1
+        meter.add(step)
+
+        if duties.evaluate_due(state.step):
+            clock.enter("evaluating")
+            duties.evaluate(step)
+        if not opened:
+            clock.enter("user")
+            yield step
+        if duties.log_due(state.step):
+            clock.enter("training")  # the device may still be busy with the steps that are read here
+            duties.log()
+        if duties.save_due(state.step):
+            clock.enter("saving")
+            duties.save()
+
+
+def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
+    """Add the gradient of the global batch's mean loss to the parameters; return that loss, on the device.
+
+    `loss(model, batch)` returns a scalar mean over `micro_batch.count` things, or a counted `Mean`, or either of them with a
+    dictionary of further `Mean`s to log. However the batch is cut, the gradient is that of its total divided once by its
+    count. Each micro-batch draws its random numbers from (seed, step, its index), so calling this twice in a step
+    repeats them.
+    """
+    task, state = step.task, step.state
+    loss = loss or task.loss
+    if loss is None:
+        raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
+    nominal = sum(micro_batch.count for micro_batch in step.micro_batches) or 1
+    scale = task.precision.loss_scale
+    total: Tensor | None = None
+    counted: Tensor | float | None = None  # None as long as the host's counts hold
+
+    for micro_batch in step.micro_batches:
+        if micro_batch.count == 0:
+            continue
+        seed_generators(fold(task.key, step.index, micro_batch.index))
+        if state.buffers is not None:
+            state.buffers.start_pass()
+        with task.precision.autocast():
+            result = loss(task.forward, micro_batch.batch)
+        if isinstance(result, tuple):
+            result, further = result
+            _add_further(step.logged, further)
+        if isinstance(result, Mean):
+            part = scalar(result.total) / nominal
+            counted = result.count if counted is None else counted + result.count
+        else:
+            share = micro_batch.count / nominal
+            part = scalar(result) if share == 1.0 else scalar(result) * share
+        (part if scale is None else part * scale.scale).backward()  # type: ignore[no-untyped-call]
+        total = part.detach() if total is None else total + part.detach()
+        if state.buffers is not None:
+            state.buffers.end_pass()
+
+    if total is None:
+        total = torch.zeros((), device=task.precision.device)
+    factor = 1.0 if counted is None else nominal / torch.as_tensor(counted, device=total.device).clamp(min=1)
+    mean = total if counted is None else total * factor
+    step.pending = (mean, factor)
+    if step.loss is None:
+        step.loss, step.count = mean, nominal if counted is None else counted
+    return mean
+
+
+def update(step: Step, *names: str) -> None:
+    """Take one step of the named optimizers (default: all), then clear every gradient.
+
+    A gradient or loss that is not finite leaves parameters, optimizer state, averages and buffers as they were, bit for bit;
+    that is decided on the device, and so is the latch after `max_bad_steps` of them in a row.
+    """
+    task, state = step.task, step.state
+    if step.pending is None:
+        raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
+    loss, factor = step.pending
+    step.pending = None
+    rate = task.factors(step.index)
+    latest = None
+    for name in names or state.trained:
+        latest = _update_one(step, state.trained[name], loss, factor, rate)
+        if name in state.averages:
+            state.averages[name].update(latest)
+    assert latest is not None
+    step.applied = latest if step.applied is None else step.applied & latest
+    if state.buffers is not None:
+        state.buffers.finish(latest)
+    for trained in state.trained.values():
+        for parameter in trained.parameters:
+            parameter.grad = None  # not zeros: a parameter that a step does not use must not decay or coast in it
+
+
+def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | float, rate: float) -> Tensor:
+    task, optimizer = step.task, trained.optimizer
+    gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
+    scale = task.precision.loss_scale
+    if scale is not None:
+        factor = factor / scale.scale
+    norm = gradient_norm(gradients)
+    if not isinstance(factor, float):
+        norm = norm * factor
+    step.norm = norm
+
+    probe = norm + loss
+    finite = (probe - probe) == 0  # inf - inf and NaN - NaN are NaN
+    open_ = trained.bad_in_a_row <= task.max_bad_steps
+    applied = finite & open_
+    skipped = torch.logical_not(applied).float()
+    counts = open_
+    if scale is not None:  # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
+        overflow = torch.logical_not(finite) & torch.isfinite(loss) & (scale.scale > 1)
+        counts = open_ & torch.logical_not(overflow)
+        scale.update(torch.logical_not(finite))
+    trained.bad_in_a_row = (trained.bad_in_a_row + counts) * skipped
+
+    scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * rate
+    trained.skip.apply(optimizer, skipped)
+    return applied
+
+
+def _add_further(logged: dict[str, Any], further: Mapping[str, Mean]) -> None:
+    for name, mean in further.items():
+        logged[name] = logged[name] + mean.detached() if name in logged else mean.detached()

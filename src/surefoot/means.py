@@ -1,0 +1,58 @@
+"""Counted means: the only way anything is averaged here.
+
+A mean of means is wrong as soon as two parts differ in size. So a mean travels as (total, count), is added as a pair, and is
+divided once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A sum and the number of things it was taken over; either may be a number or a 0-dimensional tensor on any device.
+
+    >>> (Mean(6.0, 3) + Mean(4.0, 1)).value
+    2.5
+    """
+
+    total: Tensor | float
+    count: Tensor | float
+
+    def __add__(self, other: Mean) -> Mean:
+        """The mean over both; exact in the counts."""
+        return Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> Tensor | float:
+        """Total over count; 0 where nothing was counted, so that an empty part never spreads NaN."""
+        if isinstance(self.count, Tensor):
+            return self.total / self.count.clamp(min=1)
+        return self.total / max(self.count, 1)
+
+    def detached(self) -> Mean:
+        """The same numbers in float64 (float32 on devices without it), cut from the autograd graph; waits for nothing."""
+        return Mean(_detached(self.total), _detached(self.count))
+
+
+def summed(means: Iterable[Mean]) -> Mean:
+    """The counted mean over all of them; `Mean(0.0, 0)` for none.
+
+    >>> summed([Mean(1.0, 1), Mean(9.0, 3)]).value
+    2.5
+    """
+    total = Mean(0.0, 0)
+    for mean in means:
+        total = total + mean
+    return total
+
+
+def _detached(value: Tensor | float) -> Tensor | float:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)

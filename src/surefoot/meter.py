@@ -1,0 +1,118 @@
+"""What the steps since the last log came to; it stays on the device until then.
+
+A row holds the loss of the global batch, the number of things counted, the gradient's norm and whether the update was
+applied. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.means import Mean
+
+
+class Measured(Protocol):
+    """A step as the meter sees it."""
+
+    index: int
+    loss: Tensor | None
+    count: Tensor | float
+    norm: Tensor | None
+    applied: Tensor | None
+    logged: dict[str, Any]
+
+
+class Window(NamedTuple):
+    """What `read` found: the numbers of a record, and the steps whose update was not applied."""
+
+    values: dict[str, float]
+    skipped: list[int]
+
+
+class Meter:
+    """One row per step since the last `read`."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+
+    def add(self, step: Measured) -> None:
+        """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
+        self.rows.append((step.index, step.loss, step.count, step.norm, step.applied))
+        self.logged.append((step.index, step.logged))
+
+    def read(self) -> Window:
+        """Wait for the device and average over the rows; starts a new window.
+
+        `loss` is over everything counted in all steps: not finite where one of them was not. Where updates were skipped,
+        `skipped` counts them and `loss_of_applied` leaves them out. `norm` is the mean over steps, `norm_max` the largest.
+        """
+        rows, logged = self.table(), self.logged_table()
+        self.rows, self.logged = [], []
+        values: dict[str, float] = {}
+        measured = rows[~torch.isnan(rows[:, 4])]
+        skipped = measured[measured[:, 4] == 0]
+        if len(measured):
+            values["loss"] = _weighted(measured)
+            values["targets"] = float(measured[:, 2].sum())
+            values["norm"] = float(measured[:, 3].mean())
+            values["norm_max"] = float(measured[:, 3].max())
+            values["skipped"] = len(skipped)
+            if len(skipped):
+                values["loss_of_applied"] = _weighted(measured[measured[:, 4] == 1])
+        for name, table in logged.items():
+            values[name] = float(table[:, 1].sum() / table[:, 2].sum().clamp(min=1))
+        return Window(values, [int(index) for index in skipped[:, 0]])
+
+    def table(self) -> Tensor:
+        """The rows as float64 on the host: step, loss, count, norm, applied (NaN where the step was not measured)."""
+        nothing = torch.tensor(math.nan)
+        if not self.rows:
+            return torch.empty(0, 5, dtype=torch.float64)
+        columns: list[list[Any]] = [[], [], [], [], []]
+        for index, loss, count, norm, applied in self.rows:
+            for column, value in zip(columns, (float(index), loss, count, norm, applied), strict=True):
+                column.append(nothing if value is None else value)
+        return torch.stack([_column(column) for column in columns], dim=1)
+
+    def logged_table(self) -> dict[str, Tensor]:
+        """The user's values as float64 on the host: for each name rows of step, total, count."""
+        found: dict[str, list[tuple[float, Any, Any]]] = {}
+        for index, values in self.logged:
+            for name, value in values.items():
+                mean = value if isinstance(value, Mean) else Mean(value, 1)
+                found.setdefault(name, []).append((float(index), mean.total, mean.count))
+        return {name: torch.stack([_column(list(column)) for column in zip(*rows, strict=True)], dim=1) for name, rows in found.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the rows not yet logged."""
+        return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        self.rows = []
+        for index, loss, count, norm, applied in tensors["rows"]:
+            measured = not bool(torch.isnan(applied))
+            self.rows.append((int(index), loss, count, norm, applied) if measured else (int(index), None, 0, None, None))
+        self.logged = [
+            (int(index), {name.removeprefix("logged/"): Mean(total, count)})
+            for name, table in tensors.items()
+            if name.startswith("logged/")
+            for index, total, count in table
+        ]
+
+
+def _weighted(rows: Tensor) -> float:
+    counted = rows[rows[:, 2] > 0]
+    return float((counted[:, 1] * counted[:, 2]).sum() / counted[:, 2].sum().clamp(min=1))
+
+
+def _column(values: list[Any]) -> Tensor:
+    """One column as float64 on the host; tensors of one device are fetched together."""
+    if all(isinstance(value, Tensor) and value.device == values[0].device for value in values):
+        return torch.stack([value.detach() if value.dtype.is_floating_point else value.double() for value in values]).cpu().double()
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)

@@ -1,0 +1,213 @@
+"""How a bad step is skipped: parameters and optimizer state stay as they were, and nobody asks the device whether.
+
+There are three ways, and `skipping` chooses one by what the optimizer is able to do; `plan` prints its description.
+A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.errors import ConfigError
+
+
+class Skip(Protocol):
+    """One way to take an optimizer's step, or not."""
+
+    @property
+    def description(self) -> str:
+        """A phrase that says how, and what it costs."""
+        ...
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step where `found_inf` (float32, on the device) is 0; where it is 1, leave parameters and state bit-unchanged."""
+        ...
+
+
+def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
+    """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
+
+    Fused AdamW, Adam, SGD and Adagrad are told; others are branched around on the CPU, and restored elsewhere.
+
+    >>> weight = nn.Parameter(torch.ones(2))
+    >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
+    'inside the fused AdamW kernel'
+    """
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n  try: AdamW"
+        )
+    if _takes_found_inf(optimizer, device):
+        _make_momentum_buffers(optimizer)
+        return InsideKernel(name)
+    if device.type == "cpu":
+        return BranchOnCpu(name)
+    if any(group.get("capturable") is False for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{name} counts its steps on the host, where a step skipped on {device.type} is not known in time\n"
+            f"  build it with {name}(..., capturable=True)"
+        )
+    return Restoring(name, parameter_bytes=sum(p.numel() * p.element_size() for p in _parameters(optimizer)))
+
+
+@dataclass(frozen=True)
+class InsideKernel:
+    """The kernel reads the flag itself: no pass over memory, no wait."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase."""
+        return f"inside the fused {self.name} kernel"
+
+    def apply(self, optimizer: Any, found_inf: Tensor) -> None:
+        """Hand the flag to the kernel, as `torch.amp.GradScaler` does."""
+        optimizer.found_inf = found_inf
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # a later step by hand must not find it
+
+
+@dataclass(frozen=True)
+class BranchOnCpu:
+    """A plain branch, on the one device where reading a number waits for nothing."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase."""
+        return f"{self.name} is not called (a branch on the CPU, which waits for nothing there)"
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step or do not."""
+        step_unless_on_cpu(optimizer, found_inf)
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """Parameters and state are copied before the step and put back after it where the flag says so, all on the device.
+
+    State that an optimizer makes in its first step and that has to be undone becomes what a new optimizer starts from:
+    zeros, but for the entries of torch's own that start otherwise (`_fresh`). What an optimizer keeps on the host (a step
+    counter in Python, a tensor on another device) cannot be undone without waiting: it is refused in the first step.
+    """
+
+    name: str
+    parameter_bytes: int
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase, and the memory it takes."""
+        return (
+            f"parameters and state of {self.name} are copied before each step and put back after a bad one"
+            f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
+        )
+
+    @torch.no_grad()
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step, then put back what the flag tells."""
+        bad = found_inf > 0
+        parameters = list(_parameters(optimizer))
+        before = [parameter.detach().clone() for parameter in parameters]
+        state = {p: {k: _copied(v) for k, v in optimizer.state.get(p, {}).items()} for p in parameters}
+        host = [_on_host(group) for group in optimizer.param_groups]
+        optimizer.step()
+        if host != [_on_host(group) for group in optimizer.param_groups]:
+            raise self._refused("numbers in its parameter groups")
+        for parameter, held in zip(parameters, before, strict=True):
+            parameter.copy_(torch.where(bad, held, parameter))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for key, now in optimizer.state.get(parameter, {}).items():
+                    self._put_back(bad, optimizer, group, parameter, key, now, state[parameter])
+
+    def _put_back(
+        self,
+        bad: Tensor,
+        optimizer: Optimizer,
+        group: dict[str, Any],
+        parameter: nn.Parameter,
+        key: str,
+        now: Any,
+        held: dict[str, Any],
+    ) -> None:
+        if not isinstance(now, Tensor):
+            if key not in held or held[key] != now:
+                raise self._refused(f"state[{key!r}], a {type(now).__name__}")
+            return
+        if now.device != parameter.device:
+            raise self._refused(f"state[{key!r}], a tensor on {now.device}")
+        then = held[key] if key in held else _fresh(optimizer, group, key, now)
+        # not in place: SGD's first momentum buffer may be the gradient itself
+        optimizer.state[parameter][key] = torch.where(bad, then, now)
+
+    def _refused(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name} keeps {what} on the host, where a skipped step cannot be undone without waiting\n"
+            f"  use a fused or capturable optimizer, such as surefoot.adamw(...), or train on the CPU"
+        )
+
+
+def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
+    """Take the step unless the flag is set; reads the flag, so it is for tensors in the host's own memory only."""
+    if found_inf.device.type != "cpu":
+        raise RuntimeError(f"step_unless_on_cpu was given a flag on {found_inf.device}")
+    if found_inf.item() == 0:
+        optimizer.step()
+
+
+def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
+    """True where torch's kernel honours the flag; a subclass may do more than its parent's kernel."""
+    if type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad):
+        return False
+    if device.type not in ("cpu", "cuda") or not all(group["fused"] for group in optimizer.param_groups):
+        return False
+    # with dampening the first step differs from all others, and the host does not know which step is the first applied
+    return not any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
+
+
+def _make_momentum_buffers(optimizer: Optimizer) -> None:
+    """Start SGD's momentum from zeros, which without dampening is what its first step amounts to.
+
+    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory, and leaves them so
+    where that step is skipped; and it fails where a parameter gets its first gradient later than others.
+    """
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+            for parameter in group["params"]:
+                state = optimizer.state[parameter]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:
+    """What a state entry is before the first step."""
+    match optimizer, key:
+        case (torch.optim.NAdam(), "mu_product") | (torch.optim.ASGD(), "mu"):
+            return torch.ones_like(like)
+        case (torch.optim.Rprop(), "step_size") | (torch.optim.ASGD(), "eta"):
+            return torch.full_like(like, group["lr"])
+    return torch.zeros_like(like)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _on_host(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}

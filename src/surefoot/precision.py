@@ -1,0 +1,86 @@
+"""In which number format a step computes: fp32, tf32, bf16 or fp16, and the loss scale that fp16 needs.
+
+This is the only file that knows a gradient scaler. It does what `torch.amp.GradScaler` does, on the device: that class reads
+its overflow flag on the host in every step (law 12) and passes over the gradients once more than the step has to.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import ConfigError
+
+Name = Literal["fp32", "tf32", "bf16", "fp16"]
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class LossScale:
+    """The factor that keeps fp16 gradients above their smallest number; two tensors, decided on the device.
+
+    It halves after a step that overflowed and doubles after `interval` good ones in a row, as in Micikevicius et al. 2018,
+    section 3.2 (https://arxiv.org/abs/1710.03740), with the constants of `torch.amp.GradScaler`.
+    """
+
+    scale: Tensor
+    good_steps: Tensor
+    interval: int = 2000
+
+    def update(self, overflowed: Tensor) -> None:
+        """Take notice of one step; `overflowed` is a boolean on the device. Waits for nothing."""
+        grown = self.good_steps + 1 >= self.interval
+        factor = torch.where(overflowed, 0.5, torch.where(grown, 2.0, 1.0))
+        self.good_steps = torch.where(overflowed | grown, 0, self.good_steps + 1)
+        self.scale = self.scale * factor
+
+
+@dataclass
+class Precision:
+    """One number format on one device; weights stay float32 in all of them."""
+
+    name: Name
+    device: torch.device
+    loss_scale: LossScale | None = None
+    _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context in which a forward pass runs."""
+        if self.name in _AUTOCAST:
+            return torch.autocast(self.device.type, dtype=_AUTOCAST[self.name])
+        return self._plain
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold: nothing, or the two numbers of the loss scale."""
+        if self.loss_scale is None:
+            return {}
+        return {"scale": self.loss_scale.scale, "good_steps": self.loss_scale.good_steps}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        if self.loss_scale is not None:
+            self.loss_scale.scale = tensors["scale"].to(self.device)
+            self.loss_scale.good_steps = tensors["good_steps"].to(self.device)
+
+
+def precision(name: str, device: torch.device) -> Precision:
+    """The number format called `name`; "auto" is bf16 on a CUDA device that computes in it, else fp32.
+
+    >>> precision("auto", torch.device("cpu")).name
+    'fp32'
+    """
+    if name == "auto":
+        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    match name:
+        case "fp32" | "tf32" | "bf16":
+            if name == "tf32" and device.type != "cuda":
+                raise ConfigError(f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32")
+            return Precision(name, device)
+        case "fp16":
+            scale = LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device))
+            return Precision(name, device, scale)
+    raise ConfigError(f"unknown precision {name!r}: one of auto, fp32, tf32, bf16, fp16")

@@ -1,0 +1,149 @@
+"""A GPT trained on text: the source of Python's own standard library, or any file or folder of yours.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when `build` uses them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import surefoot as sf
+from surefoot.config import Settings, run_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The text and how it becomes numbers."""
+
+    path: str | None = None
+    """A text file, or a directory of them; absent: the source of Python's standard library."""
+    tokenizer: Literal["bytes", "characters"] = "bytes"
+    """What a token is: one of 256 bytes of UTF-8, or one of the characters of the training part."""
+    held_out_fraction: float = 0.1
+    """How much of the end of the text is scored and not trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The shape of the network."""
+
+    layers: int = 4
+    """Number of blocks."""
+    heads: int = 4
+    """Attention heads a block."""
+    width: int = 128
+    """Channels between blocks; a multiple of twice the heads."""
+    context: int = 128
+    """How many tokens the model sees at once."""
+    dropout: float = 0.0
+    """Fraction of units dropped while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How gradients become updates."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """The optimizer."""
+    lr: float = 4e-3
+    """Base learning rate, reached where warm-up ends."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices; biases, norms and embeddings have none."""
+    beta1: float | None = None
+    """Decay of AdamW's first moment; absent: 0.9."""
+    beta2: float | None = None
+    """Decay of AdamW's second moment; absent: 0.99."""
+    momentum: float | None = None
+    """Momentum of SGD; absent: 0.9."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate over the run, as a factor on the base rate."""
+
+    name: Literal["constant", "linear", "cosine"] = "cosine"
+    """Its shape after warm-up."""
+    warmup: str = "5%"
+    """How long the rate rises from near 0."""
+    floor: float = 0.0
+    """The factor at the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Settings):
+    """Train a GPT on text."""
+
+    length: str = "1500 steps"
+    """How long to train."""
+    batch_size: int = 32
+    """Windows of one step."""
+    evaluate_every: str = "20%"
+    """How often the held-out part is scored."""
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    sample_tokens: int = 400
+    """How many tokens of sample are shown at the end; 0 shows none."""
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data, shape = config.data, config.model
+    text = sf.load_text(Path(data.path)) if data.path is not None else sf.stdlib_text()
+    cut = len(text) - round(len(text) * data.held_out_fraction)
+    tokenizer = sf.CharacterTokenizer.of(text) if data.tokenizer == "characters" else sf.ByteTokenizer()
+    training, held_out = tokenizer.encode(text[:cut]), tokenizer.encode(text[cut:])
+
+    def model() -> Any:
+        return sf.models.GPT(
+            sf.models.GPTShape(
+                layers=shape.layers,
+                heads=shape.heads,
+                width=shape.width,
+                context=shape.context,
+                vocabulary=tokenizer.vocabulary,
+                dropout=shape.dropout,
+            )
+        )
+
+    def loss(model: Any, batch: Any) -> sf.Mean:
+        inputs_BT, targets_BT = batch
+        return sf.cross_entropy(model(inputs_BT), targets_BT)
+
+    def sample(model: Any) -> str:
+        start = training[: 1 + len(held_out) // len(held_out)]
+        return tokenizer.decode(sf.generate.sample(model, start, count=config.sample_tokens, temperature=0.8, context=shape.context, seed=config.seed))
+
+    return sf.Run(
+        model=model,
+        loss=loss,
+        train=sf.Windows(training, context=shape.context, seed=config.seed),
+        optimizer=_optimizer(config.optimizer),
+        schedule=_schedule(config.schedule),
+        evaluate={"held-out": sf.Split(sf.HeldOut(held_out, context=shape.context), batch_size=64)},
+        sample=sample if config.sample_tokens else None,
+        **run_arguments(config),
+    )
+
+
+def _optimizer(chosen: Optimizer) -> Any:
+    foreign = {"adamw": ["momentum"], "sgd": ["beta1", "beta2"]}[chosen.name]
+    for name in foreign:
+        if getattr(chosen, name) is not None:
+            raise sf.ConfigError(f"optimizer.{name} = {getattr(chosen, name)} is no setting of {chosen.name}: leave it out, or choose another optimizer.name")
+    if chosen.name == "sgd":
+        return sf.sgd(lr=chosen.lr, weight_decay=chosen.weight_decay, momentum=0.9 if chosen.momentum is None else chosen.momentum)
+    betas = (0.9 if chosen.beta1 is None else chosen.beta1, 0.99 if chosen.beta2 is None else chosen.beta2)
+    return sf.adamw(lr=chosen.lr, weight_decay=chosen.weight_decay, betas=betas)
+
+
+def _schedule(chosen: Schedule) -> Any:
+    match chosen.name:
+        case "constant":
+            return sf.constant(warmup=chosen.warmup)
+        case "linear":
+            return sf.linear(warmup=chosen.warmup, floor=chosen.floor)
+    return sf.warmup_cosine(warmup=chosen.warmup, floor=chosen.floor)

@@ -1,0 +1,533 @@
+"""A training run: the parts put together, and what is done between steps. The only file that knows all the others.
+
+`Run` opens and closes what lives over time (directory, loader, writer, signals) and carries out what the loop finds due.
+How a step is made is in `loop.py`, how arguments become its Task and State in `assembly.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from surefoot import assembly, crash, narration, snapshot
+from surefoot.assembly import Built, Model
+from surefoot.checkpoint.compare import differences, refuse_differences
+from surefoot.checkpoint.disk import DISK, Files
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.writer import Writer
+from surefoot.clock import Clock
+from surefoot.data.feed import Feed, in_order
+from surefoot.data.samples import check_samples, fingerprint
+from surefoot.directory import RunDirectory, environment, machine
+from surefoot.durations import Length, every, run_length, seconds
+from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
+from surefoot.evaluate import Split, evaluation_mode, scored
+from surefoot.loop import Loss, Step, Task, steps
+from surefoot.meter import Meter, Window
+from surefoot.optimizers.clipping import clipping
+from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.precision import precision as chosen_precision
+from surefoot.schedules import Schedule, constant
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.snapshot import Kept, Whole
+from surefoot.signals import Signals
+from surefoot.sinks import Console, JsonLines, Record, Sink, TensorBoard
+from surefoot.stopping import EarlyStopping, Watch
+from surefoot.world import one_process
+
+_RETRY_S = 30.0  # after a save that failed
+
+
+class Run:
+    """One training run: `run.train()`, or `for step in run:`, or `for step in run.steps():` to make the steps yourself.
+
+    A run is a pure function of its arguments, `seed` and the step. Used in `with run:` (or alone), it goes on by itself
+    where `out` holds a checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for
+    `save_every` and `time_limit` also "90 min".
+
+    model: an `nn.Module`, or better a callable that builds one (called under the run's seed); or several by name.
+    loss: a function of (model, batch) that returns a scalar mean, or a counted `Mean`; None where the caller makes the steps.
+    train: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, token `Windows`.
+    batch_size: samples of one step, all micro-batches together; `micro_batch_size` of one forward and backward pass.
+    count: targets in a batch over which the loss is a mean (default: its first dimension); called on the host.
+    evaluate: {name: Split} scored every `evaluate_every` and after the last step.
+    best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
+    init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
+    sample: a function of the model that returns text to show after the last step.
+    out: the run's directory; None keeps everything in memory and nothing on disk.
+
+    Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model | Mapping[str, Model],
+        train: Any,
+        batch_size: int,
+        length: str,
+        optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
+        loss: Loss | None = None,
+        schedule: Schedule | None = None,
+        evaluate: Mapping[str, Split] | None = None,
+        out: str | Path | None = None,
+        seed: int = 0,
+        micro_batch_size: int | None = None,
+        count: Callable[[Any], int] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        clip: str = "norm 1.0",
+        precision: str = "auto",
+        compile: bool = False,  # noqa: A002
+        device: str = "auto",
+        workers: int = 0,
+        deterministic: bool = False,
+        log_every: str = "50 steps",
+        evaluate_every: str = "1 epochs",
+        save_every: str = "5 min",
+        keep: int = 3,
+        keep_every: str | None = None,
+        stop_after: str | None = None,
+        time_limit: str | None = None,
+        max_bad_steps: int = 5,
+        ema: float | None = None,
+        best: str | None = None,
+        early_stopping: EarlyStopping | None = None,
+        init: str | Path | None = None,
+        sample: Callable[[Any], str] | None = None,
+        console: bool = True,
+        disk: Files = DISK,
+    ) -> None:
+        # what is asked for, checked before anything is built
+        self.seed, self.loss, self.splits, self.workers, self.count, self.collate = seed, loss, dict(evaluate or {}), workers, count, collate
+        self.train_set, self.init, self.sample_text, self.deterministic = train, init, sample, deterministic
+        self.micro_batch_size = assembly.even_micro_batches(batch_size, micro_batch_size)
+        self.device = one_process(device).device
+        samples = check_samples(train, seed=seed)
+        self.plan = assembly.data_plan(train, seed=seed, samples=samples, batch_size=batch_size)
+        steps_ = run_length(length, samples_per_epoch=self.plan.samples, batch_size=batch_size)
+        self.length = Length(steps=steps_, samples_per_epoch=self.plan.samples, batch_size=batch_size)
+        self.schedule = (schedule or constant()).resolved(self.length)
+        self.log_at, self.evaluate_at = every(log_every, length=self.length), every(evaluate_every, length=self.length)
+        self.save_at = every(save_every, length=self.length, time=True)
+        self.keep_at = every(keep_every, length=self.length)
+        self.stop_at = self.length.steps if stop_after is None else run_length(stop_after, samples_per_epoch=self.plan.samples, batch_size=batch_size)
+        self.time_limit_s = None if time_limit is None else seconds(time_limit)
+        self.early_stopping = early_stopping
+        watched = early_stopping.watch if early_stopping else best
+        if watched and best and watched != best:
+            raise ConfigError(f"best = {best!r} and early stopping watches {watched!r}: a run watches one score")
+        self.watch = Watch(watched, minimum_improvement=early_stopping.minimum_improvement if early_stopping else 0.0) if watched else None
+        if self.watch and self.watch.score.split("/")[0] not in self.splits:
+            raise ConfigError(f"cannot watch {self.watch.score!r}: no split of that name; there are: {', '.join(self.splits) or 'none'}")
+
+        # the parts of a step
+        models = assembly.built_models(model, seed=seed, device=self.device)
+        self.state = assembly.built_state(models, optimizer, ema=ema, device=self.device)
+        self.precision = chosen_precision(precision, self.device)
+        forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
+        self.task = Task(
+            forward=forwards["model"] if list(models) == ["model"] else forwards,
+            loss=loss,
+            key=stream_key(seed, "train"),
+            precision=self.precision,
+            clip=clipping(clip),
+            factors=self.schedule.factors(self.length),
+            max_bad_steps=max_bad_steps,
+        )
+        self.compile, self.evaluated_forwards = compile, dict[str, Any]()
+        self.feed = Feed(
+            train, self.plan, seed=seed, micro_batch_size=self.micro_batch_size, device=self.device, workers=workers, count=count, collate=collate
+        )
+        specs = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
+        described = {name: assembly.described_optimizer(spec, self.state.trained[name].optimizer) for name, spec in specs.items()}
+        self.described: dict[str, Any] = {
+            "seed": seed,
+            "length": f"{self.length.steps} steps",
+            "batch_size": batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "optimizer": described["model"] if list(described) == ["model"] else described,
+            "schedule": {"shape": self.schedule.shape, "warmup": self.schedule.warmup, "floor": self.schedule.floor},
+            "clip": clip,
+            "precision": self.precision.name,
+            "compile": compile,
+            "ema": ema,
+            "max_bad_steps": max_bad_steps,
+            "early_stopping": None if early_stopping is None else vars(early_stopping),
+            "data": {"plan": self.plan.described(), **fingerprint(train)},
+        }
+
+        # what lives over time
+        self.clock, self.meter = Clock(), Meter()
+        self.whole = Whole(self.state, self.precision, self.meter, self.clock, self.watch, Kept())
+        self.console = Console(self.length.steps) if console else None
+        self.sinks: list[Sink] = [self.console] if self.console else []
+        self.signals = Signals(lambda: narration.standing(self.directory, self.saved_step))
+        self.directory = None if out is None else RunDirectory(Path(out))
+        self.writer: Writer | None = None
+        if self.directory is not None:
+            self.store = Store(self.directory.checkpoints, disk=disk, keep=keep, keep_every=self.keep_at.due if keep_every else None)
+            self.writer = Writer(self.store)
+        self.metrics: JsonLines | None = None
+        self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
+        self.opened = self.best_is_new = False
+        self.first_step = 0  # of this sitting
+        self.started_at = self.saved_at = self.save_tried_at = time.monotonic()
+        self.saved_step: int | None = None
+        self.longest_save_s = 0.0
+        self.skipped_in_a_row: list[int] = []
+        self.last_scores: dict[str, float] = {}
+
+    # --- three ways to train -------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Make all steps that are left."""
+        for _ in self:
+            pass
+
+    def __iter__(self) -> Iterator[Step]:
+        """Make one step after the other and yield it: the body runs between two steps, and is part of them for a resume."""
+        if self.loss is None:
+            raise ConfigError("this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`")
+        return self._driven(opened=False)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step before it is made: the body makes it, with `forward_backward` and `update`."""
+        return self._driven(opened=True)
+
+    def keep(self, name: str, held: Any) -> Any:
+        """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
+
+        `held` is a tensor, a dictionary or list of JSON values and tensors, or has state_dict and load_state_dict. Returns it.
+        """
+        self.whole.kept.add(name, held)
+        return held
+
+    # --- what the loop finds due ---------------------------------------------------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        """True when no further step is to be made."""
+        if self.signals.stop is not None or self.state.step >= self.stop_at or self.out_of_patience:
+            return True
+        if self.time_limit_s is None:
+            return False
+        return time.monotonic() - self.started_at + 2 * self.longest_save_s + 1 > self.time_limit_s
+
+    @property
+    def out_of_patience(self) -> bool:
+        """True when early stopping has ended the run."""
+        return self.early_stopping is not None and self.watch is not None and self.watch.waited >= self.early_stopping.patience
+
+    def evaluate_due(self, done: int) -> bool:
+        """After the last step, and every `evaluate_every`."""
+        return bool(self.splits) and (self.evaluate_at.due(done) or done == self.length.steps)
+
+    def log_due(self, done: int) -> bool:
+        """After the last step, and every `log_every`."""
+        return self.log_at.due(done) or done == self.length.steps
+
+    def save_due(self, done: int) -> bool:
+        """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
+        if self.writer is None:
+            return False
+        if self.signals.save or self.best_is_new or self.save_at.due(done) or done == self.length.steps:
+            return True
+        now = time.monotonic()
+        if self.save_at.seconds is not None and now - self.saved_at >= self.save_at.seconds:
+            return True
+        return self.writer.failed and now - self.save_tried_at >= _RETRY_S
+
+    def evaluate(self, step: Step | None = None) -> dict[str, float]:
+        """Score every split with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}."""
+        forward = self._evaluated_forward()
+        scores: dict[str, float] = {}
+        for name, split in self.splits.items():
+            batches = in_order(
+                split.dataset,
+                batch_size=split.batch_size or self.micro_batch_size,
+                seed=self.seed,
+                device=self.device,
+                workers=self.workers,
+                count=self.count,
+                collate=self.collate,
+            )
+            loss = self.loss if split.loss else None
+            found = scored(
+                forward, batches, loss=loss, scores=assembly.as_sequence(split.scores), precision=self.precision, seed=self.seed
+            )
+            scores |= {f"{name}/{score}": value for score, value in found.items()}
+        if step is not None:
+            step.scores = self.last_scores = scores
+            self._write({"kind": "scores", "step": self.state.step, **scores})
+            if self.watch is not None:
+                self._watch_score(scores)
+        return scores
+
+    def log(self) -> None:
+        """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
+        window = self.meter.read()
+        times = self.clock.window()
+        values: dict[str, Any] = dict(window.values)
+        trained_s = times["training_s"] + times["waiting_s"]
+        if "targets" in values and trained_s > 0:
+            values["targets_per_s"] = values["targets"] / trained_s
+        first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
+        values["learning_rate"] = first["lr"]
+        done = self.state.step - self.first_step
+        values["left_s"] = (time.monotonic() - self.started_at) / max(done, 1) * (self.length.steps - self.state.step)
+        self._write({"kind": "train", "step": self.state.step, **values, **times})
+        self._watch_divergence(window)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Copy the state and write it as a checkpoint in the background; `wait` until it is on disk."""
+        if self.writer is None:
+            raise ConfigError("this run has no directory to save to: give Run(out=...)")
+        started = time.monotonic()
+        self.signals.save = self.best_is_new = False
+        self.saved_at = self.save_tried_at = started
+        self._show_failure()
+        best = self.watch.step if self.watch else None
+        contents = snapshot.packed(
+            self.whole,
+            described=self.described,
+            machine=machine(self.device, deterministic=self.deterministic),
+            stopped_early=self.out_of_patience,
+            skipped_in_a_row=self.skipped_in_a_row,
+        )
+        if self.metrics is not None:
+            contents = replace(contents, log=self.metrics.state())
+        self.writer.submit(contents, protected=() if best is None else (best,))
+        self.saved_step = self.state.step
+        if wait:
+            self.writer.wait()
+            self._show_failure()
+        self.longest_save_s = max(self.longest_save_s, time.monotonic() - started)
+
+    def sample(self) -> str:
+        """What the run's `sample` function makes of the model as it is evaluated; changes nothing."""
+        if self.sample_text is None:
+            raise ConfigError("this run has no sample function: give Run(sample=...)")
+        model = next(iter(self._evaluated_models().values()))
+        with untouched(), torch.no_grad(), evaluation_mode([model]):
+            seed_generators(fold(stream_key(self.seed, "sample"), self.state.step))
+            return self.sample_text(model)
+
+    # --- opening and closing -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
+        if self.opened:
+            raise ConfigError("this run is open already")
+        try:
+            self._open()
+        except BaseException:
+            self._release()
+            raise
+        self.opened = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        """Save what is not saved yet and close everything.
+
+        `break` ends the run like a stop: the step counts as made, and a resume goes on with the next one. After an
+        exception the half-made step is not saved: the newest checkpoint stands, and `crash/` says what happened. A run
+        that was stopped by a signal leaves with exit status 130 or 143.
+        """
+        try:
+            if problem is None or kind is GeneratorExit:
+                self._finish()
+            elif isinstance(problem, Exception) and self.directory is not None:
+                self._record_crash(problem, self.directory)
+        finally:
+            self.opened = False
+            self._release()
+        if self.signals.stop is not None and problem is None:
+            raise SystemExit(128 + self.signals.stop)
+
+    def _open(self) -> None:
+        self.started_at = time.monotonic()
+        torch.use_deterministic_algorithms(self.deterministic)
+        found = None
+        if self.directory is not None:
+            self.directory.open()
+            found = self._newest()
+        if found is None and self.init is not None and self.state.step == 0:
+            self._say(load_initial_weights(self.state.models, Path(self.init)))
+        if self.directory is not None and self.writer is not None:
+            if found is None:
+                self.directory.write_text("config.toml", self.configuration or narration.script_toml(self.described))
+                self.save(wait=True)
+                if (failure := self.writer.failure()) is not None:
+                    raise failure
+            else:
+                self._resume(found)
+            now = machine(self.device, deterministic=self.deterministic)
+            self.directory.add_sitting({"step": self.state.step, "machine": now, **environment(), "data": self.described["data"]})
+            self.metrics = JsonLines(self.directory.metrics)
+            tensorboard = TensorBoard(self.directory.path / "tensorboard", from_step=self.state.step)
+            self.sinks = [*([self.console] if self.console else []), self.metrics, tensorboard]
+            if found is not None:
+                self._write({"kind": "resumed", "step": self.state.step})
+        self.first_step = self.state.step
+        self.signals.install()
+        self._say(narration.header(self))
+
+    def _newest(self) -> Contents | None:
+        found = self.store.newest_intact()
+        if found is None:
+            return None
+        contents, damaged = found
+        for damage in damaged:
+            self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
+        return contents
+
+    def _resume(self, found: Contents) -> None:
+        where = str(self.store.directory / f"step-{found.step:08d}")
+        saved, now = dict(found.state["described"]), json.loads(json.dumps(self.described))
+        if saved["length"] != now["length"]:
+            if not self.schedule.extends_exactly or self.length.steps < found.step:
+                raise CheckpointError(
+                    f"cannot resume {where}: length was {saved['length']}, now {now['length']}\n"
+                    f"  a {self.schedule.shape} schedule of that length would have had other rates from its start on;\n"
+                    "  only a constant one can be extended exactly. To go on all the same: another --out, with --init"
+                )
+            saved["length"] = now["length"]
+        refuse_differences(saved, now, where=where)
+        for line in differences(found.state["machine"], machine(self.device, deterministic=self.deterministic)):
+            self._say(f"note: {line}: the run goes on, equal to rounding and no longer bit for bit")
+        snapshot.restore(self.whole, found, where=where, device=self.device)
+        self.skipped_in_a_row = list(found.state["skipped_in_a_row"])
+        self.saved_step = found.step
+
+    def _driven(self, *, opened: bool) -> Iterator[Step]:
+        with nullcontext() if self.opened else self:
+            self.whole.kept.refuse_unclaimed()
+            if self.state.step >= self.length.steps or self.out_of_patience:
+                self._say(narration.finished(self))
+                return
+            self.feed.start(self.state.step)
+            try:
+                yield from steps(
+                    self.task, self.state, feed=self.feed, meter=self.meter, clock=self.clock, duties=self, length=self.length.steps, opened=opened
+                )
+            except Exception as problem:
+                cause = crash.explained(problem, step=self.state.step, micro_batches=self._micro_batches(self.state.step))
+                if cause is None:
+                    raise
+                raise cause from problem
+            finally:
+                self.feed.close()
+
+    def _finish(self) -> None:
+        if self.state.step >= self.length.steps > self.first_step and self.sample_text is not None:
+            self._write({"kind": "sample", "step": self.state.step, "text": self.sample()})
+        if self.writer is not None:
+            self.writer.wait()
+            if self.saved_step != self.state.step or self.writer.failed:
+                self.save(wait=True)
+            if (failure := self.writer.failure()) is not None:
+                raise failure
+        if self.state.step > self.first_step or self.signals.stop is not None:
+            self._say(narration.ending(self))
+
+    def _release(self) -> None:
+        self.signals.restore()
+        if self.writer is not None:
+            self.writer.close()
+        for sink in self.sinks:
+            sink.close()
+        self.sinks, self.metrics = [self.console] if self.console else [], None
+        if self.directory is not None:
+            self.directory.close()
+
+    # --- what goes wrong -----------------------------------------------------------------------------------------
+
+    def _watch_score(self, scores: dict[str, float]) -> None:
+        assert self.watch is not None
+        if self.watch.score not in scores:
+            raise ConfigError(f"cannot watch {self.watch.score!r}: scored are {', '.join(scores)}")
+        self.best_is_new = self.watch.improved(self.state.step, scores[self.watch.score])
+
+    def _watch_divergence(self, window: Window) -> None:
+        for skipped in window.skipped:
+            follows = self.skipped_in_a_row and skipped == self.skipped_in_a_row[-1] + 1
+            self.skipped_in_a_row = [*self.skipped_in_a_row, skipped] if follows else [skipped]
+        if self.skipped_in_a_row and self.skipped_in_a_row[-1] != self.state.step - 1:
+            self.skipped_in_a_row = []
+        latched = [name for name, trained in self.state.trained.items() if trained.bad_in_a_row.item() > self.task.max_bad_steps]
+        if latched:
+            raise self._diverged(window)
+
+    def _diverged(self, window: Window) -> DivergedError:
+        first = self.skipped_in_a_row[0] if self.skipped_in_a_row else self.state.step
+        strange = crash.strange_samples(self._micro_batches(first))
+        stands = narration.standing(self.directory, self.saved_step)
+        unchanged = self.precision.loss_scale is None and not self.whole.kept.objects and (self.watch is None or (self.watch.step or 0) <= first)
+        if self.writer is not None and unchanged:  # skipped steps changed nothing: this is the state after `first` steps
+            self.state.step = first
+            for trained in self.state.trained.values():
+                trained.bad_in_a_row = torch.zeros_like(trained.bad_in_a_row)
+            self.skipped_in_a_row = []
+            self.save(wait=True)
+            stands = f"weights are those after step {first}, saved as {self.store.directory / f'step-{first:08d}'}"
+        return DivergedError(narration.divergence(first, strange, stands, optimizer=self.described["optimizer"], schedule=self.schedule))
+
+    def _record_crash(self, problem: Exception, directory: RunDirectory) -> None:
+        if self.writer is not None:
+            self.writer.wait()
+            self._show_failure()
+        where = directory.path / "crash"
+        where.mkdir(exist_ok=True)
+        stands = narration.standing(self.directory, self.saved_step)
+        found = crash.report(problem, step=self.state.step, micro_batches=self._micro_batches(self.state.step), how_to_go_on=stands)
+        directory.write_text(f"crash/step-{self.state.step:08d}.json", json.dumps(found, indent=1))
+
+    def _micro_batches(self, step: int) -> Any:
+        """The samples of any step, read again."""
+        feed = Feed(
+            self.train_set, self.plan, seed=self.seed, micro_batch_size=self.micro_batch_size, device=self.device, count=self.count, collate=self.collate
+        )
+        with untouched():
+            try:
+                feed.start(step)
+                return feed.micro_batches(step)
+            except (SurefootError, RuntimeError):
+                return []  # the data themselves are what went wrong
+            finally:
+                feed.close()
+
+    def _show_failure(self) -> None:
+        if self.writer is not None and (failure := self.writer.failure()) is not None:
+            self._say(f"WARNING: not saved! {failure}\n  training goes on; the last good checkpoint stands; trying again in {_RETRY_S:.0f} s")
+
+    # --- evaluation and words ------------------------------------------------------------------------------------
+
+    def _evaluated_models(self) -> dict[str, torch.nn.Module]:
+        for name, average in self.state.averages.items():
+            average.copy_buffers(self.state.models[name])
+        return {name: self.state.averages[name].model if name in self.state.averages else model for name, model in self.state.models.items()}
+
+    def _evaluated_forward(self) -> Any:
+        models: dict[str, Any] = dict(self._evaluated_models())
+        if self.compile:
+            self.evaluated_forwards = self.evaluated_forwards or {name: torch.compile(model, dynamic=False) for name, model in models.items()}
+            models = self.evaluated_forwards
+        return models["model"] if list(models) == ["model"] else models
+
+    def _write(self, record: Record) -> None:
+        for sink in self.sinks:
+            sink.write(record)
+
+    def _say(self, text: str) -> None:
+        if self.console is not None:
+            self.console.say(text)

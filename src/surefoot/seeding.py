@@ -1,0 +1,72 @@
+"""Where all randomness comes from: (seed, stream, address) -> 64 bits -> the three generators.
+
+An address is whatever names the draw: (step, micro-batch) inside a step, (epoch, sample) for augmentation. It never holds a
+rank, a worker or a process, so neither their number nor what ran before can change a single bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def stream_key(seed: int, stream: str) -> int:
+    """64 bits that stand for one named stream ("train", "order", "augment", ...) of one seed.
+
+    >>> stream_key(0, "train") != stream_key(0, "order") != stream_key(1, "order")
+    True
+    """
+    return int.from_bytes(blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
+
+
+def fold(key: int, *address: int) -> int:
+    """Mix integers into a key, one after the other; 64 bits, about a microsecond for two of them.
+
+    The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, figure 15:
+    https://doi.org/10.1145/2714064.2660195), a bijection of 64 bits in which each input bit flips half of the output bits.
+
+    >>> fold(7, 1, 2) != fold(7, 2, 1)
+    True
+    """
+    for part in address:
+        key = (key + 0x9E3779B97F4A7C15 + part) & _MASK
+        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _MASK
+        key ^= key >> 31
+    return key
+
+
+def seed_generators(bits: int) -> None:
+    """Set Python's, NumPy's and torch's global generators (every CUDA device's too) from 64 bits; about 10 us on the CPU.
+
+    The generator objects are seeded directly: `torch.manual_seed` costs 100 us because it queues the seed for lazily
+    started devices.
+    """
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(bits)
+    if torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(bits)
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

@@ -1,0 +1,68 @@
+"""Records as append-only lines of JSON: the truth that reports and diagnosis read.
+
+Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were. A resumed run
+appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by `records`, not from the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from hashlib import sha256
+from pathlib import Path
+
+from surefoot.sinks.record import Record
+
+
+class JsonLines:
+    """A file of records, with the length and hash of what it holds, which a checkpoint notes."""
+
+    def __init__(self, path: Path) -> None:
+        held = path.read_bytes() if path.exists() else b""
+        self.length, self.hash = len(held), sha256(held)
+        self.file = path.open("ab", buffering=0)
+        if held and not held.endswith(b"\n"):  # a kill in the middle of a line
+            self._append(b"\n")
+
+    def write(self, record: Record) -> None:
+        """Append one line; it is in the hands of the operating system when this returns."""
+        self._append(line(record).encode() + b"\n")
+
+    def state(self) -> tuple[int, str]:
+        """Length in bytes and SHA-256 of the file as written so far."""
+        return self.length, self.hash.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def _append(self, data: bytes) -> None:
+        self.file.write(data)
+        self.length += len(data)
+        self.hash.update(data)
+
+
+def line(record: Record) -> str:
+    """A record as one line of JSON.
+
+    >>> line({"step": 3, "loss": float("nan")})
+    '{"step": 3, "loss": null, "nonfinite": {"loss": "nan"}}'
+    """
+    strange = {name: repr(value) for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
+    plain = {name: None if name in strange else value for name, value in record.items()}
+    return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
+
+
+def records(path: Path) -> list[Record]:
+    """The records of a run, one curve: without those that a later resume has superseded, nor half-written lines."""
+    kept: list[Record] = []
+    for text in path.read_bytes().split(b"\n"):
+        try:
+            record = json.loads(text)
+        except ValueError:
+            continue
+        if record["kind"] == "resumed":
+            kept = [earlier for earlier in kept if earlier["step"] <= record["step"]]
+        record |= {name: float(value) for name, value in record.pop("nonfinite", {}).items()}
+        kept.append(record)
+    return kept

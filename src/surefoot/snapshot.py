@@ -1,0 +1,125 @@
+"""The whole of a run at one step, as the contents of a checkpoint, and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.checkpoint import contents
+from surefoot.checkpoint.format import Contents
+from surefoot.clock import Clock
+from surefoot.errors import CheckpointError
+from surefoot.loop import State
+from surefoot.meter import Meter
+from surefoot.precision import Precision
+from surefoot.stopping import Watch
+
+
+@dataclass
+class Kept:
+    """The user's own objects, and what a checkpoint held for names not yet asked for."""
+
+    objects: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    unclaimed: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, held: Any) -> None:
+        """Keep an object from now on; it is put back as it was saved, where it was."""
+        self.objects[name] = held
+        if name in self.unclaimed:
+            contents.restore_kept(held, self.tensors, self.unclaimed.pop(name), name=name)
+        contents.kept_state({name: held})  # what cannot be saved is refused here, not at the first save
+
+    def refuse_unclaimed(self) -> None:
+        """Raise `CheckpointError` where something saved was not asked for: it would be lost with the next checkpoint."""
+        if self.unclaimed:
+            raise CheckpointError(
+                f"the checkpoint holds kept state that nobody asked for: {', '.join(self.unclaimed)}\n"
+                f"  call run.keep({next(iter(self.unclaimed))!r}, ...) before the loop"
+            )
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Everything that changes while a run goes on."""
+
+    state: State
+    precision: Precision
+    meter: Meter
+    clock: Clock
+    watch: Watch | None
+    kept: Kept
+
+
+def packed(whole: Whole, **facts: Any) -> Contents:
+    """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state."""
+    state = whole.state
+    names = parameter_names(state.models)
+    files: dict[str, dict[str, Tensor]] = {}
+    loose = {f"precision/{name}": held for name, held in whole.precision.tensors().items()}
+    loose |= {f"meter/{name}": held for name, held in whole.meter.tensors().items()}
+    aliases: dict[str, dict[str, str]] = {}
+    optimizer: dict[str, Any] = {}
+    for name, model in state.models.items():
+        files[file_name("model", name)], aliases[name] = contents.model_tensors(model)
+    for name, trained in state.trained.items():
+        files[file_name("optimizer", name)], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names)
+        loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
+    for name, average in state.averages.items():
+        files[file_name("ema", name)] = contents.model_tensors(average.model)[0]
+    tensors, kept = contents.kept_state(whole.kept.objects)
+    loose |= {f"kept/{name}": held for name, held in tensors.items()}
+    files["state"] = {name: contents.copied(held) for name, held in loose.items()}
+    plain = {
+        **facts,
+        "aliases": aliases,
+        "optimizer": optimizer,
+        "watch": None if whole.watch is None else whole.watch.state(),
+        "spent_s": {phase: repr(seconds) for phase, seconds in whole.clock.spent_s().items()},
+        "kept": kept,
+    }
+    return Contents(step=state.step, files=files, state=json.loads(json.dumps(plain)))  # a copy: nothing live is left in it
+
+
+def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) -> None:
+    """Make everything what it was when `packed` was called; what does not fit raises `CheckpointError`."""
+    state, loose = whole.state, found.files["state"]
+    names = parameter_names(state.models)
+    wanted = {file_name(kind, name) for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages)) for name in held}
+    if wanted | {"state"} != set(found.files):
+        raise CheckpointError(f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}")
+    for name, model in state.models.items():
+        contents.load_model(model, found.files[file_name("model", name)], found.state["aliases"][name], where=where)
+    for name, trained in state.trained.items():
+        tensors = found.files[file_name("optimizer", name)]
+        contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
+        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
+    for name, average in state.averages.items():
+        contents.load_model(average.model, found.files[file_name("ema", name)], found.state["aliases"][name], where=where)
+    whole.precision.load_tensors(_under("precision/", loose))
+    whole.meter.load_tensors(_under("meter/", loose))
+    whole.clock.load_spent_s({phase: float(seconds) for phase, seconds in found.state["spent_s"].items()})
+    if whole.watch is not None:
+        whole.watch.load_state(found.state["watch"])
+    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(found.state["kept"])
+    for name, held in list(whole.kept.objects.items()):
+        whole.kept.add(name, held)
+    state.step = found.step
+
+
+def file_name(kind: str, name: str) -> str:
+    """The file of one part: "model" where there is one model, "model-generator" where it is one of several."""
+    return kind if name == "model" else f"{kind}-{name}"
+
+
+def parameter_names(models: dict[str, nn.Module]) -> dict[nn.Parameter, str]:
+    """The first name of every parameter within its model."""
+    return {parameter: name for model in models.values() for name, parameter in model.named_parameters()}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): held for name, held in tensors.items() if name.startswith(prefix)}

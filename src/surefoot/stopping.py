@@ -1,0 +1,75 @@
+"""Watching a score: which step was the best so far, and how many evaluations ago."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """End a run whose watched score has not improved for `patience` evaluations.
+
+    `watch` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `minimum_improvement` counts as one.
+    """
+
+    watch: str
+    patience: int
+    minimum_improvement: float = 0.0
+
+
+class Watch:
+    """The best value of one score, the step it was seen at, and the evaluations since.
+
+    A score that is not a number is neither an improvement nor a failed attempt: it uses up no patience.
+
+    >>> watch = Watch("min held-out/loss")
+    >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
+    [True, True, False, False]
+    >>> watch.step, watch.value, watch.waited
+    (1, 1.5, 1)
+    """
+
+    def __init__(self, text: str, *, minimum_improvement: float = 0.0) -> None:
+        self.direction, self.score = parsed(text)
+        self.minimum_improvement = minimum_improvement
+        self.value: float | None = None
+        self.step: int | None = None
+        self.waited = 0
+
+    def improved(self, step: int, value: float) -> bool:
+        """Take notice of the score after `step` steps; true where it is the best so far."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if self.value is None else (self.value - value) * (1 if self.direction == "min" else -1)
+        if gain > self.minimum_improvement:
+            self.value, self.step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON."""
+        return {"value": None if self.value is None else repr(self.value), "step": self.step, "waited": self.waited}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self.value = None if state["value"] is None else float(state["value"])
+        self.step, self.waited = state["step"], state["waited"]
+
+
+def parsed(text: str) -> tuple[Literal["min", "max"], str]:
+    """Direction and score of "min SPLIT/SCORE"; anything else is a `ConfigError`.
+
+    >>> parsed("max held-out/accuracy")
+    ('max', 'held-out/accuracy')
+    """
+    match text.split(maxsplit=1):
+        case ["min", score]:
+            return "min", score
+        case ["max", score]:
+            return "max", score
+    raise ConfigError(f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'")

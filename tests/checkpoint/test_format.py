@@ -1,0 +1,225 @@
+"""One checkpoint on disk: what is written comes back exactly, and nothing else is ever taken for it. About 2 seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surefoot.checkpoint import Contents, DamageError, Manifest, read, read_manifest, verify, write
+from surefoot.checkpoint.format import size_bytes
+from surefoot.checkpoint.manifest import from_bytes, to_bytes
+from surefoot.errors import CheckpointError
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def small(**changes: Any) -> Contents:
+    fields: dict[str, Any] = {
+        "step": 7,
+        "files": {"model": {"w": torch.arange(6.0)}, "ema": {"w": torch.ones(2)}},
+        "state": {"a": 1},
+    }
+    return Contents(**(fields | changes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
+def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    write(Contents(1, {"model": {"blocks.0/weight é": tensor}}), directory=tmp_path / "c")
+    found = read(tmp_path / "c").files["model"]["blocks.0/weight é"]
+    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(found, tensor)
+
+
+def test_values_that_are_not_finite_come_back_bit_for_bit_in_tensors(tmp_path: Path) -> None:
+    tensor = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
+    write(Contents(1, {"model": {"w": tensor}}), directory=tmp_path / "c")
+    assert torch.equal(read(tmp_path / "c").files["model"]["w"].view(torch.int32), tensor.view(torch.int32))
+
+
+def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    read(tmp_path / "c").files["model"]["w"].add_(1)
+    assert torch.equal(read(tmp_path / "c").files["model"]["w"], torch.arange(6.0))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(state=st.dictionaries(st.text(), json_values, max_size=5), step=st.integers(0, 10**9))
+def test_state_and_step_come_back_exactly(state: dict[str, Any], step: int, tmp_path: Path) -> None:
+    directory = tmp_path / str(len(os.listdir(tmp_path)))
+    write(Contents(step, {}, state, (5, "ff")), directory=directory)
+    found = read(directory)
+    assert repr(found.state) == repr(state)  # `==` would let 1 stand for True
+    assert (found.step, found.log, found.files) == (step, (5, "ff"), {})
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"best": {"loss": math.nan}}, "state['best']['loss']: JSON has no nan"),
+        ({"a": [1.0, -math.inf]}, "state['a'][1]: JSON has no -inf"),
+        ({"betas": (0.9, 0.95)}, "state['betas']: a tuple is not JSON"),
+        ({"seen": {3: 1}}, "its key 3 is not text; write '3'"),
+        ({"t": torch.ones(1)}, "state['t']: a Tensor is not JSON"),
+    ],
+)
+def test_state_that_would_come_back_changed_is_refused_by_name(
+    state: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as error:
+        write(small(state=state), directory=tmp_path / "c")
+    assert said in str(error.value)
+
+
+def tied() -> dict[str, torch.Tensor]:
+    weight = torch.ones(4)
+    return {"a": weight, "b": weight}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [tied(), {"a": torch.ones(2, 3).t()}, {"a": torch.ones(2).to_sparse()}],
+    ids=["shared", "strided", "sparse"],
+)
+def test_tensors_that_cannot_be_written_as_they_are_are_refused(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot save model\.safetensors: "):
+        write(small(files={"model": tensors}), directory=tmp_path / "c")
+    assert verify(tmp_path / "c") == ["manifest.json: missing"]
+
+
+@pytest.mark.parametrize("name", ["", "../model", "a/b", ".hidden", "é"])
+def test_a_file_name_that_could_lead_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="use letters"):
+        write(small(files={name: {}}), directory=tmp_path / "c")
+
+
+def test_only_the_chosen_files_are_read_and_checked(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    (tmp_path / "c" / "ema.safetensors").unlink()
+    found = read(tmp_path / "c", only=["model"])
+    assert list(found.files) == ["model"]
+    assert found.state == {"a": 1}
+    with pytest.raises(DamageError, match=r"ema\.safetensors: missing"):
+        read(tmp_path / "c", only=["ema"])
+
+
+def test_a_chosen_file_is_checked(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    data = bytearray((tmp_path / "c" / "model.safetensors").read_bytes())
+    data[-1] ^= 64
+    (tmp_path / "c" / "model.safetensors").write_bytes(data)
+    with pytest.raises(DamageError, match=r"model\.safetensors: hash differs"):
+        read(tmp_path / "c", only=["model"])
+
+
+def test_asking_for_tensors_that_were_never_saved_says_which_there_are_and_is_no_damage(
+    tmp_path: Path,
+) -> None:
+    write(small(), directory=tmp_path / "c")
+    with pytest.raises(CheckpointError, match="has no tensors 'optimizer'; it has: ema, model") as error:
+        read(tmp_path / "c", only=["model", "optimizer"])
+    assert not isinstance(error.value, DamageError)
+
+
+def test_verify_names_every_damaged_file(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    assert verify(tmp_path / "c") == []
+    (tmp_path / "c" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "c" / "ema.safetensors").unlink()
+    problems = verify(tmp_path / "c")
+    assert sorted(problem.partition(":")[0] for problem in problems) == [
+        "ema.safetensors",
+        "model.safetensors",
+    ]
+
+
+def test_the_manifest_names_lengths_and_hashes_that_other_tools_can_check(tmp_path: Path) -> None:
+    write(small(log=(12, "ab" * 32)), directory=tmp_path / "c")
+    body = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    for file, entry in body["files"].items():
+        data = (tmp_path / "c" / file).read_bytes()
+        assert entry == {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    assert body["metrics"] == {"bytes": 12, "sha256": "ab" * 32}
+    assert sorted([*body["files"], "manifest.json"]) == sorted(os.listdir(tmp_path / "c"))
+    assert read_manifest(tmp_path / "c").step == 7
+
+
+def test_files_that_are_not_ours_do_not_matter(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    (tmp_path / "c" / ".DS_Store").write_bytes(b"?")
+    assert verify(tmp_path / "c") == []
+    assert read(tmp_path / "c").step == 7
+
+
+def test_a_newer_format_is_named_as_such(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    body = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    del body["sha256"]
+    body["format_version"] = 2
+    plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
+    body["sha256"] = sha256(plain).hexdigest()
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
+    with pytest.raises(DamageError, match="is of format 2, this surefoot reads format 1"):
+        read(tmp_path / "c")
+
+
+@given(
+    st.builds(
+        Manifest,
+        st.integers(0),
+        st.dictionaries(st.just("state.json"), st.tuples(st.integers(0), st.text()), min_size=1),
+        st.none(),
+    )
+)
+def test_a_manifest_comes_back_from_its_bytes(manifest: Manifest) -> None:
+    assert from_bytes(to_bytes(manifest)) == manifest
+
+
+@given(st.binary())
+def test_bytes_that_are_no_manifest_are_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="."):
+        from_bytes(data)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes in the file system")
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_a_hang(tmp_path: Path) -> None:
+    write(small(), directory=tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").unlink()
+    os.mkfifo(tmp_path / "c" / "manifest.json")
+    with pytest.raises(DamageError, match="not a regular file"):
+        read(tmp_path / "c")
+
+
+def test_the_room_asked_for_is_never_less_than_what_is_written(tmp_path: Path) -> None:
+    contents = small(files={"model": {f"blocks.{number}.weight": torch.ones(3) for number in range(5000)}})
+    write(contents, directory=tmp_path / "c")
+    written = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
+    assert written <= size_bytes(contents)
