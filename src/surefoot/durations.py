@@ -1,7 +1,8 @@
 """Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and what is due at a step.
 
-Everything here is arithmetic on whole numbers: whether something is due depends on the number of steps made, not on what was
-due before, so a resumed run does the same things at the same steps. Reading a clock is the caller's business.
+Everything here is arithmetic on whole numbers: whether something is due depends on the number of steps made,
+not on what was due before, so a resumed run does the same things at the same steps. Clocks are the caller's
+business.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import Literal, NoReturn
+from typing import Literal
 
 from surefoot.errors import ConfigError
 
@@ -20,7 +21,7 @@ NEVER = sys.maxsize
 
 _Unit = Literal["steps", "epochs", "%", "seconds"]
 _MOST_SAMPLES = 1 << 62  # positions in the order of samples are 64-bit integers
-_FORM = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE)
+_FORM = re.compile(r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE)
 _UNITS: dict[str, tuple[_Unit, int]] = {
     **dict.fromkeys(("step", "steps"), ("steps", 1)),
     **dict.fromkeys(("epoch", "epochs"), ("epochs", 1)),
@@ -51,12 +52,12 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Something that recurs: every `period` steps (a fraction; None: not by steps), or every `seconds` (None: not by time).
+    """Something that recurs after every `period` of steps, or every `seconds`; never where both are None.
 
-    A period that is not whole is rounded up at each of its multiples, so it never drifts: three per two steps stay that.
+    A period need not be whole: each of its multiples is rounded up to a step by itself, so nothing drifts.
 
-    >>> thrice = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
-    >>> [done for done in range(1, 9) if thrice.due(done)], thrice.next_after(3)
+    >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
+    >>> [done for done in range(1, 9) if passes.due(done)], passes.next_after(3)
     ([3, 5, 8], 5)
     """
 
@@ -76,20 +77,22 @@ class Every:
             return NEVER
         numerator, denominator = self.period
         multiple = done * denominator // numerator + 1
-        return max(done + 1, -(-multiple * numerator // denominator))
+        return -(-multiple * numerator // denominator)
 
 
 def run_length(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> int:
-    """Whole steps in "200 steps" or "30 epochs" (rounded up); an integer is steps. At least 1, or `ConfigError`.
+    """Whole steps in "200 steps" or "30 epochs" (rounded up); an integer is steps.
 
-    `setting` is the name under which the user knows this duration; messages begin with it.
+    Raises `ConfigError` where that is not at least one step. `setting` is the name under which the user knows
+    this duration; messages begin with it.
 
     >>> run_length("2 epochs", samples_per_epoch=25, batch_size=10)
     5
     """
     if samples_per_epoch < 1 or batch_size < 1:
         raise ConfigError(
-            f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}: both must be at least 1"
+            f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}:"
+            " both must be at least 1"
         )
     examples = ("200 steps", "30 epochs")
     number, unit = _parsed(text, setting, examples)
@@ -99,18 +102,16 @@ def run_length(text: str | int, *, samples_per_epoch: int, batch_size: int, sett
         case "epochs":
             steps = ceil(number * samples_per_epoch / batch_size)
         case _:
-            _refuse(text, setting, "is not a number of steps or epochs", examples)
+            raise _refusal(text, setting, "is not a number of steps or epochs", examples)
     if steps < 1:
-        _refuse(text, setting, "is no step at all", examples)
+        raise _refusal(text, setting, "is no step at all", examples)
     if steps * batch_size > _MOST_SAMPLES:
-        _refuse(
-            text, setting, f"is {steps:.1e} steps of {batch_size} samples, more than can be counted", examples
-        )
+        raise _refusal(text, setting, "is more samples than can be counted", examples)
     return steps
 
 
 def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> int:
-    """Whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (to the nearest); an integer is steps.
+    """Whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (rounded); an integer is steps.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
     >>> in_steps("5%", length=length), in_steps("2 epochs", length=length), in_steps(7, length=length)
@@ -125,11 +126,12 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
             return ceil(number * length.samples_per_epoch / length.batch_size)
         case "%":
             return floor(_share(number, text, setting) * length.steps + Fraction(1, 2))
-    _refuse(text, setting, "is a time; this is counted in steps", examples)
+        case "seconds":
+            raise _refusal(text, setting, "is a time; this is counted in steps", examples)
 
 
 def every(text: str | int | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
-    """When something recurs: "50 steps", "2 epochs", "5%" of the run, and with `time` also "90 min"; None is never.
+    """When something recurs: "50 steps", "2 epochs", "5%" of the run, with `time` also "9 min"; None: never.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
     >>> every("5%", length=length).next_after(0), every("2 h", length=length, time=True).seconds
@@ -140,7 +142,7 @@ def every(text: str | int | None, *, length: Length, time: bool = False, setting
     examples = ("50 steps", "2 epochs", "5%", "10 min") if time else ("50 steps", "2 epochs", "5%")
     number, unit = _parsed(text, setting, examples)
     if number == 0:
-        _refuse(text, setting, "would be always", examples)
+        raise _refusal(text, setting, "would be always", examples)
     match unit:
         case "steps":
             period = Fraction(_whole(number, text, setting, examples))
@@ -150,7 +152,9 @@ def every(text: str | int | None, *, length: Length, time: bool = False, setting
             period = _share(number, text, setting) * length.steps
         case "seconds":
             if not time:
-                _refuse(text, setting, "is a time; time is for save_every and time_limit only", examples)
+                raise _refusal(
+                    text, setting, "is a time; time is for save_every and time_limit only", examples
+                )
             return Every(seconds=float(number))
     return Every(period=(period.numerator, period.denominator))
 
@@ -164,40 +168,42 @@ def seconds(text: str, *, setting: str = "time") -> float:
     examples = ("30 s", "90 min", "2 h")
     number, unit = _parsed(text, setting, examples)
     if unit != "seconds" or number == 0:
-        _refuse(text, setting, "is not a time above 0", examples)
+        raise _refusal(text, setting, "is not a time above 0", examples)
     return float(number)
 
 
 def _parsed(text: str | int, setting: str, examples: tuple[str, ...]) -> tuple[Fraction, _Unit]:
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
-            _refuse(text, setting, "is negative", examples)
+            raise _refusal(text, setting, "is negative", examples)
         return Fraction(text), "steps"
     if not isinstance(text, str):
-        _refuse(text, setting, "is not a duration", examples)
+        raise _refusal(text, setting, "is not a duration", examples)
     found = _FORM.fullmatch(text.strip())
     if found is None:
         bare = re.fullmatch(r"[0-9_]+", text.strip())
-        _refuse(text, setting, "has no unit" if bare else "is not a number with a unit", examples)
+        raise _refusal(text, setting, "has no unit" if bare else "is not a number with a unit", examples)
     number, unit = found.groups()
     if unit.lower() not in _UNITS:
-        _refuse(text, setting, f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h", examples)
+        raise _refusal(
+            text, setting, f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h", examples
+        )
     kind, factor = _UNITS[unit.lower()]
     return Fraction(number.replace("_", "")) * factor, kind
 
 
 def _whole(number: Fraction, text: object, setting: str, examples: tuple[str, ...]) -> int:
     if number.denominator != 1:
-        _refuse(text, setting, "is not a whole number of steps", examples)
+        raise _refusal(text, setting, "is not a whole number of steps", examples)
     return int(number)
 
 
 def _share(number: Fraction, text: object, setting: str) -> Fraction:
     if number > 100:
-        _refuse(text, setting, "is more than the whole run", ("5%", "100%"))
+        raise _refusal(text, setting, "is more than the whole run", ("5%", "100%"))
     return number / 100
 
 
-def _refuse(text: object, setting: str, problem: str, examples: tuple[str, ...]) -> NoReturn:
+def _refusal(text: object, setting: str, problem: str, examples: tuple[str, ...]) -> ConfigError:
     *others, last = (repr(example) for example in examples)
-    raise ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")
+    return ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")

@@ -84,7 +84,7 @@ class Step:
     loss: Tensor | None = None  # mean over everything counted in the global batch
     count: Tensor | float = 0
     norm: Tensor | None = None  # of the whole gradient, before clipping
-    applied: Tensor | None = None  # False where the update was skipped
+    skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
     scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     logged: dict[str, Any] = field(default_factory=dict)
     pending: tuple[Tensor, Tensor | float] | None = None  # loss and nominal/total of the gradients not yet used
@@ -217,11 +217,11 @@ def update(step: Step, *names: str) -> None:
     for name in names or state.trained:
         latest = _update_one(step, state.trained[name], loss, factor, rate)
         if name in state.averages:
-            state.averages[name].update(latest)
+            state.averages[name].update(1.0 - latest)
     assert latest is not None
-    step.applied = latest if step.applied is None else step.applied & latest
+    step.skipped = latest if step.skipped is None else torch.maximum(step.skipped, latest)
     if state.buffers is not None:
-        state.buffers.finish(latest)
+        state.buffers.finish(latest == 0)
     for trained in state.trained.values():
         for parameter in trained.parameters:
             parameter.grad = None  # not zeros: a parameter that a step does not use must not decay or coast in it
@@ -239,22 +239,19 @@ def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | flo
     step.norm = norm
 
     probe = norm + loss
-    finite = (probe - probe) == 0  # inf - inf and NaN - NaN are NaN
-    open_ = trained.bad_in_a_row <= task.max_bad_steps
-    applied = finite & open_
-    skipped = torch.logical_not(applied).float()
-    counts = open_
+    bad = torch.ne(probe - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
+    skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
+    counted: Tensor | int = 1
     if scale is not None:  # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
-        overflow = torch.logical_not(finite) & torch.isfinite(loss) & (scale.scale > 1)
-        counts = open_ & torch.logical_not(overflow)
-        scale.update(torch.logical_not(finite))
-    trained.bad_in_a_row = (trained.bad_in_a_row + counts) * skipped
+        counted = torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
+        scale.update(bad)
+    trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
 
     scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate
     trained.skip.apply(optimizer, skipped)
-    return applied
+    return skipped
 
 
 def _add_further(logged: dict[str, Any], further: Mapping[str, Mean]) -> None:

@@ -1,7 +1,7 @@
 """What the steps since the last log came to; it stays on the device until then.
 
 A row holds the loss of the global batch, the number of things counted, the gradient's norm and whether the update was
-applied. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
+skipped. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Measured(Protocol):
     loss: Tensor | None
     count: Tensor | float
     norm: Tensor | None
-    applied: Tensor | None
+    skipped: Tensor | None
     logged: dict[str, Any]
 
 
@@ -42,7 +42,7 @@ class Meter:
 
     def add(self, step: Measured) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
-        self.rows.append((step.index, step.loss, step.count, step.norm, step.applied))
+        self.rows.append((step.index, step.loss, step.count, step.norm, step.skipped))
         self.logged.append((step.index, step.logged))
 
     def read(self) -> Window:
@@ -55,7 +55,7 @@ class Meter:
         self.rows, self.logged = [], []
         values: dict[str, float] = {}
         measured = rows[~torch.isnan(rows[:, 4])]
-        skipped = measured[measured[:, 4] == 0]
+        skipped = measured[measured[:, 4] == 1]
         if len(measured):
             values["loss"] = _weighted(measured)
             values["targets"] = float(measured[:, 2].sum())
@@ -63,19 +63,19 @@ class Meter:
             values["norm_max"] = float(measured[:, 3].max())
             values["skipped"] = len(skipped)
             if len(skipped):
-                values["loss_of_applied"] = _weighted(measured[measured[:, 4] == 1])
+                values["loss_of_applied"] = _weighted(measured[measured[:, 4] == 0])
         for name, table in logged.items():
             values[name] = float(table[:, 1].sum() / table[:, 2].sum().clamp(min=1))
         return Window(values, [int(index) for index in skipped[:, 0]])
 
     def table(self) -> Tensor:
-        """The rows as float64 on the host: step, loss, count, norm, applied (NaN where the step was not measured)."""
+        """The rows as float64 on the host: step, loss, count, norm, skipped (NaN where the step was not measured)."""
         nothing = torch.tensor(math.nan)
         if not self.rows:
             return torch.empty(0, 5, dtype=torch.float64)
         columns: list[list[Any]] = [[], [], [], [], []]
-        for index, loss, count, norm, applied in self.rows:
-            for column, value in zip(columns, (float(index), loss, count, norm, applied), strict=True):
+        for index, loss, count, norm, skipped in self.rows:
+            for column, value in zip(columns, (float(index), loss, count, norm, skipped), strict=True):
                 column.append(nothing if value is None else value)
         return torch.stack([_column(column) for column in columns], dim=1)
 
@@ -95,9 +95,9 @@ class Meter:
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `tensors` gave."""
         self.rows = []
-        for index, loss, count, norm, applied in tensors["rows"]:
-            measured = not bool(torch.isnan(applied))
-            self.rows.append((int(index), loss, count, norm, applied) if measured else (int(index), None, 0, None, None))
+        for index, loss, count, norm, skipped in tensors["rows"]:
+            measured = not bool(torch.isnan(skipped))
+            self.rows.append((int(index), loss, count, norm, skipped) if measured else (int(index), None, 0, None, None))
         self.logged = [
             (int(index), {name.removeprefix("logged/"): Mean(total, count)})
             for name, table in tensors.items()

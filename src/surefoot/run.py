@@ -26,6 +26,7 @@ from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.clock import Clock
+from surefoot.config import clipping
 from surefoot.data.feed import Feed, in_order
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.directory import RunDirectory, environment, machine
@@ -34,7 +35,6 @@ from surefoot.errors import CheckpointError, ConfigError, DivergedError, Surefoo
 from surefoot.evaluate import Split, evaluation_mode, scored
 from surefoot.loop import Loss, Step, Task, steps
 from surefoot.meter import Meter, Window
-from surefoot.optimizers.clipping import clipping
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Schedule, constant

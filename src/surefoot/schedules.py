@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions from a step to a factor on each group's base learning rate.
 
-A schedule remembers nothing, so a resumed run, a replayed step and a drawn preview all see the same rates. Steps are
-optimizer updates, counted from 0.
+A schedule remembers nothing, so a resumed run, a replayed step and a drawn preview all see the same rates.
+Steps are optimizer updates, counted from 0.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rise over `warmup` ("100 steps", "5%", "2 epochs", or an integer of steps), then a shape down to `floor`.
+    """A rise over `warmup` ("100 steps", "5%", "2 epochs" or a number of steps), then a fall to `floor`.
 
-    The factor is (step + 1) / (warmup + 1) while it rises, so no step is wasted at 0, and exactly 1 at `step == warmup`, once.
-    A floor above 0 is reached on the last step; a floor of 0 one step later, which is never made. Past the end the floor holds.
+    The factor is (step + 1) / (warmup + 1) while it rises, so no step is wasted at 0, and exactly 1 at
+    `step == warmup`, once. A floor above 0 is reached on the last step; a floor of 0 one step later, which is
+    never made. Past the end the floor holds.
     """
 
     shape: Shape
@@ -41,7 +42,8 @@ class Schedule:
             )
         if self.shape == "constant" and self.floor != 0.0:
             raise ConfigError(
-                f"schedule.floor = {self.floor!r} means nothing to a constant schedule\n  leave it out, or choose --schedule.name cosine"
+                f"schedule.floor = {self.floor!r} means nothing to a constant schedule\n"
+                "  leave it out, or choose --schedule.name cosine"
             )
 
     @property
@@ -55,12 +57,13 @@ class Schedule:
         if warmup >= length.steps:
             written = "" if isinstance(self.warmup, int) else f" ({self.warmup})"
             raise ConfigError(
-                f"schedule.warmup = {warmup} steps{written} does not fit in a run of {length.steps} steps: the full rate is never reached\n"
+                f"schedule.warmup = {warmup} steps{written} does not fit in a run of {length.steps} steps:"
+                " the full rate would never be reached\n"
                 f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
             )
 
     def resolved(self, length: Length) -> Schedule:
-        """The same schedule with its warm-up in steps, so that 5% of this run stays what it was in a longer one.
+        """The same schedule with its warm-up in steps, so that 5% of this run stays that in a longer one.
 
         >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
@@ -69,7 +72,7 @@ class Schedule:
         return replace(self, warmup=in_steps(self.warmup, length=length, setting="schedule.warmup"))
 
     def factors(self, length: Length) -> Factors:
-        """The factor on the base learning rate at each step of a run of `length`; under a microsecond a call."""
+        """The factor on the base learning rate as a function of the step; under a microsecond a call."""
         warmup = in_steps(self.resolved(length).warmup, length=length)
         last = length.steps - 1 if self.floor > 0 else length.steps
         falling = max(1, last - warmup)  # with warmup == last the peak has the last step for itself
@@ -96,7 +99,7 @@ class Schedule:
 
 
 def constant(warmup: str | int = 0) -> Schedule:
-    """The base learning rate throughout, after a warm-up; the one schedule whose run can be made longer exactly.
+    """The base learning rate throughout, after a warm-up; a run of this schedule can be made longer exactly.
 
     >>> factor = constant(3).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 1, 2, 3, 7)]

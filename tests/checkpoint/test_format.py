@@ -1,4 +1,4 @@
-"""One checkpoint on disk: what is written comes back exactly, and nothing else is ever taken for it. About 2 seconds."""
+"""One checkpoint on disk: what is written comes back, and nothing else is taken for it. About 3 seconds."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_asking_for_tensors_that_were_never_saved_says_which_there_are_and_is_no
     tmp_path: Path,
 ) -> None:
     write(small(), directory=tmp_path / "c")
-    with pytest.raises(CheckpointError, match="has no tensors 'optimizer'; it has: ema, model") as error:
+    with pytest.raises(CheckpointError, match=r"has no tensors 'optimizer'; it has: ema, model") as error:
         read(tmp_path / "c", only=["model", "optimizer"])
     assert not isinstance(error.value, DamageError)
 
@@ -187,7 +187,7 @@ def test_a_newer_format_is_named_as_such(tmp_path: Path) -> None:
     plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
-    with pytest.raises(DamageError, match="is of format 2, this surefoot reads format 1"):
+    with pytest.raises(DamageError, match=r"is of format 2, this surefoot reads format 1"):
         read(tmp_path / "c")
 
 
@@ -205,7 +205,7 @@ def test_a_manifest_comes_back_from_its_bytes(manifest: Manifest) -> None:
 
 @given(st.binary())
 def test_bytes_that_are_no_manifest_are_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r".+"):
         from_bytes(data)
 
 

@@ -46,7 +46,7 @@ def saved(directory: Path, *steps: int, **settings: Any) -> Store:
 
 def test_a_directory_that_does_not_exist_holds_no_checkpoint(tmp_path: Path) -> None:
     store = Store(tmp_path / "none")
-    assert (store.steps(), store.newest_step(), store.newest_intact()) == ([], None, (None, []))
+    assert (store.steps(), store.newest_step(), store.newest_intact()) == ([], None, None)
 
 
 def test_a_checkpoint_is_found_by_its_step(tmp_path: Path) -> None:
@@ -73,19 +73,18 @@ def test_names_that_only_look_like_a_checkpoint_are_passed_over(tmp_path: Path) 
 def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path: Path) -> None:
     store = saved(tmp_path, 3)
     store.path(3).rename(store.path(8))
-    found, damaged = store.newest_intact()
-    assert found is None
-    assert "is that of step 3" in str(damaged[0])
+    with pytest.raises(CheckpointError, match="is that of step 3"):
+        store.newest_intact()
     assert store.newest_step() is None
 
 
 def test_a_damaged_newest_is_named_and_the_next_older_one_used(tmp_path: Path) -> None:
     store = saved(tmp_path, 500, 600)
     damage(store, 600, "optimizer.safetensors")
-    found, damaged = store.newest_intact()
+    found = store.newest_intact()
     assert found is not None
-    assert found.step == 500
-    assert [str(each) for each in damaged] == [
+    assert found[0].step == 500
+    assert [str(each) for each in found[1]] == [
         "checkpoint step-00000600 is damaged (optimizer.safetensors: hash differs)"
     ]
 
@@ -94,7 +93,7 @@ def test_a_chosen_file_can_be_read_where_another_is_damaged(tmp_path: Path) -> N
     store = saved(tmp_path, 1)
     damage(store, 1, "optimizer.safetensors")
     assert list(store.at(1, only=["model"]).files) == ["model"]
-    assert store.newest_intact(only=["model"])[0] is not None
+    assert store.newest_intact(only=["model"]) is not None
 
 
 def test_the_newest_step_is_told_without_reading_a_tensor(tmp_path: Path) -> None:
@@ -142,9 +141,9 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path: Path) -> None:
     damage(store, 2)
     damage(store, 3)
     store = Store(tmp_path, keep=2)
-    found, _ = store.newest_intact()
+    found = store.newest_intact()
     assert found is not None
-    assert found.step == 1
+    assert found[0].step == 1
     store.save(contents(4))
     assert 1 in store.steps()
     store.save(contents(5))
@@ -229,8 +228,9 @@ def test_what_resists_removal_is_named_but_the_save_counts(tmp_path: Path) -> No
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="step 1 is not saved: Not a directory"):
+    with pytest.raises(CheckpointError, match="step 1 is not saved: ") as error:
         Store(tmp_path / "file" / "checkpoints").save(contents(1))
+    assert str(tmp_path / "file") in str(error.value)
 
 
 # ---- the writer ----
@@ -356,6 +356,6 @@ def test_the_interpreter_ends_by_itself_and_finishes_the_save_in_flight(state: s
     began = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", _EXIT, str(tmp_path), state], timeout=60, check=False)
     assert ended.returncode == 3
-    assert Store(tmp_path).newest_intact()[1] == []
+    assert Store(tmp_path).at(2).step == 2
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
     assert time.monotonic() - began < 50

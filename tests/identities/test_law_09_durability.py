@@ -1,13 +1,14 @@
 """Law 9: a checkpoint exists completely or not at all, and any damage is found and named.
 
-A save is cut off, or made to fail, at each of its operations on files in turn; in a power cut everything that was
-not flushed is lost, kept or torn, in many combinations, by a small model of a file system. Then always: the newest
-intact checkpoint is the old or the new one; those that the save had no business with are intact; the next save
-succeeds, and leaves no litter. About 12 seconds.
+A save is cut off, or made to fail, at each of its operations on files in turn; in a power cut all that was
+not flushed is lost, kept or torn, in many combinations, by a small model of a file system. Then always: the
+newest intact checkpoint is the old or the new one; those that the save had no business with are intact; the
+next save succeeds, and leaves no litter. About 18 seconds.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import random
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePath
@@ -23,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.checkpoint import Contents, Disk, Store, verify
+from surefoot.checkpoint import Contents, Damage, Disk, Store, verify
 from surefoot.errors import CheckpointError
 
 ROOT = Path("/runs/a/checkpoints")
@@ -156,6 +158,9 @@ class Medium:
     def copied(self) -> Medium:
         return self.after_power_cut(lambda: 1.0)
 
+    def copied_with_pending(self) -> Medium:
+        return Medium(copy.deepcopy(self.root))
+
 
 def _survivors(directory: Directory, fate: Callable[[], float]) -> Directory:
     entries = dict(directory.flushed)
@@ -255,6 +260,10 @@ def contents(step: int, *, version: int = 0) -> Contents:
     )
 
 
+def newest_intact(store: Store) -> tuple[Contents | None, list[Damage]]:
+    return store.newest_intact() or (None, [])
+
+
 def same(found: Contents | None, expected: Contents | None) -> bool:
     if found is None or expected is None:
         return found is expected
@@ -271,7 +280,7 @@ def same(found: Contents | None, expected: Contents | None) -> bool:
 
 @dataclass
 class Scene:
-    """A directory of checkpoints, and a save about to happen: `before` and `after` are the newest intact ones."""
+    """Checkpoints, and a save about to happen: `before` and `after` are the newest intact ones."""
 
     disk: Any
     root: Path
@@ -332,21 +341,21 @@ SCENES = [
 def assert_law(scene: Scene, disk: Any, *, saved: bool | None = None) -> None:
     """`saved`: whether the new one must be there; None where either will do."""
     store = Store(scene.root, keep=KEEP, disk=disk)
-    found, damaged = store.newest_intact()
+    found, damaged = newest_intact(store)
     is_old, is_new = same(found, scene.before), same(found, scene.after)
     assert (is_old or is_new) if saved is None else is_new if saved else is_old
     assert all(damage.path.name in str(damage) for damage in damaged)
     for bystander in scene.bystanders + (scene.pruned if is_old else []):
         assert same(store.at(bystander.step), bystander)
     store.save(contents(9))
-    newest, damaged = store.newest_intact()
+    newest, damaged = newest_intact(store)
     assert same(newest, contents(9))
     assert not damaged
     assert not [name for name in disk.names(scene.root) if not name.startswith("step-")]
 
 
 def every_fault(name: str, fault: Callable[[str], None], **how: Any) -> Iterator[tuple[Scene, Faulty]]:
-    """The scene afresh, and a disk on which the n-th operation goes wrong, for every n that the save comes to."""
+    """The scene afresh, with a disk on which the n-th operation goes wrong, for every n."""
     medium = Medium()
     medium.make_directory(Path("/runs"))
     medium.flush_directory(Path("/"))
@@ -393,18 +402,22 @@ def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_n
             assert_law(scene, scene.disk.after_power_cut(fate), saved=saved)
 
 
-@pytest.mark.parametrize("name", SCENES)
-def test_a_kill_then_a_save_then_a_power_cut_leave_the_old_or_the_new_checkpoint(name: str) -> None:
+@pytest.mark.parametrize("name", SCENES[1:3])
+def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoint(name: str) -> None:
     generator = random.Random(name)
     for scene, disk in every_fault(name, killed, for_good=True):
-        try:
+        with suppress(Killed):
             scene.store(disk).save(scene.after)
-        except Killed:
-            again = Faulty(scene.disk, killed, at=generator.randrange(1, 30), for_good=True)
-            try:
+        at, once_more = 0, True
+        while once_more:
+            at += 1
+            found = scene.disk.copied_with_pending()
+            again = Faulty(found, killed, at=at, for_good=True)
+            with suppress(Killed):
                 scene.store(again).save(scene.after)
-            except Killed:
-                assert_law(scene, scene.disk.after_power_cut(generator.random))
+            for fate in (lambda: 0.0, generator.random, generator.random):
+                assert_law(scene, found.after_power_cut(fate))
+            once_more = again.happened
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["disk full", "failing disk"])
@@ -456,7 +469,7 @@ def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str
     whole = bytes(file.data)
     for data in damaged_copies(whole):
         file.data = bytearray(data)
-        found, damaged = store.newest_intact()
+        found, damaged = newest_intact(store)
         assert found is not None
         assert found.step == 1
         assert [damage.path for damage in damaged] == [store.path(2)]
@@ -465,7 +478,7 @@ def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str
     file.data = bytearray(whole)
     assert same(store.at(2), contents(2))
     medium.remove(store.path(2) / name)
-    found, damaged = store.newest_intact()
+    found, damaged = newest_intact(store)
     assert same(found, contents(1))
     assert str(damaged[0]) == f"checkpoint step-00000002 is damaged ({name}: missing)"
 
@@ -480,20 +493,23 @@ def test_a_file_that_cannot_be_read_is_damage_and_the_next_older_checkpoint_is_u
     store = Store(Path("/checkpoints"), disk=Unreadable())
     for step in (1, 2):
         store.save(contents(step))
-    found, damaged = store.newest_intact()
+    found, damaged = newest_intact(store)
     assert same(found, contents(1))
     assert "optimizer.safetensors: cannot be read: Input/output error" in str(damaged[0])
 
 
-def test_where_everything_is_damaged_all_of_it_is_named_and_nothing_returned() -> None:
+def test_where_everything_is_damaged_that_is_said_and_nothing_is_changed() -> None:
     medium = Medium()
     store = Store(Path("/checkpoints"), disk=medium)
-    for step in (0, 1):
+    for step in (0, 1, 2):
         store.save(contents(step))
         flip(medium, store.path(step) / "state.json")
-    found, damaged = store.newest_intact()
-    assert found is None
-    assert [damage.path.name for damage in damaged] == ["step-00000001", "step-00000000"]
+    with pytest.raises(CheckpointError) as error:
+        store.newest_intact()
+    said = str(error.value)
+    assert "checkpoint step-00000002 is damaged (state.json: hash differs)\n  and 2 more" in said
+    assert len(said.splitlines()) <= 5
+    assert store.steps() == [0, 1, 2]
 
 
 # ---- real processes, real files ----
@@ -539,7 +555,7 @@ def test_a_process_killed_at_random_moments_goes_on_from_where_it_was(tmp_path: 
 
     def save_on() -> None:
         store = Store(tmp_path, keep=KEEP)
-        found, _ = store.newest_intact()
+        found, _ = newest_intact(store)
         step = 0 if found is None else found.step
         while True:
             step += 1
@@ -550,7 +566,7 @@ def test_a_process_killed_at_random_moments_goes_on_from_where_it_was(tmp_path: 
         time.sleep(generator.uniform(0.01, 0.08))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        found, damaged = Store(tmp_path).newest_intact()
+        found, damaged = newest_intact(Store(tmp_path))
         assert not damaged
         step = 0 if found is None else found.step
         assert step >= newest

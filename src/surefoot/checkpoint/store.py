@@ -62,11 +62,11 @@ class Store:
                     return step
         return None
 
-    def newest_intact(self, *, only: Collection[str] | None = None) -> tuple[Contents | None, list[Damage]]:
+    def newest_intact(self, *, only: Collection[str] | None = None) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
-        `only` as for `read`: what is not read is not checked. Without an intact one, all the damaged ones
-        come with None; without any checkpoint at all, none do.
+        `only` as for `read`: what is not read is not checked. None where there is no checkpoint; where all
+        are damaged that is a `CheckpointError`: to start afresh must be somebody's decision.
         """
         damaged: list[Damage] = []
         for step, path in self._all():
@@ -74,7 +74,16 @@ class Store:
                 return self._read(step, path, only), damaged
             except DamageError as error:
                 damaged.append(error.damage)
-        return None, damaged
+        if not damaged:
+            return None
+        lines = [str(damage) for damage in damaged[:2]]
+        if len(damaged) > 2:
+            lines[1:] = [f"and {len(damaged) - 1} more"]
+        raise CheckpointError(
+            f"no checkpoint in {self.directory} is intact; nothing was changed\n  "
+            + "\n  ".join(lines)
+            + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
+        )
 
     def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent."""
@@ -179,8 +188,8 @@ class Store:
             return [*remains, (self.directory, problem)]
 
     def _remove(self, directory: Path) -> None:
-        for name in sorted(self.disk.names(directory), key=lambda name: name != MANIFEST):
-            self.disk.remove(directory / name)  # the manifest first: what is left is no checkpoint to anybody
+        for name in self.disk.names(directory):
+            self.disk.remove(directory / name)
         self.disk.remove_directory(directory)
 
     def _read(self, step: int, path: Path, only: Collection[str] | None) -> Contents:
@@ -218,6 +227,7 @@ class Store:
             if full
             else "check the disk and who may write there"
         )
+        where = problem.filename or self.directory
         return CheckpointError(
-            f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {self.directory}\n  {cure}"
+            f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}"
         )

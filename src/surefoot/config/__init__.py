@@ -1,4 +1,4 @@
-"""Configuration: frozen dataclasses to TOML and back, where each value came from, and what every run has. Torch-free."""
+"""Configuration: frozen dataclasses to TOML and back, and what every run has; nothing here imports torch."""
 
 from surefoot.config.files import from_toml, program, to_toml, values
 from surefoot.config.settings import Settings, clipping, run_arguments

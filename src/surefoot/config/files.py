@@ -1,4 +1,4 @@
-"""Configurations as TOML files: config.toml, which is written whole and read back exactly, and those a user writes.
+"""Configurations as TOML files: config.toml, written whole and read back exactly, and those a user writes.
 
 A file has two top-level keys besides settings: `absent` lists the settings that are None, which TOML cannot
 write, and the table [program] says what ran the configuration.
@@ -19,9 +19,9 @@ _ABSENT, _PROGRAM = "absent", "program"
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
-    """The whole configuration as TOML, each line with its origin as a comment, and what ran it as the table [program].
+    """The whole configuration as TOML, each line with its origin as a comment, and what ran it as [program].
 
-    A value of None cannot be written in TOML: its name stands in the list `absent`.
+    An origin that is not given is "default". Entries of `program` that are None are left out.
     """
     import tomlkit  # 30 ms, and only runs that write need it
 
@@ -52,6 +52,7 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
 def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "config.toml") -> T:
     """The configuration in a file; what it does not name comes from `base`, or else from the defaults.
 
+    >>> from surefoot.config import Settings
     >>> text = to_toml(Settings(length="2 epochs", batch_size=8), {}, {"recipe": "gpt"})
     >>> from_toml(text, Settings) == Settings(length="2 epochs", batch_size=8), program(text)
     (True, {'recipe': 'gpt'})

@@ -24,7 +24,7 @@ class Settings:
     micro_batch_size: int | None = None
     """Samples of one forward and backward pass; divides batch_size. Absent: the whole batch."""
     clip: str = "norm 1.0"
-    """Limit on the gradient: "norm 1.0" (of all parameters together), "value 0.5" (of each number) or "off"."""
+    """Limit on the gradient: "norm 1.0" (of all of it), "value 0.5" (of each number in it) or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the passes; auto is bf16 on a CUDA device that computes in it, else fp32."""
     compile: bool = False
@@ -78,3 +78,15 @@ def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
     raise ConfigError(
         f"clip = {text!r} is no limit on the gradient\n  write it as 'norm 1.0', 'value 0.5' or 'off'"
     )
+
+
+def run_arguments(config: Settings) -> dict[str, Any]:
+    """What `surefoot.Run` takes of a recipe's configuration: the settings that every run has, by name.
+
+    `early_stopping` is here the number of evaluations to wait. Which score that is about only the recipe
+    knows, so where it is not None the recipe must put an `EarlyStopping` in its place.
+
+    >>> run_arguments(Settings(length="2 epochs", batch_size=8))["batch_size"]
+    8
+    """
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(Settings)}

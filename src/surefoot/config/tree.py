@@ -22,6 +22,7 @@ T = TypeVar("T")
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted names and values of a configuration, in the order of its fields.
 
+    >>> from surefoot.config import Settings
     >>> flatten(Settings(length="2 epochs", batch_size=8))["length"]
     '2 epochs'
     """
@@ -38,11 +39,12 @@ def flatten(config: Any) -> dict[str, Any]:
 def unflatten(
     values: Mapping[str, Any], kind: type[T], *, base: T | None = None, where: str = "settings"
 ) -> T:
-    """The configuration of these dotted names; what is not named comes from `base`, or else from the defaults.
+    """The configuration with these values by dotted name; others come from `base`, or else from the defaults.
 
-    `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names, values of another
-    type, and names that have neither value nor default.
+    `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
+    values of another type, and names that have neither value nor default.
 
+    >>> from surefoot.config import Settings
     >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, Settings).ema
     0.5
     """
@@ -55,9 +57,11 @@ def unflatten(
 
 
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
-    """A configuration from layers of (origin, dotted values), later ones first, and the origin of each of its values.
+    """A configuration from layers of (origin, values by dotted name), the last winning, and their origins.
 
-    >>> config, origins = layered(Settings, [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})])
+    >>> from surefoot.config import Settings
+    >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
+    >>> config, origins = layered(Settings, layers)
     >>> config.seed, origins["seed"], origins["length"], origins["clip"]
     (3, 'flag', 'preset', 'default')
     """
@@ -81,6 +85,7 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
 def differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     """(name, value in a, value in b) for each setting in which two configurations of one type differ.
 
+    >>> from surefoot.config import Settings
     >>> old = Settings(length="2 epochs", batch_size=8)
     >>> differences(old, dataclasses.replace(old, seed=1))
     [('seed', 0, 1)]
@@ -97,8 +102,10 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that was probably meant, or None.
 
     >>> names = ("seed", "optimizer.lr", "optimizer.name", "schedule.name")
-    >>> nearest("optimizer.lrr", names), nearest("lr", names), nearest("--Seed", names), nearest("colour", names)
-    ('optimizer.lr', 'optimizer.lr', 'seed', None)
+    >>> nearest("optimizer.lrr", names), nearest("lr", names), nearest("--Seed", names)
+    ('optimizer.lr', 'optimizer.lr', 'seed')
+    >>> nearest("colour", names) is None
+    True
     """
     plain = {known.lower(): known for known in names}
     sought = name.lower().lstrip("-").replace("-", "_")
@@ -136,7 +143,7 @@ class _WrongTypeError(Exception):
     """A value that is not of its setting's type; the message is what was expected."""
 
 
-def _checked(value: Any, hint: Any) -> Any:  # noqa: PLR0911
+def _checked(value: Any, hint: Any) -> Any:
     """The value as its type wants it: whole numbers become floats, lists tuples, and nothing else changes."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

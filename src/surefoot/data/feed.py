@@ -111,7 +111,7 @@ class Feed:
             batch_ids, batch_epochs = (ids, epochs) if self.pieces == 1 else (ids[chosen], epochs[chosen])
             if self.tensors is not None:
                 where = torch.from_numpy(batch_ids)
-                batch: Any = [tensor.index_select(0, where.to(tensor.device)) for tensor in self.tensors]
+                batch: Any = [tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device)) for tensor in self.tensors]
             elif self.gathers is not None:
                 batch = self.gathers.gather(batch_ids, batch_epochs)
             else:

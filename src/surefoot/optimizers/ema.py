@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, held in a second model and never swapped with the first."""
+"""An exponential moving average of a model's weights, held in a second model; nothing is ever swapped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from surefoot.errors import ConfigError
 
 
 class Ema:
-    """A twin whose parameters are, after n updates, decay^n * start + (1 - decay) * sum of decay^(n - k) * weights k.
+    """A twin of a model, whose parameters are moving averages of the model's.
 
-    `model` is that twin: score it, sample from it, save it, but do not train it. Its buffers are those of the live model as
-    of the last `copy_buffers` (batch statistics are averages already). Costs one more copy of the model on its device.
+    After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after
+    update k). `model` is the twin: score it, sample from it, save it, but do not train it. Its buffers are
+    those of the live model as of the last `copy_buffers` (batch statistics are averages already). Costs one
+    more copy of the model.
 
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)
@@ -29,19 +31,21 @@ class Ema:
             raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
-        self._live = [parameter.detach() for parameter in model.parameters()]
-        self._averages = [parameter.detach() for parameter in self.model.parameters()]
-        # Adding 0 * difference changes no bit of any finite number but -0.0, so there must be none at the start;
-        # a sum is -0.0 only where both terms are, so there is none later either.
+        pairs = list(zip(model.parameters(), self.model.parameters(), strict=True))
+        # frozen ones stay as they are; they may be infinite (a mask), whose average would not be a number
+        self._live = [live.detach() for live, _ in pairs if live.requires_grad]
+        self._averages = [average.detach() for live, average in pairs if live.requires_grad]
+        # Adding 0 * difference changes no finite number but -0.0, so there must be none at the start; a sum
+        # is -0.0 only where both terms are, so there is none later either.
         torch._foreach_add_(self._averages, 0.0)
 
     def update(self, applied: Tensor) -> None:
-        """Move the averages towards the live weights; where `applied` (0 or 1, or a boolean, on the device) is 0, by nothing.
+        """Move the averages towards the live weights, unless `applied` (a boolean, or 0 or 1) is 0.
 
-        Bit-exactly nothing, as long as the weights are finite. Waits for nothing.
+        Then no bit of them changes, as long as the weights are finite. `applied` is not read by the host.
         """
         difference = torch._foreach_sub(self._live, self._averages)
-        torch._foreach_mul_(difference, applied * (1.0 - self.decay))
+        torch._foreach_mul_(difference, applied.to(difference[0].dtype) * (1.0 - self.decay))
         torch._foreach_add_(self._averages, difference)
 
     def copy_buffers(self, live: nn.Module) -> None:

@@ -1,7 +1,8 @@
 """Which parameters decay: decided by what kind of module owns them, never by how they are called.
 
-Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. So a parameter
-is spared where it has fewer than two dimensions, is a module's bias, or belongs to a normalisation or an embedding.
+Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`.
+So a parameter is spared where it has fewer than two dimensions, is a module's bias, or belongs to a norm or
+an embedding.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Group:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[Group]:
-    """The trainable parameters of `model`, in one group that decays and one that does not; empty groups are left out.
+    """The trainable parameters of `model` in one group that decays and one that does not, if not empty.
 
-    Without weight decay all of them are one group. A tied parameter stands once, and its first owner decides. A parameter
-    with `requires_grad=False` at this moment is frozen and left out.
+    Without weight decay all of them are one group. A tied parameter stands once, and its first owner decides.
+    A parameter with `requires_grad=False` at this moment is frozen and left out.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -57,7 +58,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[Group]:
 
 
 def table(groups: Sequence[Group]) -> str:
-    """The groups as lines of text: decay, number of tensors and of values, and where the first and last of them are.
+    """The groups as lines of text: decay, number of tensors and of values, names of the first and the last.
 
     >>> print(table(parameter_groups(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 1)), 0.1)))
     group     weight_decay  tensors  values  names

@@ -1,6 +1,6 @@
-"""How a bad step is skipped: parameters and optimizer state stay as they were, and nobody asks the device whether.
+"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
 
-There are three ways, and `skipping` chooses one by what the optimizer is able to do; `plan` prints its description.
+There are three ways; `skipping` chooses one by what the optimizer is able to do, and it can describe itself.
 A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.fused_adamw import straight_to_kernel
 
 
 class Skip(Protocol):
@@ -26,14 +27,14 @@ class Skip(Protocol):
         ...
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step where `found_inf` (float32, on the device) is 0; where it is 1, leave parameters and state bit-unchanged."""
+        """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
         ...
 
 
 def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
-    Fused AdamW, Adam, SGD and Adagrad are told; others are branched around on the CPU, and restored elsewhere.
+    Fused AdamW, Adam, SGD and Adagrad are told; others are not called on the CPU, and undone elsewhere.
 
     >>> weight = nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -42,19 +43,20 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
-            "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n  try: AdamW"
+            "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
+            "  use another optimizer, such as surefoot.adamw(...)"
         )
     if _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)
-        return InsideKernel(name)
+        return straight_to_kernel(optimizer) or InsideKernel(name)
     if device.type == "cpu":
         return BranchOnCpu(name)
     if any(group.get("capturable") is False for group in optimizer.param_groups):
         raise ConfigError(
-            f"{name} counts its steps on the host, where a step skipped on {device.type} is not known in time\n"
+            f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
             f"  build it with {name}(..., capturable=True)"
         )
-    return Restoring(name, parameter_bytes=sum(p.numel() * p.element_size() for p in _parameters(optimizer)))
+    return Restoring(name, parameter_bytes=sum(p.numel() * p.element_size() for _, p in _members(optimizer)))
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,12 @@ class BranchOnCpu:
 
 @dataclass(frozen=True)
 class Restoring:
-    """Parameters and state are copied before the step and put back after it where the flag says so, all on the device.
+    """Parameters and state are copied before the step and put back after a bad one, all on the device.
 
-    State that an optimizer makes in its first step and that has to be undone becomes what a new optimizer starts from:
-    zeros, but for the entries of torch's own that start otherwise (`_fresh`). What an optimizer keeps on the host (a step
-    counter in Python, a tensor on another device) cannot be undone without waiting: it is refused in the first step.
+    State that is made in the very step that is undone becomes what a new optimizer starts from: zeros, but
+    for those of torch's optimizers that start otherwise (`_fresh`). What an optimizer keeps on the host (a
+    counter in Python, a tensor on another device) cannot be undone without waiting: it is refused in the
+    first step.
     """
 
     name: str
@@ -115,41 +118,29 @@ class Restoring:
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step, then put back what the flag tells."""
+        """Step, then put back what was before where the flag says so."""
         bad = found_inf > 0
-        parameters = list(_parameters(optimizer))
-        before = [parameter.detach().clone() for parameter in parameters]
-        state = {p: {k: _copied(v) for k, v in optimizer.state.get(p, {}).items()} for p in parameters}
-        host = [_on_host(group) for group in optimizer.param_groups]
+        befores = [parameter.detach().clone() for _, parameter in _members(optimizer)]
+        states = [_copied(optimizer.state.get(parameter, {})) for _, parameter in _members(optimizer)]
+        numbers = [_numbers(group) for group in optimizer.param_groups]
         optimizer.step()
-        if host != [_on_host(group) for group in optimizer.param_groups]:
+        if numbers != [_numbers(group) for group in optimizer.param_groups]:
             raise self._refused("numbers in its parameter groups")
-        for parameter, held in zip(parameters, before, strict=True):
-            parameter.copy_(torch.where(bad, held, parameter))
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                for key, now in optimizer.state.get(parameter, {}).items():
-                    self._put_back(bad, optimizer, group, parameter, key, now, state[parameter])
+        for (group, parameter), before, state in zip(_members(optimizer), befores, states, strict=True):
+            parameter.copy_(torch.where(bad, before, parameter))
+            for key, now in optimizer.state.get(parameter, {}).items():
+                if not isinstance(now, Tensor):
+                    self._refuse_change(key, now, state)
+                elif now.device != parameter.device:
+                    raise self._refused(f"state[{key!r}], a tensor on {now.device}")
+                else:
+                    then = state[key] if key in state else _fresh(optimizer, group, key, now)
+                    now.copy_(torch.where(bad, then, now))
 
-    def _put_back(
-        self,
-        bad: Tensor,
-        optimizer: Optimizer,
-        group: dict[str, Any],
-        parameter: nn.Parameter,
-        key: str,
-        now: Any,
-        held: dict[str, Any],
-    ) -> None:
-        if not isinstance(now, Tensor):
-            if key not in held or held[key] != now:
-                raise self._refused(f"state[{key!r}], a {type(now).__name__}")
-            return
-        if now.device != parameter.device:
-            raise self._refused(f"state[{key!r}], a tensor on {now.device}")
-        then = held[key] if key in held else _fresh(optimizer, group, key, now)
-        # not in place: SGD's first momentum buffer may be the gradient itself
-        optimizer.state[parameter][key] = torch.where(bad, then, now)
+    def _refuse_change(self, key: str, now: Any, before: dict[str, Any]) -> None:
+        plain = now is None or isinstance(now, bool | int | float | str)
+        if not plain or key not in before or before[key] != now:
+            raise self._refused(f"state[{key!r}], a {type(now).__name__}")
 
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
@@ -159,7 +150,7 @@ class Restoring:
 
 
 def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
-    """Take the step unless the flag is set; reads the flag, so it is for tensors in the host's own memory only."""
+    """Take the step unless the flag is set; the one function that reads it, so it must be on the host."""
     if found_inf.device.type != "cpu":
         raise RuntimeError(f"step_unless_on_cpu was given a flag on {found_inf.device}")
     if found_inf.item() == 0:
@@ -172,15 +163,16 @@ def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
         return False
     if device.type not in ("cpu", "cuda") or not all(group["fused"] for group in optimizer.param_groups):
         return False
-    # with dampening the first step differs from all others, and the host does not know which step is the first applied
+    # with dampening the first applied step differs from all others, and the host does not know which that was
     return not any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
 
 
 def _make_momentum_buffers(optimizer: Optimizer) -> None:
     """Start SGD's momentum from zeros, which without dampening is what its first step amounts to.
 
-    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory, and leaves them so
-    where that step is skipped; and it fails where a parameter gets its first gradient later than others.
+    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory,
+    and leaves them so where that step is skipped; and it fails where a parameter has its first gradient in a
+    later step.
     """
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
@@ -200,14 +192,16 @@ def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) 
     return torch.zeros_like(like)
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _members(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+    """Every parameter with its group."""
+    return ((group, parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()
+    }
 
 
-def _on_host(group: dict[str, Any]) -> dict[str, Any]:
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}

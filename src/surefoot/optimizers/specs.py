@@ -1,4 +1,4 @@
-"""What an optimizer is to be, before there is a model: a name and numbers that can be printed, saved and compared.
+"""What an optimizer is to be, before there is a model: a name and numbers to be printed, saved and compared.
 
 Importing this file does not import torch; `OptimizerSpec.build` does.
 """
@@ -37,7 +37,7 @@ class OptimizerSpec:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """The optimizer over these groups, each with its own weight decay; fused, which all devices but few dtypes allow."""
+        """The optimizer over these groups, each with its own weight decay; fused unless one is complex."""
         import torch
 
         parameters = [parameter for group in groups for parameter in group.parameters]
@@ -79,9 +79,10 @@ def adamw(
 def sgd(
     lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
 ) -> OptimizerSpec:
-    """Stochastic gradient descent, with momentum as torch has it: the buffer sums gradients, the rate multiplies the sum.
+    """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
-    Sutskever et al. 2013 (https://proceedings.mlr.press/v28/sutskever13.html) put the rate inside the sum instead.
+    The rate multiplies the buffer; Sutskever et al. 2013, equations 1 and 2, have it inside instead:
+    https://proceedings.mlr.press/v28/sutskever13.html
 
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
@@ -98,9 +99,9 @@ def named(
     weight_decay: float | None = None,
     settings: Mapping[str, Setting | None] | None = None,
 ) -> OptimizerSpec:
-    """The optimizer called `name`; None stands for its own default. Raises `ConfigError` with all problems at once.
+    """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
-    A setting that another optimizer knows, but not this one, is refused and not ignored.
+    Raises one `ConfigError` with all problems; a setting that only other optimizers know is one of them.
 
     >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).described()["momentum"]
     0.9

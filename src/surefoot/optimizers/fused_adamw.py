@@ -1,0 +1,95 @@
+"""AdamW's fused kernel without the wrapping of `torch.optim.Optimizer.step`, which costs four times as much on small models.
+
+The arithmetic, the state and its layout are those of `torch.optim.AdamW(fused=True)`: the two can take turns. What is left
+out is regrouping the same tensors in every step, hooks and the profiler's record; an optimizer that has hooks keeps its own
+`step` (`straight_to_kernel` is None for it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+
+@dataclass
+class StraightToKernel:
+    """A way to step or skip: the kernel reads `found_inf` itself, and the step counters move on by 1 - found_inf."""
+
+    held: list[_GroupState] = field(default_factory=list)
+    description: str = "inside the fused AdamW kernel"
+
+    @torch.no_grad()
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step where `found_inf` (float32, on the device) is 0; where it is 1, change no bit of parameters or state."""
+        if len(self.held) != len(optimizer.param_groups):
+            self.held = [_GroupState() for _ in optimizer.param_groups]
+        moved_on = 1.0 - found_inf
+        for group, held in zip(optimizer.param_groups, self.held, strict=True):
+            gradients = [parameter.grad for parameter in group["params"]]
+            if any(gradient is None for gradient in gradients) or not held.is_of(optimizer, group["params"]):
+                held.take(optimizer, group["params"])
+                gradients = [parameter.grad for parameter in held.parameters]
+            if not gradients:
+                continue
+            torch._foreach_add_(held.steps, [moved_on] * len(held.steps))
+            beta1, beta2 = group["betas"]
+            torch._fused_adamw_(
+                held.parameters,
+                gradients,  # type: ignore[arg-type]
+                held.means,
+                held.squares,
+                [],
+                held.steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                found_inf=found_inf,
+            )
+
+
+@dataclass
+class _GroupState:
+    """The lists that the kernel takes, of the parameters of one group that have a gradient."""
+
+    parameters: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+
+    def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
+        """True where these are the state's tensors for all parameters: a loaded checkpoint puts others there."""
+        last = optimizer.state.get(parameters[-1], {}).get("step")
+        return len(self.parameters) == len(parameters) and last is self.steps[-1]
+
+    def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
+        self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        states = [_started(optimizer.state[parameter], parameter) for parameter in self.parameters]
+        self.means, self.squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        self.steps = [state["step"] for state in states]
+
+
+def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
+    """The short way for this optimizer, or None where it does more than one kernel call says."""
+    plain = type(optimizer) is AdamW and not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    if not plain or len({parameter.device for group in optimizer.param_groups for parameter in group["params"]}) > 1:
+        return None
+    if any(group["amsgrad"] or group["maximize"] or group["differentiable"] or not group["fused"] for group in optimizer.param_groups):
+        return None
+    return StraightToKernel()
+
+
+def _started(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
+    return state

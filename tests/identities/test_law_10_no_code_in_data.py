@@ -1,0 +1,248 @@
+"""Law 10: nothing surefoot writes or reads is pickled; no file it opens can make it run code. Two seconds."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.checkpoint import Contents, DamageError, Store, read, read_manifest, verify, write
+
+SOURCES = sorted((Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py"))
+
+MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "yaml",
+    "ruamel",
+}
+CALLS = {"eval", "exec", "__import__"}
+ATTRIBUTES = {
+    "torch.load",
+    "torch.save",
+    "torch.hub",
+    "torch.package",
+    "torch.jit.load",
+    "torch.export.load",
+    "torch.distributed.checkpoint",
+    "dist.checkpoint",
+    "torch.distributed.broadcast_object_list",  # the object collectives pickle what they send
+    "torch.distributed.all_gather_object",
+    "torch.distributed.gather_object",
+    "torch.distributed.scatter_object_list",
+    "torch.distributed.send_object_list",
+    "torch.distributed.recv_object_list",
+}
+
+
+def code_in_data(source: str) -> Iterator[str]:
+    """Everything in a file of Python by which data could become code, one line each."""
+    names: dict[str, str] = {}
+    for node in ast.walk(ast.parse(source)):
+        imported: list[str] = []
+        if isinstance(node, ast.Import):
+            names |= {
+                alias.asname or alias.name.partition(".")[0]: alias.name
+                if alias.asname
+                else alias.name.partition(".")[0]
+                for alias in node.names
+            }
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            imported = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            imported = [dotted(node, names)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+            yield f"line {node.lineno}: {node.func.id}(...)"
+        elif isinstance(node, ast.keyword) and node.arg in {"allow_pickle", "weights_only", "pickle_module"}:
+            yield f"line {node.value.lineno}: {node.arg}="
+        for name in imported:
+            if name.partition(".")[0] in MODULES or name in ATTRIBUTES:
+                yield f"line {node.lineno}: {name}"
+
+
+def dotted(node: ast.expr, names: dict[str, str]) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value, names)}.{node.attr}"
+    return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_no_source_file_can_turn_data_into_code(path: Path) -> None:
+    assert list(code_in_data(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('x', weights_only=True)",
+        "import torch as t\nt.save({}, 'x')",
+        "from torch import load",
+        "import yaml",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "eval('1')",
+        "import torch.distributed as dist\ndist.all_gather_object([], 1)",
+    ],
+)
+def test_the_search_finds_what_it_is_for(source: str) -> None:
+    assert list(code_in_data(source)) != []
+
+
+def test_there_are_sources_to_search() -> None:
+    assert len(SOURCES) > 10
+
+
+# ---- hostile files ----
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.canary,)
+
+
+def pickled(canary: Path, scratch: Path) -> bytes:
+    return pickle.dumps(Bomb(canary))
+
+
+def torch_saved(canary: Path, scratch: Path) -> bytes:
+    torch.save({"w": Bomb(canary)}, scratch)
+    return scratch.read_bytes()
+
+
+def old_torch_saved(canary: Path, scratch: Path) -> bytes:
+    torch.save({"w": Bomb(canary)}, scratch, _use_new_zipfile_serialization=False)
+    return scratch.read_bytes()
+
+
+def tagged(canary: Path, scratch: Path) -> bytes:
+    return f"!!python/object/apply:pathlib.Path.touch ['{canary}']\n".encode()
+
+
+def tagged_json(canary: Path, scratch: Path) -> bytes:
+    return json.dumps(
+        {"__reduce__": ["pathlib.Path.touch", str(canary)], "py/object": "pathlib.Path"}
+    ).encode()
+
+
+def nested(canary: Path, scratch: Path) -> bytes:
+    return b"[" * 500_000
+
+
+def header_of_a_terabyte(canary: Path, scratch: Path) -> bytes:
+    return (1 << 40).to_bytes(8, "little") + b"{}"
+
+
+def tensor_of_a_terabyte(canary: Path, scratch: Path) -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+HOSTILE = [
+    pickled,
+    torch_saved,
+    old_torch_saved,
+    tagged,
+    tagged_json,
+    nested,
+    header_of_a_terabyte,
+    tensor_of_a_terabyte,
+]
+FILES = ["manifest.json", "state.json", "model.safetensors"]
+
+
+def test_the_bombs_are_live(tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(torch_saved(tmp_path / "canary", tmp_path / "scratch"))
+    torch.load(tmp_path / "bomb", weights_only=False)
+    assert (tmp_path / "canary").exists()
+
+
+def with_sound_hashes(directory: Path) -> None:
+    """Make the manifest fit the files, as whoever made them would."""
+    body = json.loads((directory / "manifest.json").read_text())
+    del body["sha256"]
+    for file, entry in body["files"].items():
+        data = (directory / file).read_bytes()
+        entry |= {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
+    body["sha256"] = sha256(plain).hexdigest()
+    (directory / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("sound", [False, True], ids=["as it is", "with sound hashes"])
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: str(hostile.__name__))
+def test_a_hostile_file_in_a_checkpoint_runs_nothing(
+    hostile: Callable[[Path, Path], bytes], file: str, sound: bool, tmp_path: Path
+) -> None:
+    canary, store = tmp_path / "canary", Store(tmp_path / "checkpoints")
+    for step in (1, 2):
+        store.save(Contents(step, {"model": {"w": torch.ones(3)}}, {"a": 1}))
+    (store.path(2) / file).write_bytes(hostile(canary, tmp_path / "scratch"))
+    if sound and file != "manifest.json":
+        with_sound_hashes(store.path(2))
+    modules = set(sys.modules)
+    accepted = sound and file == "state.json" and hostile is tagged_json  # it is JSON, and stays mere JSON
+    newest = store.newest_intact()
+    assert newest is not None
+    found, damaged = newest
+    assert found.step == (2 if accepted else 1)
+    assert [each.path for each in damaged] == ([] if accepted else [store.path(2)])
+    assert accepted or sound or verify(store.path(2))
+    store.newest_step()
+    assert not canary.exists()
+    assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}
+
+
+@pytest.mark.parametrize(
+    "file", ["../secret", "/etc/hostname", "a/../../secret", "bomb.pkl", "model.safetensors\n", "weights.pt"]
+)
+def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(file: str, tmp_path: Path) -> None:
+    write(Contents(1, {}, {}), directory=tmp_path / "c")
+    (tmp_path / "secret").write_text("secret")
+    body = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    del body["sha256"]
+    body["files"][file] = {"bytes": 6, "sha256": sha256(b"secret").hexdigest()}
+    plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
+    body["sha256"] = sha256(plain).hexdigest()
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
+    for opened in (read, read_manifest):
+        with pytest.raises(DamageError, match="is no file of a checkpoint"):
+            opened(tmp_path / "c")
+
+
+def test_what_a_checkpoint_holds_is_safetensors_and_json(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(Contents(1, {"model": {"w": torch.ones(3)}, "kept": {}}, {"a": None}))
+    assert sorted(path.name for path in store.path(1).iterdir()) == [
+        "kept.safetensors",
+        "manifest.json",
+        "model.safetensors",
+        "state.json",
+    ]
+    for path in store.path(1).glob("*.json"):
+        assert isinstance(json.loads(path.read_text()), dict)
+    for path in store.path(1).glob("*.safetensors"):
+        data = path.read_bytes()
+        assert isinstance(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]), dict)
