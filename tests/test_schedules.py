@@ -1,4 +1,4 @@
-"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond, and torch's as an oracle; 4 seconds."""
+"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond, against torch; 4 seconds."""
 
 from __future__ import annotations
 

@@ -328,6 +328,7 @@ class Run:
         """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
         if self.opened:
             raise ConfigError("this run is open already")
+        self.signals.install()
         try:
             self._open()
         except BaseException:
@@ -379,7 +380,6 @@ class Run:
             if found is not None:
                 self._write({"kind": "resumed", "step": self.state.step})
         self.first_step = self.state.step
-        self.signals.install()
         self._say(narration.header(self))
 
     def _newest(self) -> Contents | None:

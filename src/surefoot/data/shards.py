@@ -1,0 +1,180 @@
+"""Tokens on disk: memory-mapped shards of 16- or 32-bit numbers beside a `tokens.json` that says what they are.
+
+A shard is a bare little-endian array (`.bin`). `tokens.json` is written last, so a directory without it is an unfinished one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.errors import DataError
+
+Tokens = NDArray[Any]
+
+_INDEX = "tokens.json"
+_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of tokens: its name within the directory, how many it holds, and the sha256 of its bytes."""
+
+    name: str
+    count: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TokenShards:
+    """Tokens in files, mapped into memory: `arrays` holds one per shard, and nothing is read before it is used."""
+
+    directory: Path
+    vocabulary: int
+    shards: Sequence[Shard]
+    arrays: Sequence[Tokens]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Self:
+        """The shards of a directory; raises `DataError` where one is missing, empty, or of another size than when written.
+
+        Sizes are compared, contents are not: `damaged()` reads everything.
+        """
+        directory = Path(directory)
+        vocabulary, dtype, shards = _index(directory)
+        arrays = [_mapped(directory / shard.name, shard, dtype) for shard in shards]
+        return cls(directory, vocabulary, shards, arrays)
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        return sum(shard.count for shard in self.shards)
+
+    def damaged(self) -> list[str]:
+        """The names of the shards whose bytes are not those that were written; reads all of them."""
+        return [shard.name for shard in self.shards if _hashed(self.directory / shard.name) != shard.sha256]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The hashes noted when the shards were written."""
+        whole = sha256("".join(shard.sha256 for shard in self.shards).encode())
+        return {"tokens": len(self), "vocabulary": self.vocabulary, "sha256": whole.hexdigest()}
+
+
+def write_shards(
+    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocabulary: int, shard_tokens: int = 100_000_000
+) -> TokenShards:
+    """Write one array of tokens, or many one after the other, as shards of `shard_tokens` each, and open them.
+
+    `vocabulary` is the number of different tokens; up to 65,536 they take two bytes each, otherwise four. Raises `DataError`
+    for a token outside the vocabulary, for no tokens, and for a directory that holds shards already.
+    """
+    directory = Path(directory)
+    if (directory / _INDEX).exists():
+        raise DataError(f"{directory} holds token shards already: choose another directory, or delete this one first")
+    if vocabulary < 1 or shard_tokens < 1:
+        raise DataError(f"vocabulary = {vocabulary} and shard_tokens = {shard_tokens} must both be at least 1")
+    directory.mkdir(parents=True, exist_ok=True)
+    name = "uint16" if vocabulary <= 1 << 16 else "uint32"
+    shards = []
+    parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
+    for number, pieces in enumerate(_filled(_checked(parts, vocabulary), shard_tokens)):
+        path = directory / f"shard-{number:05d}.bin"
+        data = np.concatenate(pieces).astype(_DTYPES[name]).tobytes()
+        _write(path, data)
+        shards.append(Shard(path.name, len(data) // _DTYPES[name].itemsize, sha256(data).hexdigest()))
+    if not shards:
+        raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
+    index = {"format_version": 1, "dtype": name, "vocabulary": vocabulary, "shards": [vars(shard) for shard in shards]}
+    partial = directory / f"{_INDEX}.partial"
+    _write(partial, json.dumps(index, indent=1).encode())
+    partial.replace(directory / _INDEX)
+    return TokenShards.open(directory)
+
+
+def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
+    before = 0
+    for part in parts:
+        array = np.asarray(part)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise DataError(f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}")
+        wrong = np.flatnonzero((array < 0) | (array >= vocabulary))
+        if wrong.size:
+            first = int(wrong[0])
+            raise DataError(
+                f"token {int(array[first])} at position {before + first} is outside the vocabulary of {vocabulary} (0 to {vocabulary - 1})\n"
+                "  was the text encoded with another tokenizer?"
+            )
+        before += len(array)
+        yield array
+
+
+def _filled(parts: Iterable[Tokens], shard_tokens: int) -> Iterator[list[Tokens]]:
+    pieces: list[Tokens] = []
+    room = shard_tokens
+    for part in parts:
+        rest = part
+        while len(rest):
+            pieces.append(rest[:room])
+            rest, room = rest[room:], room - len(pieces[-1])
+            if room == 0:
+                yield pieces
+                pieces, room = [], shard_tokens
+    if pieces:
+        yield pieces
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
+    path = directory / _INDEX
+    if not directory.is_dir():
+        raise DataError(f"no token shards at {directory}: there is no such directory\n  make them with surefoot.write_shards")
+    if not path.is_file():
+        raise DataError(f"no token shards in {directory}: it has no {_INDEX}, which is written last\n  write them again")
+    try:
+        found = json.loads(path.read_bytes())
+        shards = [Shard(str(one["name"]), int(one["count"]), str(one["sha256"])) for one in found["shards"]]
+        vocabulary, dtype, version = int(found["vocabulary"]), _DTYPES[found["dtype"]], found["format_version"]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again") from problem
+    if version != 1:
+        raise DataError(f"{path} has format version {version}, this surefoot reads 1: update surefoot, or write the shards again")
+    for shard in shards:
+        if Path(shard.name).name != shard.name or shard.name in ("", ".", ".."):
+            raise DataError(f"{path} names {shard.name!r}, which is no plain file name: refused")
+    if sum(shard.count for shard in shards) == 0:
+        raise DataError(f"{path} lists no tokens: write the shards again")
+    return vocabulary, dtype, shards
+
+
+def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
+    expected = shard.count * dtype.itemsize
+    try:
+        found = path.stat().st_size
+    except OSError as problem:
+        raise DataError(f"token shard {path} cannot be read: {problem.strerror}\n  copy it again, or write the shards again") from problem
+    if found != expected or found == 0:
+        state = "is empty" if found == 0 else "is truncated" if found < expected else "is too long"
+        raise DataError(f"token shard {path} {state}: {found} bytes, written were {expected}\n  copy it again, or write the shards again")
+    # a plain array over the mapping: indexing np.memmap itself costs several times as much
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def _hashed(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = sha256()
+        while chunk := file.read(1 << 24):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,147 @@
+"""From text to tokens and back, without a file or a download: one token per byte, or one per character."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.errors import DataError
+
+
+class Tokenizer(Protocol):
+    """Text <-> numbers from 0 to `vocabulary` - 1."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are."""
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """The tokens of a text, 1-dimensional and unsigned."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens."""
+
+    def to_json(self) -> str:
+        """Everything that `tokenizer_from_json` needs."""
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8: 256 tokens, nothing is unknown.
+
+    >>> ByteTokenizer().encode("hé").tolist()
+    [104, 195, 169]
+    """
+
+    vocabulary = 256
+
+    def encode(self, text: str) -> NDArray[np.uint8]:
+        """One token per byte; raises `DataError` for half of a surrogate pair, which UTF-8 has no bytes for."""
+        try:
+            return np.array(np.frombuffer(text.encode(), dtype=np.uint8))
+        except UnicodeEncodeError as problem:
+            raise DataError(f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable") from problem
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD."""
+        return bytes(_listed(ids)).decode(errors="replace")
+
+    def to_json(self) -> str:
+        """Only its name: there is nothing to remember."""
+        return json.dumps({"kind": "bytes"})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described."""
+        _described(text, "bytes")
+        return cls()
+
+
+class CharacterTokenizer:
+    """One token per character of a given set, numbered in its order.
+
+    >>> tokenizer = CharacterTokenizer.of("banana")
+    >>> tokenizer.characters, tokenizer.encode("nab").tolist(), tokenizer.decode([2, 0])
+    ('abn', [2, 0, 1], 'na')
+    """
+
+    def __init__(self, characters: str) -> None:
+        if not characters:
+            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.of(text)")
+        if len(set(characters)) < len(characters):
+            twice = next(one for place, one in enumerate(characters) if one in characters[:place])
+            raise DataError(f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out")
+        self.characters = characters
+        self.vocabulary = len(characters)
+        codes = _codes(characters)
+        self.numbers = np.full(int(codes.max()) + 1, -1, dtype=np.int32)
+        self.numbers[codes] = np.arange(len(codes))
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The tokenizer of all characters that a text holds, sorted."""
+        return cls("".join(sorted(set(text))))
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """One token per character; raises `DataError` for one that is not in the set, naming it and where it stands."""
+        codes = _codes(text)
+        ids = np.where(codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1)
+        unknown = np.flatnonzero(ids < 0)
+        if unknown.size:
+            place = int(unknown[0])
+            raise DataError(
+                f"character {text[place]!r} at position {place} is not one of the {self.vocabulary} this tokenizer knows\n"
+                "  make the tokenizer from all the text, or use ByteTokenizer(), which knows everything"
+            )
+        return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens."""
+        listed = _listed(ids)
+        wrong = next((one for one in listed if not 0 <= one < self.vocabulary), None)
+        if wrong is not None:
+            raise DataError(f"token {wrong} is outside this tokenizer's vocabulary of {self.vocabulary}: was it trained with another one?")
+        return "".join(self.characters[one] for one in listed)
+
+    def to_json(self) -> str:
+        """The characters in their order."""
+        return json.dumps({"kind": "characters", "characters": self.characters})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described."""
+        return cls(str(_described(text, "characters")["characters"]))
+
+
+def tokenizer_from_json(text: str) -> Tokenizer:
+    """The tokenizer that some tokenizer's `to_json` described.
+
+    >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
+    [1, 0]
+    """
+    return CharacterTokenizer.from_json(text) if _described(text, None)["kind"] == "characters" else ByteTokenizer.from_json(text)
+
+
+def _described(text: str, kind: str | None) -> dict[str, Any]:
+    needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}}
+    try:
+        found = json.loads(text)
+    except ValueError as problem:
+        raise DataError(f"no description of a tokenizer: {problem}") from problem
+    if not isinstance(found, dict) or found.get("kind") not in needed or set(found) != needed[found["kind"]]:
+        raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
+    if kind is not None and found["kind"] != kind:
+        raise DataError(f"the description is of a tokenizer of {found['kind']}, asked for was one of {kind}")
+    return found
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    # half surrogates pass: they are characters to Python, and must be found unknown or known like any other
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def _listed(ids: Any) -> list[int]:
+    return ids.tolist() if hasattr(ids, "tolist") else [int(one) for one in ids]

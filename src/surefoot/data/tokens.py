@@ -1,0 +1,163 @@
+"""Windows over tokens, for language models: shuffled and shifted every epoch to train on, in order and complete to score.
+
+Shape suffixes: B batch, T time (the context).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from surefoot.data.plan import Ids
+from surefoot.data.shards import Tokens, TokenShards, write_shards
+from surefoot.errors import DataError
+from surefoot.seeding import fold, stream_key
+
+__all__ = ["HeldOut", "TokenShards", "Windows", "write_shards"]
+
+_IGNORED = -100  # what cross-entropy leaves out, here and in torch
+_HASHED_TOKENS = 1 << 24
+
+
+class Windows:
+    """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
+
+    Each epoch starts at an offset from (seed, epoch) in [0, context), so that a token is not always first of its window. A
+    window is (inputs, targets), the targets one token later, and lies within one shard. The number of windows is the same for
+    every offset: at a shard's ends fewer than two windows' worth of tokens stay out of an epoch.
+
+    >>> windows = Windows(np.arange(10), context=3, seed=0)
+    >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
+    (2, [torch.Size([2, 3]), torch.Size([2, 3])])
+    """
+
+    def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
+        self.arrays = _arrays(tokens, context)
+        self.described = _described(tokens, context)
+        self.context, self.key = context, stream_key(seed, "window offset")
+        self.ends = np.cumsum([(len(array) - context) // context if len(array) >= context else 0 for array in self.arrays])
+        if self.ends[-1] == 0:
+            longest = max(len(array) for array in self.arrays)
+            raise DataError(
+                f"no window of context {context} fits into {longest} tokens in one piece: at least {2 * context} are needed\n"
+                "  give more text, or a smaller context"
+            )
+        self.offsets: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """How many windows an epoch has."""
+        return int(self.ends[-1])
+
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these windows, both (B, T) int64."""
+        return _taken(self.arrays, self.ends, ids, self._offsets(epochs), self.context)
+
+    def offset(self, epoch: int) -> int:
+        """The token at which an epoch's first window starts in every shard."""
+        return fold(self.key, epoch) % self.context
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Which tokens, and how long the windows are."""
+        return self.described
+
+    def _offsets(self, epochs: Ids) -> Ids | int:
+        if len(epochs) and epochs[0] == epochs[-1] and (len(epochs) < 3 or bool((epochs == epochs[0]).all())):
+            return self.offset(int(epochs[0]))
+        return np.array([self.offset(epoch) for epoch in epochs.tolist()], dtype=np.int64)
+
+
+class HeldOut:
+    """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
+
+    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target: there
+    is nothing before it to predict it from.
+
+    >>> HeldOut(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
+    (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
+    """
+
+    def __init__(self, tokens: Tokens | TokenShards, *, context: int) -> None:
+        self.arrays = _arrays(tokens, context)
+        self.described = _described(tokens, context)
+        self.context = context
+        self.ends = np.cumsum([-(-(len(array) - 1) // context) for array in self.arrays])
+        if self.ends[-1] == 0:
+            raise DataError("the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction")
+        # the last windows, filled up: the only ones that are no plain slice
+        self.last = [_filled(array, context) for array in self.arrays]
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return int(self.ends[-1])
+
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
+        del epochs
+        inputs_BT = torch.empty((len(ids), self.context), dtype=torch.int64)
+        targets_BT = torch.empty_like(inputs_BT)
+        starts = np.concatenate([[0], self.ends[:-1]])
+        for row, (sample, source) in enumerate(zip(ids.tolist(), np.searchsorted(self.ends, ids, side="right").tolist(), strict=True)):
+            if sample + 1 == self.ends[source]:
+                inputs_BT[row], targets_BT[row] = self.last[source]
+                continue
+            first = int(sample - starts[source]) * self.context
+            window = torch.from_numpy(self.arrays[source][first : first + self.context + 1].astype(np.int64))
+            inputs_BT[row], targets_BT[row] = window[:-1], window[1:]
+        return inputs_BT, targets_BT
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Which tokens, and how long the windows are."""
+        return self.described
+
+
+def _taken(arrays: Sequence[Tokens], ends: NDArray[Any], ids: Ids, offsets: Ids | int, context: int) -> tuple[Tensor, Tensor]:
+    if len(arrays) == 1:
+        window_BT = arrays[0][(ids * context + offsets)[:, None] + np.arange(context + 1)]
+    else:
+        sources = np.searchsorted(ends, ids, side="right")
+        firsts = (ids - np.concatenate([[0], ends[:-1]])[sources]) * context + offsets
+        window_BT = np.empty((len(ids), context + 1), dtype=arrays[0].dtype)
+        for source in np.unique(sources):
+            here = sources == source
+            window_BT[here] = arrays[source][firsts[here, None] + np.arange(context + 1)]
+    # copies, so that both lie in memory row after row: a loss may `view` its targets
+    return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
+
+
+def _filled(array: Tokens, context: int) -> tuple[Tensor, Tensor]:
+    targets = max(0, len(array) - 1)
+    count = targets - max(0, -(-targets // context) - 1) * context
+    inputs_T, targets_T = torch.zeros(context, dtype=torch.int64), torch.full((context,), _IGNORED, dtype=torch.int64)
+    if count:
+        inputs_T[:count] = torch.from_numpy(array[-count - 1 : -1].astype(np.int64))
+        targets_T[:count] = torch.from_numpy(array[-count:].astype(np.int64))
+    return inputs_T, targets_T
+
+
+def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
+    if context < 1:
+        raise DataError(f"context = {context}: a window has at least 1 token")
+    arrays = list(tokens.arrays) if isinstance(tokens, TokenShards) else [np.asarray(tokens)]
+    for array in arrays:
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise DataError(
+                f"tokens must be a 1-dimensional array of whole numbers, found {array.dtype} of shape {array.shape}\n"
+                "  encode text first: surefoot.ByteTokenizer().encode(text)"
+            )
+    return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
+
+
+def _described(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
+    if isinstance(tokens, TokenShards):
+        return {**tokens.fingerprint(), "context": context}
+    array = np.asarray(tokens)
+    # the whole up to 16 Mi tokens, beyond that as many spread over it: naming the data stays a matter of milliseconds
+    shown = array[:: max(1, len(array) // _HASHED_TOKENS)]
+    digest = sha256(np.ascontiguousarray(shown).astype("<i8").tobytes()).hexdigest()
+    return {"tokens": len(array), "sha256": digest, "context": context}

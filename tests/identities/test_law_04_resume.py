@@ -1,0 +1,82 @@
+"""Law 4: killed at any point and resumed, a run ends with the same bits as one that was left alone. (about 40 s)
+
+Real processes, real SIGKILL. Compared are the tensors of model, averages, optimizer and meter, every record, every sample id,
+the score that early stopping watches, and a value of the user's own that draws random numbers in the loop's body.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import outcome
+from zygote import Zygote
+
+SIGKILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as held:
+        yield held
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert zygote.run(out) == 0
+    return outcome(out)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("killed_at_pass", [1, 2, 9, 10, 26, 41, 51])
+def test_killed_in_a_step_or_inside_an_accumulation_window(
+    killed_at_pass: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert zygote.run(out, **{"pass": killed_at_pass}, workers=workers) == SIGKILLED
+    assert zygote.run(out, workers=workers) == 0
+    assert outcome(out) == uninterrupted
+
+
+@pytest.mark.parametrize("operation", [1, 2, 3, 9, 17, 23, 24, 25, 31, 47, 60, 75])
+def test_killed_before_during_and_after_a_save(operation: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert zygote.run(out, operation=operation) == SIGKILLED
+    assert zygote.run(out) == 0
+    assert outcome(out) == uninterrupted
+    assert not [left for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
+
+
+def test_several_kills_in_one_run_and_another_number_of_workers_each_time(
+    zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    for workers, killed_at in ((0, 3), (2, 12), (1, 11), (0, 14)):
+        assert zygote.run(out, **{"pass": killed_at}, workers=workers) == SIGKILLED
+    assert zygote.run(out, workers=2) == 0
+    assert outcome(out) == uninterrupted
+
+
+def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for after_s in (0.05, 0.2, 0.35, 0.3, 0.25):
+        assert zygote.run(out, after_s=after_s) in (SIGKILLED, 0)
+    assert zygote.run(out) == 0
+    assert outcome(out) == uninterrupted
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
+    number: int, status: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    changes = {"save_every": "1000 steps"}  # so that only the signal can have saved
+    assert zygote.run(out, workers=workers, changes=changes, signal_at_step=[9, number]) == status
+    assert (out / "checkpoints" / "step-00000010").exists()
+    assert zygote.run(out, workers=workers) == 0
+    assert outcome(out) == uninterrupted

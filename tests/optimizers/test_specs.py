@@ -1,0 +1,144 @@
+"""Optimizers against ten lines of NumPy and against torch's own; 3 seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from surefoot.errors import ConfigError
+from surefoot.optimizers import OptimizerSpec, adamw, named, sgd
+from surefoot.optimizers.groups import parameter_groups
+
+
+def gradients(steps=7, shape=(3, 4)):
+    return np.random.default_rng(0).normal(size=(steps, *shape))
+
+
+def trained(spec: OptimizerSpec, weight: np.ndarray) -> np.ndarray:
+    """One matrix after one step for each of `gradients`, in float64."""
+    model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(weight))
+    optimizer = spec.build(parameter_groups(model, spec.weight_decay))
+    for gradient in gradients():
+        model.weight.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return model.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
+def test_adamw_is_the_published_algorithm(weight_decay, betas):
+    start, lr, eps = np.ones((3, 4)), 0.02, 1e-8
+    weight, first, second = start.copy(), np.zeros((3, 4)), np.zeros((3, 4))
+    for t, gradient in enumerate(gradients(), start=1):
+        weight -= lr * weight_decay * weight
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        weight -= lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + eps)
+
+    np.testing.assert_allclose(
+        trained(adamw(lr, weight_decay=weight_decay, betas=betas, eps=eps), start), weight, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_sgd_is_the_published_algorithm(weight_decay, momentum, nesterov):
+    start, lr = np.ones((3, 4)), 0.02
+    weight, buffer = start.copy(), np.zeros((3, 4))
+    for gradient in gradients():
+        whole = gradient + weight_decay * weight
+        buffer = momentum * buffer + whole
+        weight -= lr * (whole + momentum * buffer if nesterov else buffer)
+    spec = sgd(lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+
+    np.testing.assert_allclose(trained(spec, start), weight, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "torchs"),
+    [
+        (adamw(0.01), lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
+        (sgd(0.01, momentum=0.9), lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)),
+    ],
+)
+def test_defaults_are_torchs(spec, torchs):
+    model = nn.Linear(4, 3, bias=False)
+    made, expected = spec.build(parameter_groups(model, spec.weight_decay)), torchs(model.parameters())
+
+    same = {
+        key: value
+        for key, value in expected.param_groups[0].items()
+        if key not in ("params", "fused", "foreach")
+    }
+    assert {key: made.param_groups[0][key] for key in same} == same
+
+
+def test_real_parameters_are_trained_by_the_fused_kernel_and_complex_ones_too_by_another():
+    real, complex_ = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
+
+    assert [
+        adamw(0.1).build(parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)
+    ] == [True, False]
+
+
+def test_each_group_has_its_own_decay():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    optimizer = adamw(0.1, weight_decay=0.3).build(parameter_groups(model, 0.3))
+
+    assert [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups] == [
+        (0.3, 1),
+        (0.0, 3),
+    ]
+
+
+def test_described_is_json_and_names_every_number():
+    assert adamw(0.1).described() == {
+        "name": "adamw",
+        "lr": 0.1,
+        "weight_decay": 0.01,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("adamw", {"momentum": 0.9}, "optimizer.momentum = 0.9 is foreign to adamw"),
+        ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is foreign to sgd"),
+        ("adamv", {}, "did you mean adamw"),
+        ("lbfgs", {}, "one of: adamw, sgd"),
+        ("sgd", {"nesterov": True}, "needs a momentum"),
+        ("adamw", {"betas": (0.9, 1.0)}, "optimizer.betas"),
+        ("adamw", {"betas": (0.9,)}, "optimizer.betas"),
+        ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
+        ("adamw", {"eps": -1.0}, "optimizer.eps"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        named(name, lr=0.1, settings=settings)
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf"), "fast", True])
+def test_a_rate_that_cannot_be_is_refused(lr):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr"):
+        adamw(lr)
+
+
+def test_all_problems_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)momentum.*lr.*weight_decay"):
+        named("adamw", lr=-1.0, weight_decay=-1.0, settings={"momentum": 0.9})
+
+
+def test_a_specification_does_not_import_torch():
+    code = "import sys, surefoot.optimizers as o; o.adamw(0.1); sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

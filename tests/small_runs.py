@@ -1,0 +1,192 @@
+"""A run small enough to be killed hundreds of times that still has everything a resume can get wrong.
+
+Dropout and batch statistics, augmentation through Python's, NumPy's and torch's generators, two micro-batches a step, an
+average of the weights, early stopping switched on, a value of the user's own, epochs that end in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.checkpoint.disk import Disk
+from surefoot.sinks import records
+
+SAMPLES, FEATURES, CLASSES = 52, 8, 3
+
+
+class Augmented:
+    """Real-valued samples, moved about by all three generators."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+        self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
+        noise = random.random() + float(np.random.rand()) + torch.rand(FEATURES)
+        return self.inputs[sample] + 0.1 * noise, self.labels[sample]
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, CLASSES))
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def build(out: str | Path | None, **changes: Any) -> sf.Run:
+    data = Augmented()
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train": data,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "length": "4 epochs",
+        "optimizer": sf.adamw(lr=1e-2, weight_decay=0.05),
+        "schedule": sf.warmup_cosine(warmup="10%"),
+        "evaluate": {"held-out": sf.Split((data.inputs, data.labels), scores=sf.accuracy)},
+        "evaluate_every": "5 steps",
+        "early_stopping": sf.EarlyStopping("min held-out/loss", patience=50),
+        "save_every": "4 steps",
+        "log_every": "3 steps",
+        "ema": 0.9,
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def train(run: sf.Run, ids: Path | None = None) -> None:
+    """All steps that are left; the samples of each are appended to a file, and a value of the user's own is kept."""
+    seen = run.keep("seen", {"labels": 0, "noise": torch.zeros(())})
+    with run:
+        for step in run:
+            seen["labels"] += int(sum(int(part.batch[1].sum()) for part in step.micro_batches))
+            seen["noise"] += torch.rand(())  # the body's random numbers belong to its step too
+            if ids is not None:
+                with ids.open("a") as file:
+                    file.write(json.dumps([step.index, [part.ids.tolist() for part in step.micro_batches]]) + "\n")
+
+
+class KilledBeforeOperation:
+    """A disk that kills this process before its n-th operation (counted from 1) that changes anything."""
+
+    CHANGING = ("make_directory", "create", "append", "flush", "close", "flush_directory", "rename", "remove", "remove_directory")
+
+    def __init__(self, n: int) -> None:
+        self.left, self.disk = n, Disk()
+
+    def __getattr__(self, name: str) -> Any:
+        held = getattr(self.disk, name)
+        if name not in self.CHANGING:
+            return held
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return held(*arguments, **named)
+
+        return counted
+
+
+def sitting(spec: dict[str, Any]) -> None:
+    """One start of the run in `spec["out"]`, killed where `spec` says."""
+    out = Path(spec["out"])
+    changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
+    if "operation" in spec:
+        changes["disk"] = KilledBeforeOperation(spec["operation"])
+    if "pass" in spec:
+        left = [spec["pass"]]
+
+        def killing_loss(model: nn.Module, batch: Any) -> Tensor:
+            if model.training:
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return loss(model, batch)
+
+        changes["loss"] = killing_loss
+    if "signal_at_step" in spec:
+        step, number = spec["signal_at_step"]
+        passes = [0]
+
+        def signalling_loss(model: nn.Module, batch: Any) -> Tensor:
+            if model.training:
+                passes[0] += 1
+                if passes[0] == 2 * step + 1:  # in the first of the step's two micro-batches
+                    os.kill(os.getpid(), number)
+            return loss(model, batch)
+
+        changes["loss"] = signalling_loss
+    train(build(out, **changes), out.with_suffix(".ids"))
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """Everything that must be equal to the bit: tensors, records, sample ids, and the state that is not about time."""
+    newest = max((out / "checkpoints").glob("step-*"))
+    state = json.loads((newest / "state.json").read_text())
+    lines = [json.loads(line) for line in out.with_suffix(".ids").read_text().splitlines()]
+    shown = ("kind", "step", "loss", "norm", "norm_max", "targets", "skipped", "learning_rate", "held-out/loss", "held-out/accuracy")
+    return {
+        "step": newest.name,
+        "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
+        "state": {key: value for key, value in state.items() if key not in ("spent_s", "machine")},
+        "records": [
+            {key: record[key] for key in shown if key in record}
+            for record in records(out / "metrics.jsonl")
+            if record["kind"] in ("train", "scores")
+        ],
+        "ids": {step: ids for step, ids in lines},
+    }
+
+
+def serve() -> None:
+    """Read one JSON specification a line, fork for each, answer with its exit status: importing torch costs seconds."""
+    torch.set_num_threads(1)
+    import torch.utils.tensorboard.writer  # noqa: F401  # a second, once instead of in every sitting
+
+    for line in sys.stdin:
+        spec = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                sitting(spec)
+                status = 0
+            except SystemExit as end:
+                status = int(end.code or 0)
+            except BaseException as problem:  # noqa: BLE001
+                print(repr(problem), file=sys.stderr, flush=True)
+            finally:
+                os._exit(status)
+        if "after_s" in spec:
+            import time
+
+            time.sleep(spec["after_s"])
+            os.kill(child, spec.get("signal", signal.SIGKILL))
+        _, status = os.waitpid(child, 0)
+        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
