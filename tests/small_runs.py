@@ -163,7 +163,9 @@ def outcome(out: Path) -> dict[str, Any]:
 def serve() -> None:
     """Read one JSON specification a line, fork for each, answer with its exit status: importing torch costs seconds."""
     torch.set_num_threads(1)
-    import torch.utils.tensorboard.writer  # noqa: F401  # a second, once instead of in every sitting
+    from torch.utils.tensorboard import writer  # a second, once instead of in every sitting
+
+    assert writer
 
     for line in sys.stdin:
         spec = json.loads(line)

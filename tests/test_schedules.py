@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.durations import Length
@@ -53,6 +53,7 @@ def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
     assert factors(Schedule(shape, warmup=4))[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     shape=st.sampled_from(("linear", "cosine")),
     steps=st.integers(1, 200),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
     from surefoot.data.mixture import Mixture
-    from surefoot.data.text import load_text, stdlib_text
+    from surefoot.data.text import held_out_split, load_text, stdlib_text
     from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
@@ -45,6 +45,7 @@ __all__ = [
     "data",
     "forward_backward",
     "generate",
+    "held_out_split",
     "linear",
     "load_text",
     "losses",
@@ -59,7 +60,7 @@ __all__ = [
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
     "data.mixture": ("Mixture",),
-    "data.text": ("load_text", "stdlib_text"),
+    "data.text": ("held_out_split", "load_text", "stdlib_text"),
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
     "evaluate": ("Split", "accuracy"),

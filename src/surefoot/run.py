@@ -322,6 +322,10 @@ class Run:
             seed_generators(fold(stream_key(self.seed, "sample"), self.state.step))
             return self.sample_text(model)
 
+    def load(self, found: Contents) -> None:
+        """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may."""
+        snapshot.restore(self.whole, found, where=f"step {found.step}", device=self.device)
+
     # --- opening and closing -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -372,6 +376,8 @@ class Run:
                     raise failure
             else:
                 self._resume(found)
+                if self.configuration is not None:
+                    self.directory.write_text("config.toml", self.configuration)
             now = machine(self.device, deterministic=self.deterministic)
             self.directory.add_sitting({"step": self.state.step, "machine": now, **environment(), "data": self.described["data"]})
             self.metrics = JsonLines(self.directory.metrics)

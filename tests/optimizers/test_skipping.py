@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.fused_adamw import StraightToKernel
 from surefoot.optimizers.skipping import (
     BranchOnCpu,
     InsideKernel,
@@ -34,22 +35,29 @@ OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, fused=False),
     "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "NAdam": lambda p: torch.optim.NAdam(p, weight_decay=0.1),
-    "RAdam": lambda p: torch.optim.RAdam(p),
+    "RAdam": torch.optim.RAdam,
     "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True),
-    "Adamax": lambda p: torch.optim.Adamax(p),
-    "Adadelta": lambda p: torch.optim.Adadelta(p),
-    "ASGD": lambda p: torch.optim.ASGD(p),
-    "Rprop": lambda p: torch.optim.Rprop(p),
-    "Adafactor": lambda p: torch.optim.Adafactor(p),
-    "Muon": lambda p: torch.optim.Muon(p),
+    "Adamax": torch.optim.Adamax,
+    "Adadelta": torch.optim.Adadelta,
+    "ASGD": torch.optim.ASGD,
+    "Rprop": torch.optim.Rprop,
+    "Adafactor": torch.optim.Adafactor,
+    "Muon": torch.optim.Muon,
 }
 TAKING_THE_FLAG = {name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}
+WAYS = [
+    *((name, "chosen") for name in OPTIMIZERS),
+    *(
+        (name, "restoring") for name in OPTIMIZERS if name != "fused SGD dampening"
+    ),  # refused where it would be needed
+    ("fused AdamW", "told"),
+]
 
 
 def ways(name, optimizer):
     """Those of the three that this optimizer can go here; restoring is what it would go on another device."""
     restoring = Restoring(type(optimizer).__name__, parameter_bytes=0)
-    return {"chosen": skipping(optimizer, CPU), "restoring": restoring}
+    return {"chosen": skipping(optimizer, CPU), "restoring": restoring, "told": InsideKernel(name)}
 
 
 def made(name):
@@ -83,8 +91,7 @@ def assert_same_bits(found, expected):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("way", ["chosen", "restoring"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "way"), WAYS)
 def test_a_skipped_step_changes_no_bit_of_parameters_and_state(name, way, value):
     parameters, optimizer = made(name)
     skip = ways(name, optimizer)[way]
@@ -100,8 +107,7 @@ def test_a_skipped_step_changes_no_bit_of_parameters_and_state(name, way, value)
 
 
 @pytest.mark.parametrize("skipped", [{0}, {0, 1}, {2}, {0, 3, 4}], ids=str)
-@pytest.mark.parametrize("way", ["chosen", "restoring"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "way"), WAYS)
 def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
     parameters, optimizer = made(name)
     skip = ways(name, optimizer)[way]
@@ -119,8 +125,15 @@ def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_way_is_the_cheapest_that_the_optimizer_allows(name):
     _, optimizer = made(name)
+    expected = (
+        StraightToKernel
+        if name == "fused AdamW"
+        else InsideKernel
+        if name in TAKING_THE_FLAG
+        else BranchOnCpu
+    )
 
-    assert type(skipping(optimizer, CPU)) is (InsideKernel if name in TAKING_THE_FLAG else BranchOnCpu)
+    assert type(skipping(optimizer, CPU)) is expected
 
 
 @pytest.mark.parametrize("name", sorted(TAKING_THE_FLAG))
@@ -145,7 +158,7 @@ def test_restoring_reads_nothing_on_the_host(name):
 
 
 def test_the_flag_does_not_outlive_the_step_even_where_it_fails():
-    parameters, optimizer = made("fused AdamW")
+    parameters, optimizer = made("fused Adam")
     skip = skipping(optimizer, CPU)
     give_gradients(parameters, 0)
     skip.apply(optimizer, BAD)
@@ -171,6 +184,74 @@ def test_a_parameter_that_gets_its_first_gradient_later_starts_from_zero_momentu
     torch.testing.assert_close(parameters[1].detach(), start - 0.1 * (gradient + 0.1 * start))
 
 
+@pytest.mark.parametrize("name", ["fused AdamW", "fused SGD momentum"])
+def test_a_parameter_without_a_gradient_is_left_alone(name):
+    parameters, optimizer = made(name)
+    skip = skipping(optimizer, CPU)
+    for step in range(2):
+        give_gradients(parameters, step)
+        skip.apply(optimizer, GOOD)
+    before = bits(parameters[1:], optimizer)
+    give_gradients(parameters, 2)
+    parameters[1].grad = None
+    skip.apply(optimizer, GOOD)
+
+    assert_same_bits(bits(parameters[1:], optimizer), before)
+
+
+@pytest.mark.parametrize("name", ["fused AdamW", "fused SGD momentum"])
+def test_parameters_of_several_types_and_missing_gradients_are_trained_as_by_torch(name):
+    def run(step_once):
+        torch.manual_seed(0)
+        parameters = [
+            nn.Parameter(torch.randn(3, 3, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+        ]
+        optimizer = OPTIMIZERS[name](parameters)
+        skip = skipping(optimizer, CPU)
+        for step in range(6):
+            generator = torch.Generator().manual_seed(step)
+            for place, parameter in enumerate(parameters):
+                gradient = torch.randn(3, 3, generator=generator).to(parameter.dtype)
+                parameter.grad = None if step % 3 == place else gradient
+            step_once(skip, optimizer)
+        return [parameter.detach() for parameter in parameters]
+
+    assert_same_bits(
+        run(lambda skip, optimizer: skip.apply(optimizer, GOOD)), run(lambda _, optimizer: optimizer.step())
+    )
+
+
+@pytest.mark.parametrize("name", ["fused AdamW", "fused SGD momentum"])
+def test_state_that_was_loaded_in_between_is_the_one_that_is_used(name):
+    parameters, optimizer = made(name)
+    skip = skipping(optimizer, CPU)
+    give_gradients(parameters, 0)
+    skip.apply(optimizer, GOOD)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in parameters]
+    give_gradients(parameters, 1)
+    skip.apply(optimizer, GOOD)
+    expected = bits(parameters, optimizer)
+
+    optimizer.load_state_dict(saved)
+    with torch.no_grad():
+        for parameter, weight in zip(parameters, weights, strict=True):
+            parameter.copy_(weight)
+    give_gradients(parameters, 1)
+    skip.apply(optimizer, GOOD)
+
+    assert_same_bits(bits(parameters, optimizer), expected)
+
+
+def test_hooks_are_called_where_there_are_some_from_the_start():
+    parameters, optimizer = made("fused AdamW")
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append(True))
+    give_gradients(parameters, 0)
+    skipping(optimizer, CPU).apply(optimizer, GOOD)
+
+    assert called == [True]
+
+
 def test_a_subclass_is_not_trusted_to_honour_the_flag():
     class Noisy(torch.optim.AdamW):
         pass
@@ -183,6 +264,12 @@ def test_away_from_the_cpu_what_cannot_count_on_the_device_is_refused_with_what_
         ConfigError, match=r"(?s)NAdam counts its steps on the host.*NAdam\(\.\.\., capturable=True\)"
     ):
         skipping(torch.optim.NAdam([nn.Parameter(torch.ones(2))]), torch.device("cuda"))
+
+
+def test_away_from_the_cpu_dampening_is_refused():
+    parameters = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(ConfigError, match="leave dampening out"):
+        skipping(torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5), torch.device("cuda"))
 
 
 def test_away_from_the_cpu_others_are_restored_and_say_what_it_costs():
@@ -202,7 +289,7 @@ def test_a_counter_in_python_that_cannot_be_undone_is_refused(place):
                 state = self.state[self.param_groups[0]["params"][0]]
                 state["k"] = state.get("k", 0) + 1
 
-    with pytest.raises(ConfigError, match="Counting keeps .* on the host"):
+    with pytest.raises(ConfigError, match=r"Counting keeps .* on the host"):
         Restoring("Counting", parameter_bytes=0).apply(Counting([nn.Parameter(torch.ones(2))], lr=0.1), GOOD)
 
 
@@ -238,7 +325,7 @@ def test_resumed_momentum_goes_on():
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
         lambda p: torch.optim.NAdam(p, capturable=True),
         lambda p: torch.optim.RMSprop(p, capturable=True),
-        lambda p: torch.optim.Muon(p),
+        torch.optim.Muon,
     ],
 )
 def test_on_a_gpu_a_skipped_step_changes_no_bit_and_waits_for_nothing(make):

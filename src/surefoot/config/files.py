@@ -40,11 +40,15 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
         item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
-        item.comment(" ".join(origins.get(name, "default").split()))
+        origin = origins.get(name, "default")
+        item.comment(
+            "".join(letter if letter.isprintable() else "?" for letter in origin)
+        )  # as TOML wants it
         _table(path, tables).add(leaf, item)
     made_by = _table(_PROGRAM, tables)
     for name, value in program.items():
         if value is not None:
+            _refuse_unwritable(f"{_PROGRAM}.{name}", value)
             made_by.add(name, value)
     return tomlkit.dumps(document)
 
@@ -117,9 +121,14 @@ def _table(path: str, tables: dict[str, Any]) -> Any:
 
 
 def _refuse_unwritable(name: str, value: Any) -> None:
-    try:
-        repr(value).encode() if not isinstance(value, str) else value.encode()
-    except UnicodeEncodeError as problem:
-        raise ConfigError(
-            f"{name} = {value!r} cannot be written to a file: it is not Unicode text"
-        ) from problem
+    """Raise where a text is none that UTF-8 can hold: a path that is not, say, given on the command line."""
+    if isinstance(value, list | tuple):
+        for held in value:
+            _refuse_unwritable(name, held)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as problem:
+            raise ConfigError(
+                f"{name} = {value!r} cannot be written to a file: it is not Unicode text"
+            ) from problem

@@ -6,6 +6,7 @@ another type is refused, all problems at once, with the nearest name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -160,7 +161,8 @@ def _checked(value: Any, hint: Any) -> Any:
         many = len(arguments) == 2 and arguments[1] is Ellipsis
         if many or len(value) == len(arguments):
             wanted = [arguments[0]] * len(value) if many else arguments
-            return tuple(_checked(held, member) for held, member in zip(value, wanted, strict=True))
+            with contextlib.suppress(_WrongTypeError):
+                return tuple(_checked(held, member) for held, member in zip(value, wanted, strict=True))
     elif hint is float:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
@@ -179,8 +181,8 @@ def _expected(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(_shown(choice) for choice in arguments)
     if origin is tuple:
-        size = "" if Ellipsis in arguments else f"{len(arguments)} x "
-        return f"a list of {size}{_expected(arguments[0])}"
+        size = "" if Ellipsis in arguments else f" of {len(arguments)}"
+        return f"a list{size}, each {_expected(arguments[0])}"
     plain = {
         bool: "true or false",
         int: "a whole number",

@@ -1,4 +1,4 @@
-"""From step to micro-batches on the device: a plan, a data set, and (for data sets read sample by sample) loader workers.
+"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one.
 
 Nothing here is remembered between steps: a feed started at step k gives what one started at 0 and run up to k gives. Random
 augmentation of a sample draws from (seed, epoch, sample), what couples samples from (seed, step, micro-batch).
@@ -6,33 +6,21 @@ augmentation of a sample draws from (seed, epoch, sample), what couples samples 
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
+from surefoot.data.gathering import gathering, is_tensors
 from surefoot.data.plan import Ids, InOrder, Plan
-from surefoot.data.samples import read, rows
-from surefoot.errors import DataError
-from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.data.reading import Collate, Reading, Workers
+from surefoot.data.samples import first_line, rows
+from surefoot.errors import ConfigError, DataError, SurefootError
 
 Count = Callable[[Any], int]
-Collate = Callable[[list[Any]], Any]
-
-
-@runtime_checkable
-class Gathers(Protocol):
-    """A data set that makes a whole micro-batch at once from ids and epochs; it must not draw from global generators."""
-
-    def __len__(self) -> int: ...  # noqa: D105
-
-    def gather(self, ids: Ids, epochs: Ids) -> Any:
-        """The batch of these samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +35,11 @@ class MicroBatch:
 
 
 class Feed:
-    """Gives `micro_batches(step)` for one step after the other, from the step it was started at."""
+    """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
+
+    A batch's `count` is taken on the host before it is moved: by default its first dimension. A data set that gathers whole
+    batches (see `gathering`) is read in this process, whatever `workers` says; with `collate`, tensors are read one by one too.
+    """
 
     def __init__(
         self,
@@ -64,77 +56,68 @@ class Feed:
         self.plan, self.micro_batch_size, self.device, self.workers = plan, micro_batch_size, device, workers
         self.count = count or rows
         self.pieces = -(-plan.batch_size // micro_batch_size)
-        self.tensors = in_memory(dataset)
-        self.gathers = dataset if isinstance(dataset, Gathers) else None
-        self.reading = _Reading(dataset, plan, seed, micro_batch_size, self.pieces, collate or default_collate)
-        self.loader: Iterator[Any] | None = None
+        single = TensorDataset(*dataset) if is_tensors(dataset) else dataset
+        if collate is not None and not hasattr(single, "__getitem__"):
+            raise ConfigError(f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out")
+        self.gathers = gathering(dataset) if collate is None else None
+        self.reading = Reading(single, plan, seed=seed, micro_batch_size=micro_batch_size, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
-        self.step = 0
+        self.reads: Workers | None = None
+        self.step, self.stop = 0, -1
 
-    def start(self, step: int) -> None:
-        """The next step asked for will be `step`; starts the workers where there are any."""
+    def start(self, step: int, *, stop: int | None = None) -> None:
+        """The next step asked for will be `step`, the last one before `stop`; starts the workers where there are any."""
         self.close()
-        self.step = step
-        if self.workers and self.tensors is None and self.gathers is None:
-            loader = DataLoader(
-                self.reading,
-                batch_size=None,
-                sampler=_Addresses(step, self.pieces),
-                num_workers=self.workers,
-                pin_memory=self.device.type == "cuda",
-                worker_init_fn=_leave_signals_to_the_parent,
-                multiprocessing_context="fork" if hasattr(signal, "SIGUSR1") else None,
-            )
-            self.loader = iter(loader)
+        self.step, self.stop = step, -1 if stop is None else stop
+        if self.workers and self.gathers is None:
+            pin = self.device.type == "cuda"
+            self.reads = Workers(self.reading, first=step, stop=stop, pieces=self.pieces, workers=self.workers, pin=pin)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step, which must follow the one asked for before."""
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step = step + 1
-        if self.loader is None:
-            return self._read_here(step)
-        current = self.ahead if self.ahead is not None else self._received(step)
+        if self.reads is None or self.device.type != "cuda":
+            return self._made(step)
+        current = self.ahead if self.ahead is not None else self._made(step)
         # one step ahead on a device with its own clock, so that the copy runs beside the step
-        self.ahead = self._received(step + 1) if self.device.type == "cuda" else None
+        self.ahead = self._made(step + 1) if self.step != self.stop else None
         return current
 
     def close(self) -> None:
         """End the workers."""
-        self.loader = self.ahead = None
+        self.ahead = None
+        if self.reads is not None:
+            self.reads.close()
+            self.reads = None
 
-    def _read_here(self, step: int) -> list[MicroBatch]:
+    def _made(self, step: int) -> list[MicroBatch]:
         ids, epochs = self.plan.ids(step)
         made = []
         for index in range(self.pieces):
-            chosen = slice(index * self.micro_batch_size, (index + 1) * self.micro_batch_size)
-            batch_ids, batch_epochs = (ids, epochs) if self.pieces == 1 else (ids[chosen], epochs[chosen])
-            if self.tensors is not None:
-                where = torch.from_numpy(batch_ids)
-                batch: Any = [tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device)) for tensor in self.tensors]
-            elif self.gathers is not None:
-                batch = self.gathers.gather(batch_ids, batch_epochs)
+            first = index * self.micro_batch_size
+            chosen_ids, chosen_epochs = ids[first : first + self.micro_batch_size], epochs[first : first + self.micro_batch_size]
+            if self.gathers is not None:
+                batch = self._gathered(step, chosen_ids, chosen_epochs)
             else:
-                with untouched():
-                    batch = self.reading[step, index]
-            count = self.micro_batch_size if self.tensors is not None and self.count is rows else self.count(batch)
-            made.append(MicroBatch(self._moved(batch), min(count, len(batch_ids)) if self.count is rows else count, index, batch_ids, batch_epochs))
+                batch = self.reading.here(step, index) if self.reads is None else self.reads.next()
+            # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
+            chosen_ids.flags.writeable = chosen_epochs.flags.writeable = False
+            made.append(MicroBatch(moved(batch, self.device), self.count(batch), index, chosen_ids, chosen_epochs))
         return made
 
-    def _received(self, step: int) -> list[MicroBatch]:
-        assert self.loader is not None
-        ids, epochs = self.plan.ids(step)
-        made = []
-        for index in range(self.pieces):
-            chosen = slice(index * self.micro_batch_size, (index + 1) * self.micro_batch_size)
-            batch = next(self.loader)
-            if isinstance(batch, DataError):
-                raise batch
-            made.append(MicroBatch(self._moved(batch), self.count(batch), index, ids[chosen], epochs[chosen]))
-        return made
-
-    def _moved(self, batch: Any) -> Any:
-        return batch if self.device.type == "cpu" else moved(batch, self.device)
+    def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
+        assert self.gathers is not None
+        try:
+            return self.gathers.gather(ids, epochs)
+        except SurefootError:
+            raise
+        except Exception as problem:
+            shown = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
+            raise DataError(
+                f"samples {shown} cannot be gathered (step {step}): {type(problem).__name__}: {first_line(problem)}"
+            ) from problem
 
 
 def in_order(
@@ -147,35 +130,35 @@ def in_order(
     count: Count | None = None,
     collate: Collate | None = None,
 ) -> Iterator[MicroBatch]:
-    """Every sample of a data set once, first to last; the last batch holds what is left."""
-    tensors = in_memory(dataset)
-    samples = len(tensors[0]) if tensors is not None else len(dataset)
+    """Every sample of a data set once, first to last; the last batch holds what is left, and the workers end with it.
+
+    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it.
+    """
+    samples = len(dataset[0]) if is_tensors(dataset) else len(dataset)
+    plan = InOrder(samples=samples, batch_size=batch_size)
     feed = Feed(
         dataset,
-        InOrder(samples=samples, batch_size=batch_size),
+        plan,
         seed=seed,
         micro_batch_size=batch_size,
         device=device,
+        workers=workers,
         count=count,
-        collate=collate,
-        workers=0,
+        collate=collate if hasattr(dataset, "__getitem__") else None,
     )
-    feed.start(0)
-    for step in range(-(-samples // batch_size)):
-        yield from feed.micro_batches(step)
-
-
-def in_memory(dataset: Any) -> tuple[Tensor, ...] | None:
-    """The tensors of a data set that is nothing else, to be gathered without a loader."""
-    if type(dataset) is TensorDataset:
-        return dataset.tensors
-    if isinstance(dataset, tuple) and dataset and all(isinstance(part, Tensor) for part in dataset):
-        return dataset
-    return None
+    steps = -(-samples // batch_size)
+    try:
+        feed.start(0, stop=steps)
+        for step in range(steps):
+            yield from feed.micro_batches(step)
+    finally:
+        feed.close()
 
 
 def moved(batch: Any, device: torch.device) -> Any:
     """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for."""
+    if device.type == "cpu":
+        return batch
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -185,54 +168,3 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(moved(value, device) for value in batch)
     return batch
-
-
-class _Reading(Dataset[Any]):
-    """A data set of micro-batches, addressed by (step, index): what a loader's worker sees."""
-
-    def __init__(self, dataset: Any, plan: Plan, seed: int, micro_batch_size: int, pieces: int, collate: Collate) -> None:
-        self.dataset, self.plan, self.micro_batch_size, self.pieces, self.collate = dataset, plan, micro_batch_size, pieces, collate
-        self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
-
-    def __getitem__(self, address: tuple[int, int]) -> Any:
-        step, index = address
-        ids, epochs = self.plan.ids(step)
-        chosen = slice(index * self.micro_batch_size, (index + 1) * self.micro_batch_size)
-        samples = []
-        for sample, epoch in zip(ids[chosen].tolist(), epochs[chosen].tolist(), strict=True):
-            seed_generators(fold(self.sample_key, epoch, sample))
-            samples.append(read(self.dataset, sample, step=step))
-        seed_generators(fold(self.collate_key, step, index))
-        try:
-            return self.collate(samples)
-        except (RuntimeError, TypeError, ValueError) as problem:
-            shown = ", ".join(str(sample) for sample in ids[chosen][:5])
-            raise DataError(
-                f"the samples of step {step} cannot be put into one batch (samples {shown} ...): {str(problem).splitlines()[0]}\n"
-                "  make them of one shape, or give Run(collate=...)"
-            ) from problem
-
-
-class _Addresses:
-    """The addresses of all micro-batches from one step on, without end: what a loader hands to its workers."""
-
-    def __init__(self, first: int, pieces: int) -> None:
-        self.first, self.pieces = first, pieces
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        step = self.first
-        while True:
-            for index in range(self.pieces):
-                yield step, index
-            step += 1
-
-    def __len__(self) -> int:
-        return np.iinfo(np.int32).max
-
-
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach the whole process group; the parent finishes its step and ends the workers."""
-    del worker
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)

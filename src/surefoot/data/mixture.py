@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from surefoot.data.plan import quotas
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from surefoot.data.gathering import Gathers, gathering, is_tensors
+from surefoot.data.plan import Ids, quotas
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.errors import DataError
 
@@ -16,27 +22,43 @@ class Mixture:
     """Data sets by name with their weights: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
     A run draws from each in proportion to its weight, exactly in every 1,000 samples, and goes through each in its own order
-    and its own passes. Weights need not sum to 1. As a data set it is the concatenation of all.
+    and its own passes. Weights need not sum to 1. As a data set it is the concatenation of all. Token `Windows` mix with each
+    other, and with other data sets that have `gather`; not with those that are read sample by sample.
     """
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:
         if not parts:
             raise DataError("a mixture of no data sets: give {name: (dataset, weight), ...}")
         self.names = list(parts)
-        self.datasets = [dataset for dataset, _ in parts.values()]
         self.weights = [float(weight) for _, weight in parts.values()]
-        self.sizes = [check_samples(dataset, seed=0) for dataset in self.datasets]
+        self.sizes = [_checked(name, dataset) for name, (dataset, _) in parts.items()]
+        self.datasets = [TensorDataset(*dataset) if is_tensors(dataset) else dataset for dataset, _ in parts.values()]
         quotas(self.weights)  # refuses what cannot be kept
         self.ends = list(accumulate(self.sizes))
+        self.gathered = [gathering(dataset) for dataset in self.datasets]
+        single = [name for name, held in zip(self.names, self.gathered, strict=True) if held is None]
+        whole = [name for name, dataset in zip(self.names, self.datasets, strict=True) if not hasattr(dataset, "__getitem__")]
+        if whole and single:
+            raise DataError(
+                f"{', '.join(whole)} can only be gathered in whole batches, {', '.join(single)} only read one by one: they cannot mix\n"
+                "  give both __getitem__, or both gather(ids, epochs)"
+            )
 
     def __len__(self) -> int:
+        """The samples of all parts."""
         return self.ends[-1]
 
     def __getitem__(self, sample: int) -> Any:
-        source = bisect_right(self.ends, sample)
+        """A sample of the concatenation."""
         if not 0 <= sample < self.ends[-1]:
             raise IndexError(f"sample {sample} of a mixture of {self.ends[-1]}")
+        source = bisect_right(self.ends, sample)
         return self.datasets[source][sample - self.ends[source] + self.sizes[source]]
+
+    def gathering(self) -> Gathers | None:
+        """Whole batches at once, where all parts can give them."""
+        parts = [held for held in self.gathered if held is not None]
+        return _Mixed(self, parts) if len(parts) == len(self.gathered) else None
 
     def fingerprint(self) -> dict[str, Any]:
         """The fingerprints of all parts, with their weights."""
@@ -46,3 +68,47 @@ class Mixture:
                 for name, dataset, weight in zip(self.names, self.datasets, self.weights, strict=True)
             }
         }
+
+
+def _checked(name: str, dataset: Any) -> int:
+    try:
+        return check_samples(dataset, seed=0)
+    except DataError as problem:
+        raise DataError(f"part {name!r} of the mixture: {problem}") from problem
+
+
+class _Mixed:
+    def __init__(self, mixture: Mixture, parts: Sequence[Gathers]) -> None:
+        self.mixture, self.parts = mixture, parts
+        self.ends = np.array(mixture.ends)
+        self.starts = self.ends - np.array(mixture.sizes)
+
+    def __len__(self) -> int:
+        return len(self.mixture)
+
+    def gather(self, ids: Ids, epochs: Ids) -> Any:
+        sources = np.searchsorted(self.ends, ids, side="right")
+        places = [np.flatnonzero(sources == source) for source in np.unique(sources)]
+        found = [
+            self.parts[source].gather(ids[here] - self.starts[source], epochs[here])
+            for source, here in zip(np.unique(sources).tolist(), places, strict=True)
+        ]
+        try:
+            return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate(places))))
+        except (RuntimeError, TypeError, KeyError, ValueError) as problem:
+            raise DataError(
+                f"samples of {', '.join(self.mixture.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
+                "  the parts of a mixture must give samples of one structure and shape"
+            ) from problem
+
+
+def _interleaved(batches: Sequence[Any], order: Tensor) -> Any:
+    """Nested batches end to end, then with their rows in this order."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))
+    if isinstance(first, Mapping):
+        return {key: _interleaved([batch[key] for batch in batches], order) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_interleaved(parts, order) for parts in zip(*batches, strict=True))
+    raise TypeError(f"found a {type(first).__name__} where tensors were expected")

@@ -6,7 +6,7 @@ A permutation is never built or stored: it is a keyed bijection, evaluated at th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from surefoot.seeding import fold, stream_key
 Ids = NDArray[np.int64]
 
 _ROUNDS = 6
+_ROUNDS_SMALL = 10  # half a dozen bits are mixed less by a round: so many make all orders of few samples equally likely
 _BLOCK_SAMPLES = 16384  # so many positions are computed together: NumPy's cost per call is shared by several steps
 _SLOTS = 1000  # a mixture keeps its weights exactly in every block of so many samples
 
@@ -46,19 +47,11 @@ class Order:
     def __init__(self, seed: int, *, samples: int, batch_size: int) -> None:
         self.samples, self.batch_size = samples, batch_size
         self.key = stream_key(seed, "order")
-        self.block_steps = max(1, _BLOCK_SAMPLES // batch_size)
-        self.block = -1
-        self.held: tuple[Ids, Ids] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         """The samples of a step and their epochs."""
-        block, within = divmod(step, self.block_steps)
-        if block != self.block:
-            first = block * self.block_steps * self.batch_size
-            self.held = self._at(np.arange(first, first + self.block_steps * self.batch_size, dtype=np.int64))
-            self.block = block
-        chosen = slice(within * self.batch_size, (within + 1) * self.batch_size)
-        return self.held[0][chosen], self.held[1][chosen]
+        return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
         """The order's name and size."""
@@ -72,7 +65,7 @@ class Order:
 class MixtureOrder:
     """Several sources in fixed proportions, each in its own order and with its own epochs.
 
-    Every block of 1,000 samples holds each source's exact quota (largest remainder), in an order of its own. Ids are
+    Every 1,000 samples from a multiple of 1,000 on hold each source's exact quota (largest remainder), shuffled. Ids are
     global: a source's offset plus the id within it. One epoch of the mixture is as many samples as all sources hold.
     """
 
@@ -80,37 +73,30 @@ class MixtureOrder:
         self.samples, self.batch_size = sum(sizes), batch_size
         self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
         self.sizes, self.weights = list(sizes), list(weights)
-        self.quotas = quotas(weights)
-        self.offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        self.block = -1
-        self.held: tuple[Ids, Ids] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self.quotas = np.array(quotas(weights))
+        self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
+        self.first_slots, self.offsets = _starts(self.quotas), _starts(np.array(self.sizes))
+        self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         """The samples of a step and the epoch of each within its source."""
-        positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size, dtype=np.int64)
-        blocks, slots = np.divmod(positions, _SLOTS)
-        ids, epochs = np.empty_like(positions), np.empty_like(positions)
-        for block in np.unique(blocks):
-            if block != self.block:
-                self.held, self.block = self._block(int(block)), int(block)
-            here = blocks == block
-            ids[here], epochs[here] = self.held[0][slots[here]], self.held[1][slots[here]]
-        return ids, epochs
+        return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
         """The sources' sizes and weights."""
         return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
 
-    def _block(self, block: int) -> tuple[Ids, Ids]:
-        sources = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        sources = sources[permutation(fold(self.slot_key, block), _SLOTS, np.arange(_SLOTS))]
-        ids, epochs = np.empty(_SLOTS, np.int64), np.empty(_SLOTS, np.int64)
-        for source, (quota, size) in enumerate(zip(self.quotas, self.sizes, strict=True)):
-            places = np.arange(block * quota, (block + 1) * quota, dtype=np.int64)
-            within, offsets = np.divmod(places, size)
-            here = sources == source
-            ids[here] = self.offsets[source] + _by_epoch(fold(self.key, source), size, within, offsets)
-            epochs[here] = within
+    def _at(self, positions: Ids) -> tuple[Ids, Ids]:
+        blocks, slots = np.divmod(positions, _SLOTS)
+        shuffled = _by_epoch(self.slot_key, _SLOTS, blocks, slots)
+        sources = self.source_of_slot[shuffled]
+        # the how-manieth sample of its source: the quotas of all blocks before, and the place among those of this block
+        places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
+        ids, epochs = np.empty_like(positions), np.empty_like(positions)
+        for source in np.unique(sources):
+            here, size = sources == source, self.sizes[source]
+            epochs[here], offsets = np.divmod(places[here], size)
+            ids[here] = self.offsets[source] + _by_epoch(fold(self.key, int(source)), size, epochs[here], offsets)
         return ids, epochs
 
 
@@ -140,7 +126,7 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]
     """
-    return _permuted(size, positions, _round_keys([key]), np.zeros_like(positions))
+    return _permuted(size, positions, _round_keys(np.array([key], dtype=np.uint64), size), np.zeros_like(positions))
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
@@ -160,33 +146,73 @@ def quotas(weights: Sequence[float]) -> list[int]:
     return held
 
 
+class _Blocks:
+    """The steps around the last one asked for, computed together."""
+
+    def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
+        self.at, self.batch_size = at, batch_size
+        self.steps = max(1, _BLOCK_SAMPLES // batch_size)
+        self.held: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def step(self, step: int) -> tuple[Ids, Ids]:
+        block, within = divmod(step, self.steps)
+        if block != self.held[0]:
+            size = self.steps * self.batch_size
+            self.held = (block, *self.at(np.arange(block * size, (block + 1) * size, dtype=np.int64)))
+        first = within * self.batch_size
+        return self.held[1][first : first + self.batch_size], self.held[2][first : first + self.batch_size]
+
+
+def _starts(sizes: Ids) -> Ids:
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
+
+
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
-    """Each offset under the permutation of its epoch, all epochs in one pass."""
-    first = int(epochs.min())
-    keys = _round_keys([fold(key, epoch) for epoch in range(first, int(epochs.max()) + 1)])
+    """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
+    first, last = int(epochs.min()), int(epochs.max())
+    keys = _round_keys(_folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size)
     return _permuted(size, offsets, keys, epochs - first)
 
 
-def _round_keys(keys: Sequence[int]) -> NDArray[np.uint64]:
-    return np.array([[fold(key, number) for key in keys] for number in range(_ROUNDS)], dtype=np.uint64)
+def _half(size: int) -> int:
+    """Half of the smallest even number of bits that holds `size`."""
+    return max(1, -(-(size - 1).bit_length() // 2))
+
+
+def _round_keys(keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    rounds = _ROUNDS if _half(size) > 3 else _ROUNDS_SMALL
+    return np.stack([_folded(keys, np.full_like(keys, number)) for number in range(rounds)])
+
+
+def _folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`seeding.fold` of one part into each key, for whole arrays."""
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as it should
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:
-    half = max(1, -(-(size - 1).bit_length() // 2))
-    values = _feistel(positions.astype(np.uint64), half, keys[:, which])
+    half = _half(size)
+    values = _feistel(positions.astype(np.uint64), half, keys, which)
     outside = np.flatnonzero(values >= np.uint64(size))
     while outside.size:
-        walked = _feistel(values[outside], half, keys[:, which[outside]])
+        walked = _feistel(values[outside], half, keys, which[outside])
         values[outside] = walked
         outside = outside[walked >= np.uint64(size)]
     return values.astype(np.int64)
 
 
-def _feistel(values: NDArray[np.uint64], half: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _feistel(values: NDArray[np.uint64], half: int, keys: NDArray[np.uint64], which: Ids) -> NDArray[np.uint64]:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for key in keys:
-        mixed = (right + key) * np.uint64(0x9E3779B97F4A7C15)  # wraps at 64 bits, as it should
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-        left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
+        mixed = right + (key if len(key) == 1 else key[which])
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed >>= np.uint64(32)
+        mixed &= mask
+        mixed ^= left
+        left, right = right, mixed
     return (left << shift) | right

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
+from surefoot.data.gathering import Gathers, gathering, is_tensors
 from surefoot.errors import DataError, SurefootError
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_HASHED_BYTES = 1 << 24  # of each tensor: 16 MiB spread over it, so that naming the data stays a matter of milliseconds
+_HASHED_BYTES = 1 << 24
+_READINGS = 8  # a coin of its own, thrown once a reading, comes out the same every time once in 128
 
 
 @runtime_checkable
@@ -28,36 +31,31 @@ class Fingerprinted(Protocol):
 def check_samples(dataset: Any, *, seed: int) -> int:
     """How many samples there are; raises `DataError` for what cannot be addressed by step or is not a function of its seed.
 
-    One sample is read twice under the same seed: a data set that holds a generator of its own is not reached by seeding,
-    and would differ after a resume.
+    Sample 0 is read several times under the same seed: a data set that holds a generator of its own is not reached by
+    seeding, and a resumed run would see other samples. One that gathers whole batches is not seeded at all, and is read
+    under different seeds. The global generators are left as they were.
     """
-    if isinstance(dataset, tuple) and dataset and all(isinstance(part, Tensor) for part in dataset):
-        sizes = [len(part) for part in dataset]
-        if len(set(sizes)) > 1:
-            raise DataError(f"the training tensors differ in length: {', '.join(str(size) for size in sizes)}")
-        return _not_empty(sizes[0])
-    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "gather")) or not hasattr(dataset, "__len__"):
+    name = type(dataset).__name__
+    if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
+        raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
+    gathers = gathering(dataset)
+    if isinstance(dataset, IterableDataset) or (gathers is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
-            f"{type(dataset).__name__} can only be iterated, so no step can be addressed in it (nor resumed at)\n"
+            f"{name} can only be iterated, so no step can be addressed in it (nor resumed at)\n"
             "  give it __getitem__(index) and __len__(), or read it once into a list, tensors, or token shards (surefoot.write_shards)"
         )
     try:
-        samples = _not_empty(len(dataset))
-    except TypeError as problem:
-        raise DataError(f"{type(dataset).__name__} has no length: {problem}; give it __len__()") from problem
-    if type(dataset) is not TensorDataset and not hasattr(dataset, "gather"):
-        bits = fold(stream_key(seed, "augment"), 0, 0)
-        with untouched():
-            seed_generators(bits)
-            first = read(dataset, 0, step=0)
-            seed_generators(bits)
-            again = read(dataset, 0, step=0)
-        if not same(first, again):
-            raise DataError(
-                f"sample 0 of {type(dataset).__name__} differs when it is read twice under the same seed\n"
-                "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-                "  or to depend on time or on what was read before: draw from random, np.random or torch instead, which are seeded per sample"
-            )
+        samples = len(gathers if gathers is not None else dataset)
+    except (TypeError, NotImplementedError) as problem:
+        raise DataError(
+            f"{name} does not say how many samples it has, so its epochs cannot be ordered\n  give it __len__() beside __getitem__(index)"
+        ) from problem
+    if samples == 0:
+        raise DataError(f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?")
+    if gathers is None:
+        _check_seeded(dataset, name, seed)
+    else:
+        _check_pure(gathers, name)
     return samples
 
 
@@ -68,23 +66,40 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
     except SurefootError:
         raise
     except Exception as problem:
-        raise DataError(f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {problem}") from problem
+        raise DataError(
+            f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n"
+            f"  to see it alone: dataset[{sample}]"
+        ) from problem
+
+
+def first_line(problem: Exception) -> str:
+    """The first line of what an exception says: messages of torch go on with pages."""
+    return (str(problem).splitlines() or [""])[0]
 
 
 def rows(batch: Any) -> int:
     """The first dimension of the first tensor in a nested batch: over how many samples a mean loss is taken."""
     found = _first_tensor(batch)
     if found is None or found.ndim == 0:
-        raise DataError(f"no tensor with a first dimension in a batch of type {type(batch).__name__}: say what to count with Run(count=...)")
+        raise DataError(
+            f"no tensor with a first dimension in a batch of type {type(batch).__name__}, so its samples cannot be counted\n"
+            "  say what the loss is a mean over: Run(count=...), a function of the batch"
+        )
     return len(found)
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two samples hold the same values; NaN equals NaN. What has no comparison is taken to be the same."""
+    """Whether two samples hold the same values; NaN equals NaN. What cannot be looked into is taken to be the same.
+
+    >>> same({"x": torch.tensor([1.0, float("nan")])}, {"x": torch.tensor([1.0, float("nan")])})
+    True
+    """
     if type(first) is not type(second):
         return False
     if isinstance(first, Tensor):
-        return first.shape == second.shape and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return False
+        return bool(((first == second) | ((first != first) & (second != second))).all())  # noqa: PLR0124 (NaN)
     if isinstance(first, np.ndarray):
         return np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
     if isinstance(first, Mapping):
@@ -93,21 +108,23 @@ def same(first: Any, second: Any) -> bool:
         return bool(first == second)
     if isinstance(first, Sequence):
         return len(first) == len(second) and all(same(one, other) for one, other in zip(first, second, strict=True))
-    if isinstance(first, int | float | complex | bool):
-        return first == second or first != first  # noqa: PLR0124
-    if hasattr(first, "tobytes"):  # PIL images
+    if isinstance(first, int | float | complex | np.generic):
+        return bool(first == second) or bool(first != first)  # noqa: PLR0124 (NaN)
+    if is_dataclass(first):
+        return all(same(getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    if hasattr(first, "tobytes"):  # a picture of PIL
         return bool(first.tobytes() == second.tobytes())
     return True
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
-    """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB spread over each.
+    """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
     A data set may say so itself with a method `fingerprint()`.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
-    tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if isinstance(dataset, tuple) else ()
+    tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
     found: dict[str, Any] = {"type": type(dataset).__name__, "samples": len(tensors[0]) if tensors else len(dataset)}
     if tensors:
         digest = sha256()
@@ -118,20 +135,55 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     return found
 
 
+def _check_seeded(dataset: Any, name: str, seed: int) -> None:
+    bits = fold(stream_key(seed, "augment"), 0, 0)
+    with untouched():
+        seed_generators(bits)
+        first = read(dataset, 0, step=0)
+        for _ in range(_READINGS - 1):
+            seed_generators(bits)
+            if not same(first, read(dataset, 0, step=0)):
+                raise DataError(
+                    f"sample 0 of {name} differs when it is read again under the same seed\n"
+                    "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
+                    "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
+                    "  which are seeded for every sample"
+                )
+
+
+def _check_pure(gathers: Gathers, name: str) -> None:
+    def gathered(bits: int) -> Any:
+        seed_generators(bits)
+        try:
+            return gathers.gather(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        except SurefootError:
+            raise
+        except Exception as problem:
+            raise DataError(
+                f"sample 0 of {name} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
+                "  to see it alone: dataset.gather(np.array([0]), np.array([0]))"
+            ) from problem
+
+    with untouched():
+        first = gathered(0)
+        if not all(same(first, gathered(bits)) for bits in range(1, _READINGS)):
+            raise DataError(
+                f"sample 0 of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
+                "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
+            )
+
+
 def _spread(tensor: Tensor) -> Tensor:
-    bytes_each = max(1, tensor[0].numel() * tensor.element_size())
-    stride = max(1, len(tensor) * bytes_each // _HASHED_BYTES)
-    return tensor[::stride].detach()
-
-
-def _not_empty(samples: int) -> int:
-    if samples == 0:
-        raise DataError("the training data set is empty: 0 samples\n  is the path right, and did a filter drop everything?")
-    return samples
+    bytes_each = max(1, tensor[0].numel() * tensor.element_size()) if len(tensor) else 1
+    return tensor[:: max(1, len(tensor) * bytes_each // _HASHED_BYTES)].detach()
 
 
 def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+    parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
+    for part in parts:
+        found = _first_tensor(part)
+        if found is not None:
+            return found
+    return None

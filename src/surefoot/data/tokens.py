@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.data.plan import Ids
@@ -48,7 +47,7 @@ class Windows:
                 f"no window of context {context} fits into {longest} tokens in one piece: at least {2 * context} are needed\n"
                 "  give more text, or a smaller context"
             )
-        self.offsets: dict[int, int] = {}
+        self.starts = np.concatenate([[0], self.ends[:-1]])
 
     def __len__(self) -> int:
         """How many windows an epoch has."""
@@ -56,7 +55,11 @@ class Windows:
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64."""
-        return _taken(self.arrays, self.ends, ids, self._offsets(epochs), self.context)
+        sources = np.searchsorted(self.ends, ids, side="right")
+        firsts = (ids - self.starts[sources]) * self.context + self._offsets(epochs)
+        window_BT = _windows(self.arrays, sources, firsts, self.context)
+        # copies, so that both lie in memory row after row: a loss may `view` its targets
+        return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def offset(self, epoch: int) -> int:
         """The token at which an epoch's first window starts in every shard."""
@@ -67,8 +70,9 @@ class Windows:
         return self.described
 
     def _offsets(self, epochs: Ids) -> Ids | int:
-        if len(epochs) and epochs[0] == epochs[-1] and (len(epochs) < 3 or bool((epochs == epochs[0]).all())):
-            return self.offset(int(epochs[0]))
+        first = int(epochs[0])
+        if (epochs == first).all():
+            return self.offset(first)
         return np.array([self.offset(epoch) for epoch in epochs.tolist()], dtype=np.int64)
 
 
@@ -89,8 +93,8 @@ class HeldOut:
         self.ends = np.cumsum([-(-(len(array) - 1) // context) for array in self.arrays])
         if self.ends[-1] == 0:
             raise DataError("the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction")
-        # the last windows, filled up: the only ones that are no plain slice
-        self.last = [_filled(array, context) for array in self.arrays]
+        self.starts = np.concatenate([[0], self.ends[:-1]])
+        self.lengths = np.array([len(array) for array in self.arrays])
 
     def __len__(self) -> int:
         """How many windows there are."""
@@ -99,45 +103,28 @@ class HeldOut:
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
         del epochs
-        inputs_BT = torch.empty((len(ids), self.context), dtype=torch.int64)
-        targets_BT = torch.empty_like(inputs_BT)
-        starts = np.concatenate([[0], self.ends[:-1]])
-        for row, (sample, source) in enumerate(zip(ids.tolist(), np.searchsorted(self.ends, ids, side="right").tolist(), strict=True)):
-            if sample + 1 == self.ends[source]:
-                inputs_BT[row], targets_BT[row] = self.last[source]
-                continue
-            first = int(sample - starts[source]) * self.context
-            window = torch.from_numpy(self.arrays[source][first : first + self.context + 1].astype(np.int64))
-            inputs_BT[row], targets_BT[row] = window[:-1], window[1:]
-        return inputs_BT, targets_BT
+        sources = np.searchsorted(self.ends, ids, side="right")
+        firsts = (ids - self.starts[sources]) * self.context
+        window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
+        filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
+        inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
+        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, and how long the windows are."""
         return self.described
 
 
-def _taken(arrays: Sequence[Tokens], ends: NDArray[Any], ids: Ids, offsets: Ids | int, context: int) -> tuple[Tensor, Tensor]:
+def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:
+    """`context` + 1 tokens from each of `firsts` on in the array of its source; past an array's end its last token."""
+    span = np.arange(context + 1)
     if len(arrays) == 1:
-        window_BT = arrays[0][(ids * context + offsets)[:, None] + np.arange(context + 1)]
-    else:
-        sources = np.searchsorted(ends, ids, side="right")
-        firsts = (ids - np.concatenate([[0], ends[:-1]])[sources]) * context + offsets
-        window_BT = np.empty((len(ids), context + 1), dtype=arrays[0].dtype)
-        for source in np.unique(sources):
-            here = sources == source
-            window_BT[here] = arrays[source][firsts[here, None] + np.arange(context + 1)]
-    # copies, so that both lie in memory row after row: a loss may `view` its targets
-    return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
-
-
-def _filled(array: Tokens, context: int) -> tuple[Tensor, Tensor]:
-    targets = max(0, len(array) - 1)
-    count = targets - max(0, -(-targets // context) - 1) * context
-    inputs_T, targets_T = torch.zeros(context, dtype=torch.int64), torch.full((context,), _IGNORED, dtype=torch.int64)
-    if count:
-        inputs_T[:count] = torch.from_numpy(array[-count - 1 : -1].astype(np.int64))
-        targets_T[:count] = torch.from_numpy(array[-count:].astype(np.int64))
-    return inputs_T, targets_T
+        return arrays[0].take(firsts[:, None] + span, mode="clip")
+    window_BT = np.empty((len(firsts), context + 1), dtype=arrays[0].dtype)
+    for source in np.unique(sources):
+        here = sources == source
+        window_BT[here] = arrays[source].take(firsts[here, None] + span, mode="clip")
+    return window_BT
 
 
 def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:

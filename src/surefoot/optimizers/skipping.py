@@ -56,6 +56,11 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
             f"  build it with {name}(..., capturable=True)"
         )
+    if _is_dampened_sgd(optimizer):
+        raise ConfigError(
+            f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
+            " the host is not told\n  leave dampening out: a smaller lr does the same"
+        )
     return Restoring(name, parameter_bytes=sum(p.numel() * p.element_size() for _, p in _members(optimizer)))
 
 
@@ -163,8 +168,13 @@ def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
         return False
     if device.type not in ("cpu", "cuda") or not all(group["fused"] for group in optimizer.param_groups):
         return False
-    # with dampening the first applied step differs from all others, and the host does not know which that was
-    return not any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
+    return not _is_dampened_sgd(optimizer)
+
+
+def _is_dampened_sgd(optimizer: Optimizer) -> bool:
+    """True where the first applied step differs from all others: its gradient is not dampened."""
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    return any(group["momentum"] and group["dampening"] for group in groups)
 
 
 def _make_momentum_buffers(optimizer: Optimizer) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.config import Settings, run_arguments
+from surefoot.optimizers.specs import named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,10 @@ class Optimizer:
     """Base learning rate, reached where warm-up ends."""
     weight_decay: float = 0.1
     """Decoupled decay of matrices; biases, norms and embeddings have none."""
-    beta1: float | None = None
-    """Decay of AdamW's first moment; absent: 0.9."""
-    beta2: float | None = None
-    """Decay of AdamW's second moment; absent: 0.99."""
+    betas: tuple[float, float] | None = None
+    """How slowly AdamW's averages of gradient and square move; absent: 0.9 and 0.999."""
     momentum: float | None = None
-    """Momentum of SGD; absent: 0.9."""
+    """Momentum of SGD; absent: 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +74,8 @@ class Schedule:
 class Config(Settings):
     """Train a GPT on text."""
 
+    out: str | None = "runs/gpt"
+    """Directory of the run; it goes on by itself where there is a checkpoint."""
     length: str = "1500 steps"
     """How long to train."""
     batch_size: int = 32
@@ -93,9 +94,9 @@ def build(config: Config) -> sf.Run:
     """The run that a configuration describes, not yet started."""
     data, shape = config.data, config.model
     text = sf.load_text(Path(data.path)) if data.path is not None else sf.stdlib_text()
-    cut = len(text) - round(len(text) * data.held_out_fraction)
+    training_text, held_out_text = sf.held_out_split(text, held_out_fraction=data.held_out_fraction)
     tokenizer = sf.CharacterTokenizer.of(text) if data.tokenizer == "characters" else sf.ByteTokenizer()
-    training, held_out = tokenizer.encode(text[:cut]), tokenizer.encode(text[cut:])
+    training, held_out = tokenizer.encode(training_text), tokenizer.encode(held_out_text)
 
     def model() -> Any:
         return sf.models.GPT(
@@ -114,9 +115,20 @@ def build(config: Config) -> sf.Run:
         return sf.cross_entropy(model(inputs_BT), targets_BT)
 
     def sample(model: Any) -> str:
-        start = training[: 1 + len(held_out) // len(held_out)]
-        return tokenizer.decode(sf.generate.sample(model, start, count=config.sample_tokens, temperature=0.8, context=shape.context, seed=config.seed))
+        start = tokenizer.encode(held_out_text[:1])
+        tokens = sf.generate.sample(
+            model,
+            start.tolist(),
+            count=config.sample_tokens,
+            context=shape.context,
+            temperature=0.8,
+            seed=config.seed,
+        )
+        return tokenizer.decode(tokens)
 
+    settings = run_arguments(config)
+    if config.early_stopping is not None:
+        settings["early_stopping"] = sf.EarlyStopping("min held-out/loss", patience=config.early_stopping)
     return sf.Run(
         model=model,
         loss=loss,
@@ -125,19 +137,14 @@ def build(config: Config) -> sf.Run:
         schedule=_schedule(config.schedule),
         evaluate={"held-out": sf.Split(sf.HeldOut(held_out, context=shape.context), batch_size=64)},
         sample=sample if config.sample_tokens else None,
-        **run_arguments(config),
+        best="min held-out/loss",
+        **settings,
     )
 
 
 def _optimizer(chosen: Optimizer) -> Any:
-    foreign = {"adamw": ["momentum"], "sgd": ["beta1", "beta2"]}[chosen.name]
-    for name in foreign:
-        if getattr(chosen, name) is not None:
-            raise sf.ConfigError(f"optimizer.{name} = {getattr(chosen, name)} is no setting of {chosen.name}: leave it out, or choose another optimizer.name")
-    if chosen.name == "sgd":
-        return sf.sgd(lr=chosen.lr, weight_decay=chosen.weight_decay, momentum=0.9 if chosen.momentum is None else chosen.momentum)
-    betas = (0.9 if chosen.beta1 is None else chosen.beta1, 0.99 if chosen.beta2 is None else chosen.beta2)
-    return sf.adamw(lr=chosen.lr, weight_decay=chosen.weight_decay, betas=betas)
+    betas = None if chosen.betas is None else tuple(chosen.betas)
+    return named(chosen.name, lr=chosen.lr, weight_decay=chosen.weight_decay, settings={"betas": betas, "momentum": chosen.momentum})
 
 
 def _schedule(chosen: Schedule) -> Any:

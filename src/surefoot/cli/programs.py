@@ -1,0 +1,86 @@
+"""What a run is made by: a recipe, or a function in a file of the user's own; and the configuration that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from surefoot.config import nearest
+from surefoot.errors import ConfigError
+from surefoot.recipes import NAMES
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it."""
+
+    build: Callable[..., Any]
+    config: type[Any] | None
+    described: dict[str, Any]
+
+
+def found(name: str) -> Program:
+    """The recipe called `name`, or the function of "FILE.py:function"."""
+    if name in NAMES:
+        module = importlib.import_module(f"surefoot.recipes.{name}")
+        return Program(module.build, module.Config, {"kind": "recipe", "recipe": name})
+    if ":" in name or name.endswith(".py"):
+        path, _, function = name.partition(":")
+        return _in_file(Path(path), function or "build")
+    close = nearest(name, NAMES)
+    meant = f"did you mean {close}?" if close else f"there are: {', '.join(NAMES)}; or give FILE.py:build"
+    raise ConfigError(f"no recipe {name!r}: {meant}")
+
+
+def again(described: dict[str, Any]) -> Program:
+    """The program that a run's config.toml names."""
+    match described:
+        case {"kind": "recipe", "recipe": str(name)}:
+            return found(name)
+        case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
+            program = _in_file(Path(path), function)
+            if program.described["sha256"] != digest:
+                print(f"note: {path} has changed since this run began: what it goes on with may not be what it was")
+            return program
+        case {"kind": "script", "command": list(command)}:
+            import shlex
+
+            raise ConfigError(f"this run was made by a script; go on with it by\n  {shlex.join(command)}")
+    raise ConfigError("config.toml does not say what made this run: [program] is missing or damaged")
+
+
+def _in_file(path: Path, function: str) -> Program:
+    if not path.is_file():
+        raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
+    path = path.resolve()
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    specification.loader.exec_module(module)
+    build = vars(module).get(function)
+    if not callable(build):
+        raise ConfigError(f"{path} has no function {function!r}: write def {function}(...) -> surefoot.Run")
+    described = {"kind": "file", "path": str(path), "function": function, "sha256": sha256(path.read_bytes()).hexdigest()}
+    return Program(build, _config_of(build, path), described)
+
+
+def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:
+    parameters = list(inspect.signature(build).parameters)
+    if not parameters:
+        return None
+    kind = typing.get_type_hints(build).get(parameters[0])
+    if len(parameters) > 1 or not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ConfigError(f"{path}: {build.__name__} must take nothing, or one argument annotated with a dataclass of its settings")
+    return kind

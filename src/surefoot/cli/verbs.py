@@ -1,0 +1,135 @@
+"""The verbs: train, resume, evaluate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surefoot.cli import programs
+from surefoot.cli.programs import Program
+from surefoot.config import flatten, from_toml, layered, to_toml, values
+from surefoot.config import program as program_of
+from surefoot.errors import CheckpointError, ConfigError
+
+
+def train(arguments: list[str]) -> None:
+    """`surefoot train RECIPE|FILE.py:build [--config FILE.toml] [settings]`: a run from its start, or from where it stands."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError("train what? surefoot train gpt, or surefoot train FILE.py:build")
+    program = programs.found(arguments[0])
+    rest, file = _option(arguments[1:], "--config")
+    layers = [("file", values(_text(Path(file)), where=file))] if file else []
+    _start(program, layers, rest, verb=f"surefoot train {arguments[0]}")
+
+
+def resume(arguments: list[str]) -> None:
+    """`surefoot resume RUN [settings]`: go on from the newest intact checkpoint; settings that change no result may change."""
+    run = _run_directory(arguments)
+    text = _text(run / "config.toml")
+    program = programs.again(program_of(text, where=str(run / "config.toml")))
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
+    held = values(text, where=str(run / "config.toml"))
+    layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
+    _start(program, layers, arguments[1:], verb="surefoot resume RUN")
+
+
+def evaluate(arguments: list[str]) -> None:
+    """`surefoot evaluate RUN [--checkpoint newest|best|STEP]`: score a checkpoint on the splits that the run has."""
+    run_path = _run_directory(arguments)
+    rest, which = _option(arguments[1:], "--checkpoint")
+    text = _text(run_path / "config.toml")
+    program = programs.again(program_of(text, where=str(run_path / "config.toml")))
+    config = None if program.config is None else _parsed(program, [("file", {**values(text), "init": None})], rest, "surefoot evaluate RUN")[0]
+    if config is not None and "out" in flatten(config):
+        config = dataclasses.replace(config, out=None)
+    from surefoot.checkpoint import Store
+
+    store = Store(run_path / "checkpoints")
+    contents = store.newest_intact()
+    if contents is None:
+        raise CheckpointError(f"{run_path} holds no checkpoint")
+    chosen = contents[0]
+    for damage in contents[1]:
+        print(f"warning: {damage}")
+    if which == "best":
+        best = (chosen.state.get("watch") or {}).get("step")
+        if best is None:
+            raise CheckpointError(f"{run_path} has no best checkpoint: no score was watched, or none seen yet")
+        chosen = store.at(best)
+    elif which not in (None, "newest"):
+        if not which.isdigit():
+            raise ConfigError(f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}")
+        chosen = store.at(int(which))
+    run = program.build() if config is None else program.build(config)
+    run.load(chosen)
+    for name, value in run.evaluate().items():
+        print(f"step={chosen.step} {name}={value!r}")
+
+
+def _start(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str) -> None:
+    if program.config is None:
+        if arguments:
+            raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}")
+        run = program.build()
+        run.configuration = to_toml(Nothing(), {}, program.described)
+    else:
+        config, origins = _parsed(program, layers, arguments, verb)
+        run = program.build(config)
+        run.configuration = to_toml(config, origins, program.described)
+    run.train()
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    """The configuration of a program that takes none."""
+
+
+def _parsed(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str) -> tuple[Any, dict[str, str]]:
+    import tyro
+
+    assert program.config is not None
+    base, _ = layered(program.config, layers)
+    config = tyro.cli(program.config, args=arguments, default=base, prog=verb, config=(tyro.conf.FlagConversionOff,))
+    flat = flatten(config)
+    named = {argument[2:].partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")}
+    flags = {name: value for name, value in flat.items() if name in named}
+    return layered(program.config, [*layers, ("flag", flags)])
+
+
+def _option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """The arguments without one option of the verb's own, and its value."""
+    rest = list(arguments)
+    for place, argument in enumerate(rest):
+        if argument == name:
+            if place + 1 == len(rest):
+                raise ConfigError(f"{name} needs a value")
+            return rest[:place] + rest[place + 2 :], rest[place + 1]
+        if argument.startswith(f"{name}="):
+            return rest[:place] + rest[place + 1 :], argument.partition("=")[2]
+    return rest, None
+
+
+def _run_directory(arguments: list[str]) -> Path:
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError("which run? give its directory, its name under runs/, or latest")
+    given = arguments[0]
+    if given == "latest":
+        found = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise ConfigError(f"no run below {Path('runs').resolve()}")
+        return found[-1].parent
+    for path in (Path(given), Path("runs") / given):
+        if (path / "config.toml").is_file():
+            return path
+    there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
+    raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"cannot read {path}: {problem}") from problem

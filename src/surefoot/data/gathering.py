@@ -1,0 +1,82 @@
+"""Data sets that make a whole micro-batch at once: tensors in memory, and whatever has a method `gather`.
+
+No worker process is started for them, and no Python runs per sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from surefoot.data.plan import Ids
+
+
+@runtime_checkable
+class Gathers(Protocol):
+    """A data set that makes a whole micro-batch from ids and epochs.
+
+    It is not seeded: what it draws must come from (seed, epoch, id), such as `np.random.default_rng((seed, epoch, id))`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def gather(self, ids: Ids, epochs: Ids) -> Any:
+        """The batch of these samples, each as it is in its epoch."""
+
+
+@runtime_checkable
+class Offers(Protocol):
+    """A data set that knows only when it is made whether it can gather."""
+
+    def gathering(self) -> Gathers | None:
+        """The way to gather from it, if there is one."""
+
+
+def gathering(dataset: Any) -> Gathers | None:
+    """The way to gather from a data set; None where it must be read sample by sample.
+
+    Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
+    """
+    if type(dataset) is TensorDataset:
+        return _Tensors(dataset.tensors)
+    if is_tensors(dataset):
+        return _Tensors(dataset)
+    if type(dataset) is Subset:
+        whole = gathering(dataset.dataset)
+        return None if whole is None else _Chosen(whole, np.asarray(dataset.indices, dtype=np.int64))
+    if isinstance(dataset, Offers):
+        return dataset.gathering()
+    return dataset if isinstance(dataset, Gathers) else None
+
+
+def is_tensors(dataset: Any) -> bool:
+    """Whether a data set is a tuple of tensors."""
+    return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
+
+
+class _Tensors:
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def gather(self, ids: Ids, epochs: Ids) -> list[Tensor]:
+        del epochs
+        where = torch.from_numpy(ids)
+        return [tensor.index_select(0, where.to(tensor.device, non_blocking=True)) for tensor in self.tensors]
+
+
+class _Chosen:
+    def __init__(self, whole: Gathers, indices: Ids) -> None:
+        self.whole, self.indices = whole, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def gather(self, ids: Ids, epochs: Ids) -> Any:
+        return self.whole.gather(self.indices[ids], epochs)

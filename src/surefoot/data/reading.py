@@ -1,0 +1,182 @@
+"""Reading sample by sample, and the loader processes that do it; each sample is seeded by (seed, epoch, sample).
+
+A loader's worker is given addresses (step, micro-batch) and computes nothing that depends on which worker it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from surefoot.data.plan import Plan
+from surefoot.data.samples import first_line, read
+from surefoot.errors import DataError, SurefootError
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+
+Collate = Callable[[list[Any]], Any]
+
+_ENDLESS = sys.maxsize
+_PARENT_WATCH_S = 1.0
+
+
+class Reading(Dataset[Any]):
+    """A data set of micro-batches, addressed by (step, index within the step)."""
+
+    def __init__(self, dataset: Any, plan: Plan, *, seed: int, micro_batch_size: int, collate: Collate) -> None:
+        self.dataset, self.plan, self.micro_batch_size, self.collate = dataset, plan, micro_batch_size, collate
+        self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        """The micro-batch; leaves the global generators seeded by its last sample."""
+        step, index = address
+        ids, epochs = self.plan.ids(step)
+        chosen = slice(index * self.micro_batch_size, (index + 1) * self.micro_batch_size)
+        samples = []
+        for sample, epoch in zip(ids[chosen].tolist(), epochs[chosen].tolist(), strict=True):
+            seed_generators(fold(self.sample_key, epoch, sample))
+            samples.append(read(self.dataset, sample, step=step))
+        seed_generators(fold(self.collate_key, step, index))
+        try:
+            return self.collate(samples)
+        except SurefootError:
+            raise
+        except Exception as problem:
+            shown = ", ".join(str(sample) for sample in ids[chosen][:4])
+            raise DataError(
+                f"samples {shown}{' ...' if len(samples) > 4 else ''} of step {step} cannot be put into one batch: "
+                f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"
+            ) from problem
+
+    def here(self, step: int, index: int) -> Any:
+        """The micro-batch, read in this process as a worker would: on one thread, the global generators left as they were."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
+        try:
+            with untouched():
+                return self[step, index]
+        finally:
+            torch.set_num_threads(threads)
+
+
+class Workers:
+    """Loader processes that read micro-batches ahead, from one step up to another; they live until `close`."""
+
+    def __init__(self, reading: Reading, *, first: int, stop: int | None, pieces: int, workers: int, pin: bool) -> None:
+        were = set(multiprocessing.active_children())
+        with warnings.catch_warnings():
+            # how many workers are too many is for whoever sets them to say
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            self.batches: Any = iter(_loader(reading, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin))
+        self.processes = set(multiprocessing.active_children()) - were
+        # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
+        atexit.register(self.close)
+
+    def next(self) -> Any:
+        """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
+        try:
+            batch = next(self.batches)
+        except RuntimeError as problem:
+            if "DataLoader worker" not in str(problem):
+                raise
+            raise DataError(
+                f"a loader worker ended unexpectedly: {first_line(problem)}\n"
+                "  most often memory ran out (also that of /dev/shm): try fewer --workers, or --workers 0 to see the error itself"
+            ) from problem
+        if isinstance(batch, SurefootError):
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        """End the processes, those too that are in the middle of a sample after five seconds."""
+        atexit.unregister(self.close)
+        # what its __del__ does, done now: the traceback of an error may keep the iterator alive
+        self.batches._shutdown_workers()
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _loader(reading: Reading, *, first: int, stop: int | None, pieces: int, workers: int, pin: bool) -> DataLoader[Any]:
+    return DataLoader(
+        _Answers(reading),
+        batch_size=None,
+        sampler=_Addresses(first, _ENDLESS if stop is None else stop, pieces),
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin,
+        worker_init_fn=_Start(os.getpid()),
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        generator=torch.Generator(),  # otherwise it draws a number from the global one
+    )
+
+
+class _Answers(Dataset[Any]):
+    """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        try:
+            return self.reading[address]
+        except SurefootError as problem:
+            if problem.__cause__ is not None:  # which does not travel between processes
+                problem.add_note("".join(traceback.format_exception(problem.__cause__)))
+            return problem
+
+
+class _Addresses:
+    """The addresses of all micro-batches of the steps from first up to stop: what a loader hands to its workers."""
+
+    def __init__(self, first: int, stop: int, pieces: int) -> None:
+        self.first, self.stop, self.pieces = first, stop, pieces
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        step = self.first
+        while step < self.stop:
+            for index in range(self.pieces):
+                yield step, index
+            step += 1
+
+    def __len__(self) -> int:
+        return min((self.stop - self.first) * self.pieces, _ENDLESS)
+
+
+class _Start:
+    """What a worker does first: leave signals to the parent, and end when the parent is gone.
+
+    Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
+
+    def __call__(self, worker: int) -> None:
+        del worker
+        for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        # torch's own watch waits for the queue first, and does not end a worker that is blocked on a full pipe
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while os.getppid() == self.parent:
+            time.sleep(_PARENT_WATCH_S)
+        os._exit(1)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,285 @@
+"""Configuration: exact round trips, and what a user is told about mistakes; 4 seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surefoot.config import (
+    Settings,
+    clipping,
+    differences,
+    flatten,
+    from_toml,
+    layered,
+    nearest,
+    program,
+    run_arguments,
+    to_toml,
+    unflatten,
+    values,
+)
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-4
+    betas: tuple[float, float] | None = (0.9, 0.999)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deep:
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Settings):
+    length: str = "30 epochs"
+    batch_size: int = 32
+    deep: Deep = field(default_factory=lambda: Deep(layers=(4, 4)))
+    warmup: str | int | None = "5%"
+    label: str | None = "a"
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+optional_text = st.none() | text
+finite = st.floats(allow_nan=False)
+configs = st.builds(
+    Config,
+    out=optional_text,
+    seed=st.integers(),
+    length=text,
+    precision=st.sampled_from(["auto", "fp32", "tf32", "bf16", "fp16"]),
+    compile=st.booleans(),
+    micro_batch_size=st.none() | st.integers(),
+    ema=st.none() | finite,
+    warmup=optional_text | st.integers(),
+    label=optional_text,
+    deep=st.builds(
+        Deep,
+        optimizer=st.builds(Optimizer, lr=finite, betas=st.none() | st.tuples(finite, finite)),
+        layers=st.lists(st.integers()).map(tuple),
+    ),
+)
+origins = st.dictionaries(st.sampled_from(sorted(flatten(Config()))), text)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(config=configs, origins=origins)
+def test_a_configuration_written_and_read_is_the_same(config, origins):
+    again = from_toml(to_toml(config, origins, {"recipe": "gpt"}), Config)
+
+    assert again == config
+    assert repr(again) == repr(config)  # 1 is not 1.0, and -0.0 not 0.0
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(config=configs)
+def test_flat_and_back_is_the_same(config):
+    assert unflatten(flatten(config), Config) == config
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(recipe=text, arguments=st.lists(text), number=st.integers(-(2**63), 2**63 - 1))
+def test_the_program_written_and_read_is_the_same(recipe, arguments, number):
+    made_by = {"recipe": recipe, "arguments": arguments, "number": number, "file": {"path": recipe}}
+
+    assert program(to_toml(Config(), {}, made_by | {"left_out": None})) == made_by
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(a=configs, b=configs)
+def test_no_differences_means_equal(a, b):
+    assert (differences(a, b) == []) == (a == b)
+    assert differences(a, a) == []
+
+
+def test_differences_name_both_values():
+    changed = dataclasses.replace(Config(), deep=Deep(layers=(4, 4), optimizer=Optimizer(lr=1.0)), out="b")
+
+    assert differences(Config(), changed) == [("out", None, "b"), ("deep.optimizer.lr", 3e-4, 1.0)]
+
+
+def test_not_a_number_does_not_differ_from_itself():
+    assert (
+        differences(dataclasses.replace(Config(), ema=math.nan), dataclasses.replace(Config(), ema=math.nan))
+        == []
+    )
+
+
+def test_every_setting_stands_in_the_file_with_its_origin():
+    written = to_toml(Config(), {"seed": "flag", "deep.optimizer.lr": "file small.toml"}, {})
+
+    assert "seed = 0 # flag\n" in written
+    assert "lr = 0.0003 # file small.toml\n" in written
+    assert "keep = 3 # default\n" in written
+    document = tomllib.loads(written)
+    assert set(values(written)) == set(flatten(Config()))
+    assert "init" in document["absent"]
+
+
+def test_an_origin_cannot_break_out_of_its_comment():
+    assert from_toml(to_toml(Config(), {"seed": "file a\nseed = 7"}, {}), Config).seed == 0
+
+
+def test_a_file_changes_what_it_names_and_no_more():
+    config = from_toml('absent = ["label"]\nseed = 3\n[deep.optimizer]\nlr = 1', Config)
+
+    assert config == dataclasses.replace(
+        Config(), seed=3, label=None, deep=Deep(layers=(4, 4), optimizer=Optimizer(lr=1.0))
+    )
+    assert isinstance(config.deep.optimizer.lr, float)
+
+
+def test_a_file_over_a_preset_keeps_the_rest_of_the_preset():
+    preset = dataclasses.replace(Config(), deep=Deep(layers=(1,), optimizer=Optimizer(name="sgd")))
+
+    assert from_toml("deep.optimizer.lr = 0.5", Config, base=preset).deep == Deep(
+        layers=(1,), optimizer=Optimizer(name="sgd", lr=0.5)
+    )
+
+
+def test_later_layers_win_and_origins_say_which():
+    config, origins = layered(
+        Config,
+        [
+            ("preset", {"seed": 1, "deep.optimizer.lr": 0.1}),
+            ("file a.toml", {"seed": 2}),
+            ("flag", {"keep": 5}),
+        ],
+    )
+
+    assert (config.seed, config.keep, config.deep.optimizer.lr) == (2, 5, 0.1)
+    assert {origins[name] for name in ("seed",)} == {"file a.toml"}
+    assert (origins["keep"], origins["deep.optimizer.lr"], origins["clip"]) == ("flag", "preset", "default")
+    assert set(origins) == set(flatten(config))
+
+
+def test_layers_are_checked_one_by_one_and_problems_name_theirs():
+    with pytest.raises(
+        ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep = \"x\".*\[flag\]"
+    ):
+        layered(Config, [("file a", {"sead": 1}), ("flag", {"keep": "x"})])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("deep.optimizer.lrr = 1.0", "unknown setting deep.optimizer.lrr: did you mean deep.optimizer.lr?"),
+        ("lr = 1.0", "unknown setting lr: did you mean deep.optimizer.lr?"),
+        ("Batch-Size = 4", "unknown setting Batch-Size: did you mean batch_size?"),
+        ("colour = 4", "unknown setting colour"),
+        ("seed.x = 1", "unknown setting seed.x: did you mean seed?"),
+        ('deep.optimizer.lr = "fast"', 'deep.optimizer.lr = "fast": expected a number'),
+        ('deep.optimizer.lr = "3e-4"', "expected a number; write it without quotes: 3e-4"),
+        ("seed = 1.0", "seed = 1.0: expected a whole number"),
+        ("seed = true", "seed = true: expected a whole number"),
+        ("compile = 1", "compile = 1: expected true or false"),
+        ('deterministic = "on"', "expected true or false"),
+        ("length = 30", "length = 30: expected text in quotes"),
+        ('precision = "bf61"', 'one of "auto", "fp32", "tf32", "bf16", "fp16"; did you mean "bf16"?'),
+        ("deep.optimizer.betas = [0.9]", "expected a list of 2, each a number"),
+        ('deep.layers = [1, "a"]', "expected a list, each a whole number"),
+        ("warmup = 0.5", "expected text in quotes or a whole number"),
+        ("seed = 1979-05-27", "expected a whole number"),
+        ('absent = ["seed"]', "seed = absent: expected a whole number"),
+        ('absent = ["sead"]', "unknown setting sead: did you mean seed?"),
+        ('absent = ["seed"]\nseed = 1', "seed has a value and is listed as absent too"),
+        ("absent = 3", "absent must be a list"),
+        ("length = 30 epochs", "length = 30 epochs\n  text stands in quotes"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_where_and_what_instead(line, message):
+    with pytest.raises(ConfigError) as refused:
+        from_toml(line, Config, where="small.toml")
+
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("small.toml")
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_all_problems_are_told_at_once_in_at_most_five_lines():
+    two = "sead = 1\nkeep = 1.5"
+    with pytest.raises(ConfigError, match=r"(?s)sead.*keep = 1.5"):
+        from_toml(two, Config)
+    with pytest.raises(ConfigError) as refused:
+        from_toml("\n".join(f"unknown{number} = 1" for number in range(20)), Config)
+
+    assert len(str(refused.value).splitlines()) == 5
+    assert "and 16 more" in str(refused.value)
+
+
+def test_a_setting_without_default_is_asked_for():
+    with pytest.raises(ConfigError, match=r"(?s)length is not set.*batch_size is not set"):
+        unflatten({}, Settings)
+
+
+def test_text_that_no_file_can_hold_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"out = .* is not Unicode text"):
+        to_toml(dataclasses.replace(Config(), out="\udcff"), {}, {})
+    with pytest.raises(ConfigError, match=r"program.arguments = .* is not Unicode text"):
+        to_toml(Config(), {}, {"arguments": ["--out", "\udcff"]})
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("norm 1.0", ("norm", 1.0)),
+        ("norm 1", ("norm", 1.0)),
+        (" value  5e-1 ", ("value", 0.5)),
+        ("off", ("off", math.inf)),
+    ],
+)
+def test_clipping_reads_kind_and_limit(written, meant):
+    assert clipping(written) == meant
+
+
+@pytest.mark.parametrize(
+    "written", ["1.0", "norm", "norm -1", "norm 0", "norm nan", "norm inf", "nrom 1", "off 1", ""]
+)
+def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
+    with pytest.raises(ConfigError, match=r"'norm 1\.0', 'value 0\.5' or 'off'"):
+        clipping(written)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(name=text)
+def test_nearest_answers_anything_with_a_known_name_or_none(name):
+    assert nearest(name, flatten(Config())) in {None, *flatten(Config())}
+
+
+def test_run_arguments_are_the_settings_of_every_run():
+    config = dataclasses.replace(Config(), seed=7)
+
+    assert run_arguments(config) == {
+        name: value for name, value in flatten(config).items() if name in Settings.__annotations__
+    }
+
+
+def test_settings_have_a_docstring_each_for_the_flags(capsys):
+    import tyro
+
+    with pytest.raises(SystemExit):
+        tyro.cli(Settings, args=["--help"])
+    shown = capsys.readouterr().out
+
+    assert "All randomness of the run" in shown
+    assert "Weights to start from" in shown
+
+
+def test_configuration_does_not_import_torch():
+    code = "import sys, surefoot.config, surefoot.schedules; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
