@@ -120,10 +120,18 @@ def main() -> None:
         ratios.append(median(ours) / median(theirs))
         both[0].extend(theirs)
         both[1].extend(ours)
-        print(f"round {index}: plain {median(theirs) / WINDOW * 1e6:6.1f} us  surefoot {median(ours) / WINDOW * 1e6:6.1f} us  ratio {ratios[-1]:.3f}")
+        print(
+            f"round {index}: plain {median(theirs) / WINDOW * 1e6:6.1f} us  "
+            f"surefoot {median(ours) / WINDOW * 1e6:6.1f} us  ratio {ratios[-1]:.3f}"
+        )
     per_step = [median(windows) / WINDOW * 1e6 for windows in both]
-    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}")
-    print(f"medians of windows: plain {per_step[0]:.1f} us, surefoot {per_step[1]:.1f} us a step; ratios {min(ratios):.3f} to {max(ratios):.3f}")
+    print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"
+    )
+    print(
+        f"medians of windows: plain {per_step[0]:.1f} us, surefoot {per_step[1]:.1f} us a step; "
+        f"ratios {min(ratios):.3f} to {max(ratios):.3f}"
+    )
     print(f"surefoot/plain {median(ratios):.3f}")
 
 

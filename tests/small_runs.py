@@ -45,7 +45,9 @@ class Augmented:
 
 class Net(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, CLASSES))
+        super().__init__(
+            nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, CLASSES)
+        )
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -90,7 +92,17 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
 class KilledBeforeOperation:
     """A disk that kills this process before its n-th operation (counted from 1) that changes anything."""
 
-    CHANGING = ("make_directory", "create", "append", "flush", "close", "flush_directory", "rename", "remove", "remove_directory")
+    CHANGING = (
+        "make_directory",
+        "create",
+        "append",
+        "flush",
+        "close",
+        "flush_directory",
+        "rename",
+        "remove",
+        "remove_directory",
+    )
 
     def __init__(self, n: int) -> None:
         self.left, self.disk = n, Disk()
@@ -146,7 +158,18 @@ def outcome(out: Path) -> dict[str, Any]:
     newest = max((out / "checkpoints").glob("step-*"))
     state = json.loads((newest / "state.json").read_text())
     lines = [json.loads(line) for line in out.with_suffix(".ids").read_text().splitlines()]
-    shown = ("kind", "step", "loss", "norm", "norm_max", "targets", "skipped", "learning_rate", "held-out/loss", "held-out/accuracy")
+    shown = (
+        "kind",
+        "step",
+        "loss",
+        "norm",
+        "norm_max",
+        "targets",
+        "skipped",
+        "learning_rate",
+        "held-out/loss",
+        "held-out/accuracy",
+    )
     return {
         "step": newest.name,
         "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
@@ -156,7 +179,7 @@ def outcome(out: Path) -> dict[str, Any]:
             for record in records(out / "metrics.jsonl")
             if record["kind"] in ("train", "scores")
         ],
-        "ids": {step: ids for step, ids in lines},
+        "ids": dict(lines),
     }
 
 
@@ -177,7 +200,7 @@ def serve() -> None:
                 status = 0
             except SystemExit as end:
                 status = int(end.code or 0)
-            except BaseException as problem:  # noqa: BLE001
+            except BaseException as problem:
                 print(repr(problem), file=sys.stderr, flush=True)
             finally:
                 os._exit(status)

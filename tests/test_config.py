@@ -113,10 +113,7 @@ def test_differences_name_both_values():
 
 
 def test_not_a_number_does_not_differ_from_itself():
-    assert (
-        differences(dataclasses.replace(Config(), ema=math.nan), dataclasses.replace(Config(), ema=math.nan))
-        == []
-    )
+    assert differences(dataclasses.replace(Config(), ema=math.nan), dataclasses.replace(Config(), ema=math.nan)) == []
 
 
 def test_every_setting_stands_in_the_file_with_its_origin():
@@ -168,9 +165,7 @@ def test_later_layers_win_and_origins_say_which():
 
 
 def test_layers_are_checked_one_by_one_and_problems_name_theirs():
-    with pytest.raises(
-        ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep = \"x\".*\[flag\]"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep = \"x\".*\[flag\]"):
         layered(Config, [("file a", {"sead": 1}), ("flag", {"keep": "x"})])
 
 
@@ -246,9 +241,7 @@ def test_clipping_reads_kind_and_limit(written, meant):
     assert clipping(written) == meant
 
 
-@pytest.mark.parametrize(
-    "written", ["1.0", "norm", "norm -1", "norm 0", "norm nan", "norm inf", "nrom 1", "off 1", ""]
-)
+@pytest.mark.parametrize("written", ["1.0", "norm", "norm -1", "norm 0", "norm nan", "norm inf", "nrom 1", "off 1", ""])
 def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
     with pytest.raises(ConfigError, match=r"'norm 1\.0', 'value 0\.5' or 'off'"):
         clipping(written)

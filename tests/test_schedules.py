@@ -111,9 +111,7 @@ def test_linear_is_torch_s():
 
 
 def test_warmup_is_torch_s_linear():
-    expected = torch_factors(
-        lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7)
-    )
+    expected = torch_factors(lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7))
 
     assert factors(constant(7)) == pytest.approx(expected, abs=1e-12)
 
@@ -150,9 +148,7 @@ def test_resolved_warmup_stays_what_it_was_in_a_longer_run():
     assert factors(resolved, 10 * STEPS)[:STEPS] == factors(constant("10%"))
 
 
-@pytest.mark.parametrize(
-    "schedule", [constant(), constant("5%"), constant("1 epochs"), linear(3), warmup_cosine("5%")]
-)
+@pytest.mark.parametrize("schedule", [constant(), constant("5%"), constant("1 epochs"), linear(3), warmup_cosine("5%")])
 def test_extends_exactly_says_whether_a_longer_run_has_the_same_rates(schedule):
     same = factors(schedule, STEPS) == factors(schedule, 10 * STEPS)[:STEPS]
 

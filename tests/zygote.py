@@ -14,7 +14,9 @@ class Zygote:
 
     def __enter__(self) -> Self:
         program = Path(__file__).with_name("small_runs.py")
-        self.process = subprocess.Popen([sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def run(self, out: Path, **spec: Any) -> int:

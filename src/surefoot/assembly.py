@@ -33,30 +33,38 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
             seed_generators(fold(key, place))
             found = source if isinstance(source, nn.Module) else source()
         if not isinstance(found, nn.Module):
-            raise ConfigError(f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one")
+            raise ConfigError(
+                f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
+            )
         built[name] = found.to(device)
     return built
 
 
 def built_state(
-    models: dict[str, nn.Module], optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built], *, ema: float | None, device: torch.device
+    models: dict[str, nn.Module],
+    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
+    *,
+    ema: float | None,
+    device: torch.device,
 ) -> State:
     """Models with their optimizers (one each, of the same name) and averages, before the first step."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     foreign = [name for name in named if name not in models]
     if foreign or not named:
-        raise ConfigError(f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}")
+        raise ConfigError(
+            f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}"
+        )
     trained: dict[str, Trained] = {}
     for name, spec in named.items():
         decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
         groups = parameter_groups(models[name], decay or 0.0)
         parameters = [parameter for group in groups for parameter in group.parameters]
         if not parameters:
-            raise ConfigError(f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)")
-        if isinstance(spec, OptimizerSpec):
-            made = spec.build(groups)
-        else:
-            made = spec([{"params": group.parameters} for group in groups])
+            raise ConfigError(
+                f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
+            )
+        plain = [{"params": group.parameters} for group in groups]
+        made = spec.build(groups) if isinstance(spec, OptimizerSpec) else spec(plain)
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
         trained[name] = Trained(made, parameters, skipping(made, device), torch.zeros((), device=device))

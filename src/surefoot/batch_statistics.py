@@ -39,7 +39,10 @@ class BatchStatistics:
     def end_pass(self) -> None:
         """After each forward and backward pass: add what it changed."""
         self.passes += 1
-        changes = [now.detach() - before if now.is_floating_point() else now for now, before in zip(self._buffers(), self.before, strict=True)]
+        changes = [
+            now.detach() - before if now.is_floating_point() else now
+            for now, before in zip(self._buffers(), self.before, strict=True)
+        ]
         if self.passes == 1:
             self.changes = changes
         else:
@@ -51,11 +54,9 @@ class BatchStatistics:
     def finish(self, applied: Tensor) -> None:
         """At the update: the mean over the passes where `applied` (a boolean on the device) holds, else what was before."""
         for buffer, before, change in zip(self._buffers(), self.before, self.changes, strict=True):
-            if self.passes > 1 and buffer.is_floating_point():
-                # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
-                after = before + change / self.passes
-            else:
-                after = buffer.detach()
+            # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
+            averaged = self.passes > 1 and buffer.is_floating_point()
+            after = before + change / self.passes if averaged else buffer.detach()
             buffer.detach().copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
 

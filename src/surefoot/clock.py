@@ -35,7 +35,10 @@ class Clock:
     def window(self) -> dict[str, float]:
         """Seconds in each phase since the last call, as `training_s` and so on; starts a new window."""
         self.enter(self.phase)
-        seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in ("training", "waiting", "evaluating", "saving", "user")}
+        seconds = {
+            f"{phase}_s": self.window_s.get(phase, 0.0)
+            for phase in ("training", "waiting", "evaluating", "saving", "user")
+        }
         for phase, spent in self.window_s.items():
             self.total_s[phase] = self.total_s.get(phase, 0.0) + spent
         self.window_s = {}
@@ -44,7 +47,10 @@ class Clock:
     def spent_s(self) -> dict[str, float]:
         """Seconds in each phase over all sittings of the run."""
         self.enter(self.phase)
-        return {phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0) for phase in {**self.total_s, **self.window_s}}
+        return {
+            phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0)
+            for phase in {**self.total_s, **self.window_s}
+        }
 
     def load_spent_s(self, spent_s: dict[str, float]) -> None:
         """Go on counting from what `spent_s` gave."""

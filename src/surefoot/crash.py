@@ -33,11 +33,15 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[Addresse
             "  mend the labels, or give the model more outputs"
         )
     if isinstance(problem, IndexError) and "index out of range in self" in text:
-        return DataError(f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary")
+        return DataError(
+            f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary"
+        )
     if isinstance(problem, torch.OutOfMemoryError):
         return None
     if isinstance(problem, RuntimeError) and "does not require grad" in text:
-        return ConfigError(f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?")
+        return ConfigError(
+            f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+        )
     return None
 
 
@@ -52,7 +56,9 @@ def strange_samples(micro_batches: Sequence[Addressed]) -> list[int]:
     return sorted(set(found))
 
 
-def report(problem: BaseException, *, step: int, micro_batches: Sequence[Addressed], how_to_go_on: str) -> dict[str, Any]:
+def report(
+    problem: BaseException, *, step: int, micro_batches: Sequence[Addressed], how_to_go_on: str
+) -> dict[str, Any]:
     """What `crash/` keeps of an error, as JSON."""
     return {
         "error": f"{type(problem).__name__}: {problem}",

@@ -47,10 +47,14 @@ class RunDirectory:
             import fcntl
 
             try:
-                fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process; loader workers do not inherit it
+                fcntl.lockf(
+                    self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # ends with the process; loader workers do not inherit it
             except OSError as problem:
                 self.lock.close()
-                raise ConfigError(f"another process is training into {self.path} right now: wait for it, or choose another --out") from problem
+                raise ConfigError(
+                    f"another process is training into {self.path} right now: wait for it, or choose another --out"
+                ) from problem
 
     def close(self) -> None:
         """Let go of the directory."""

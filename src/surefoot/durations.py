@@ -91,8 +91,7 @@ def run_length(text: str | int, *, samples_per_epoch: int, batch_size: int, sett
     """
     if samples_per_epoch < 1 or batch_size < 1:
         raise ConfigError(
-            f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}:"
-            " both must be at least 1"
+            f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}: both must be at least 1"
         )
     examples = ("200 steps", "30 epochs")
     number, unit = _parsed(text, setting, examples)
@@ -152,9 +151,7 @@ def every(text: str | int | None, *, length: Length, time: bool = False, setting
             period = _share(number, text, setting) * length.steps
         case "seconds":
             if not time:
-                raise _refusal(
-                    text, setting, "is a time; time is for save_every and time_limit only", examples
-                )
+                raise _refusal(text, setting, "is a time; time is for save_every and time_limit only", examples)
             return Every(seconds=float(number))
     return Every(period=(period.numerator, period.denominator))
 
@@ -185,9 +182,7 @@ def _parsed(text: str | int, setting: str, examples: tuple[str, ...]) -> tuple[F
         raise _refusal(text, setting, "has no unit" if bare else "is not a number with a unit", examples)
     number, unit = found.groups()
     if unit.lower() not in _UNITS:
-        raise _refusal(
-            text, setting, f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h", examples
-        )
+        raise _refusal(text, setting, f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h", examples)
     kind, factor = _UNITS[unit.lower()]
     return Fraction(number.replace("_", "")) * factor, kind
 

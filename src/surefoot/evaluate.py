@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
-from surefoot.means import Mean
+from surefoot.means import Mean, add_each
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -54,7 +54,13 @@ def accuracy(model: Any, batch: Any) -> Mean:
 
 
 def scored(
-    model: Any, batches: Iterable[Counted], *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score], precision: Precision, seed: int
+    model: Any,
+    batches: Iterable[Counted],
+    *,
+    loss: Callable[[Any, Any], Any] | None,
+    scores: Sequence[Score],
+    precision: Precision,
+    seed: int,
 ) -> dict[str, float]:
     """Mean of every score over all batches; waits for the device once, at the end.
 
@@ -74,8 +80,7 @@ def scored(
                 for score in scores:
                     result = score(model, batch.batch)
                     found |= {score.__name__: result} if isinstance(result, Mean) else result
-            for name, mean in found.items():
-                sums[name] = sums[name] + mean.detached() if name in sums else mean.detached()
+            add_each(sums, found)
     return {name: float(mean.value) for name, mean in sums.items()}
 
 
@@ -85,7 +90,9 @@ def _losses(result: Any, count: int) -> dict[str, Mean]:
         result, further = result
     if isinstance(result, Tensor):
         if result.ndim > 0:
-            raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean")
+            raise ConfigError(
+                f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean"
+            )
         result = Mean(result.detach().double() * count if count else 0.0, count)
     return {"loss": result, **further}
 

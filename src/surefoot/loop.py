@@ -1,13 +1,13 @@
 """The loop: a whole training run on one page.
 
 `steps` is the run. It calls `forward_backward` and `update`, the same two functions that a loop of your own calls (level 3).
-Nothing in a step depends on what ran before it except the weights: samples, random numbers and the learning rate are
-computed from the step's number. Nothing in a step reads a tensor on the host; `duties.log` is where the host waits.
+Samples, random numbers and the learning rate are computed from the step's number, never remembered. Nothing in a step
+reads a tensor on the host; `duties.log` is where the host waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.errors import ConfigError
 from surefoot.losses import scalar
-from surefoot.means import Mean
+from surefoot.means import Mean, add_each
 from surefoot.optimizers.clipping import Clip, gradient_norm, scale_and_clip
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.skipping import Skip
@@ -26,6 +26,7 @@ from surefoot.schedules import Factors
 from surefoot.seeding import fold, seed_generators
 
 Loss = Callable[[Any, Any], Any]
+Phase = Literal["training", "waiting", "evaluating", "saving", "user"]
 
 
 class MicroBatch(Protocol):
@@ -59,7 +60,7 @@ class Trained:
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
     skip: Skip
-    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps it stays there and every later update is skipped
+    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
 
 
 @dataclass
@@ -97,7 +98,8 @@ class Step:
 class Duties(Protocol):
     """What a run does between steps. Only these may wait for the device; `done` is the number of steps made."""
 
-    stopping: bool
+    @property
+    def stopping(self) -> bool: ...  # noqa: D102
 
     def evaluate_due(self, done: int) -> bool: ...  # noqa: D102
     def log_due(self, done: int) -> bool: ...  # noqa: D102
@@ -107,48 +109,44 @@ class Duties(Protocol):
     def save(self) -> None: ...  # noqa: D102
 
 
-class Feed(Protocol):  # noqa: D101
-    def micro_batches(self, step: int) -> Sequence[MicroBatch]: ...  # noqa: D102
-
-
-class Meter(Protocol):  # noqa: D101
-    def add(self, step: Step) -> None: ...  # noqa: D102
-
-
-class Clock(Protocol):  # noqa: D101
-    def enter(self, phase: Literal["training", "waiting", "evaluating", "saving", "user"]) -> None: ...  # noqa: D102
-
-
 def steps(
-    task: Task, state: State, *, feed: Feed, meter: Meter, clock: Clock, duties: Duties, length: int, opened: bool = False
+    task: Task,
+    state: State,
+    *,
+    feed: Callable[[int], Sequence[MicroBatch]],
+    record: Callable[[Step], None],
+    clock: Callable[[Phase], None],
+    duties: Duties,
+    length: int,
+    opened: bool = False,
 ) -> Iterator[Step]:
     """Train until `length` steps are made; yield each of them, made, or (`opened`) still to be made by the caller.
 
     The caller's code runs at `yield`. A step is recorded and saved after it, so a checkpoint holds its effects too.
     """
     while state.step < length and not duties.stopping:
-        clock.enter("waiting")
-        step = Step(state.step, feed.micro_batches(state.step), task, state)
-        clock.enter("training")
+        clock("waiting")
+        step = Step(state.step, feed(state.step), task, state)
+        clock("training")
         if opened:
             yield step
         else:
             forward_backward(step)
             update(step)
         state.step += 1
-        meter.add(step)
+        record(step)
 
         if duties.evaluate_due(state.step):
-            clock.enter("evaluating")
+            clock("evaluating")
             duties.evaluate(step)
         if not opened:
-            clock.enter("user")
+            clock("user")
             yield step
         if duties.log_due(state.step):
-            clock.enter("training")  # the device may still be busy with the steps that are read here
+            clock("training")  # the device may still be busy with the steps that are read here
             duties.log()
         if duties.save_due(state.step):
-            clock.enter("saving")
+            clock("saving")
             duties.save()
 
 
@@ -179,7 +177,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
             result = loss(task.forward, micro_batch.batch)
         if isinstance(result, tuple):
             result, further = result
-            _add_further(step.logged, further)
+            add_each(step.logged, further)
         if isinstance(result, Mean):
             part = scalar(result.total) / nominal
             counted = result.count if counted is None else counted + result.count
@@ -210,10 +208,9 @@ def update(step: Step, *names: str) -> None:
     task, state = step.task, step.state
     if step.pending is None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
-    loss, factor = step.pending
-    step.pending = None
+    (loss, factor), step.pending = step.pending, None
     rate = task.factors(step.index)
-    latest = None
+    latest: Tensor | None = None
     for name in names or state.trained:
         latest = _update_one(step, state.trained[name], loss, factor, rate)
         if name in state.averages:
@@ -252,8 +249,3 @@ def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | flo
         group["lr"] = group["initial_lr"] * rate
     trained.skip.apply(optimizer, skipped)
     return skipped
-
-
-def _add_further(logged: dict[str, Any], further: Mapping[str, Mean]) -> None:
-    for name, mean in further.items():
-        logged[name] = logged[name] + mean.detached() if name in logged else mean.detached()

@@ -6,8 +6,9 @@ divided once, at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,12 @@ def summed(means: Iterable[Mean]) -> Mean:
     for mean in means:
         total = total + mean
     return total
+
+
+def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
+    """Add counted means by name to those that are there, cut from the graph."""
+    for name, mean in further.items():
+        sums[name] = sums[name] + mean.detached() if name in sums else mean.detached()
 
 
 def _detached(value: Tensor | float) -> Tensor | float:

@@ -86,18 +86,26 @@ class Meter:
             for name, value in values.items():
                 mean = value if isinstance(value, Mean) else Mean(value, 1)
                 found.setdefault(name, []).append((float(index), mean.total, mean.count))
-        return {name: torch.stack([_column(list(column)) for column in zip(*rows, strict=True)], dim=1) for name, rows in found.items()}
+        return {
+            name: torch.stack([_column(list(column)) for column in zip(*rows, strict=True)], dim=1)
+            for name, rows in found.items()
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the rows not yet logged."""
-        return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
+        return {
+            "rows": self.table(),
+            **{f"logged/{name}": table for name, table in self.logged_table().items()},
+        }
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `tensors` gave."""
         self.rows = []
         for index, loss, count, norm, skipped in tensors["rows"]:
             measured = not bool(torch.isnan(skipped))
-            self.rows.append((int(index), loss, count, norm, skipped) if measured else (int(index), None, 0, None, None))
+            self.rows.append(
+                (int(index), loss, count, norm, skipped) if measured else (int(index), None, 0, None, None)
+            )
         self.logged = [
             (int(index), {name.removeprefix("logged/"): Mean(total, count)})
             for name, table in tensors.items()
@@ -114,5 +122,9 @@ def _weighted(rows: Tensor) -> float:
 def _column(values: list[Any]) -> Tensor:
     """One column as float64 on the host; tensors of one device are fetched together."""
     if all(isinstance(value, Tensor) and value.device == values[0].device for value in values):
-        return torch.stack([value.detach() if value.dtype.is_floating_point else value.double() for value in values]).cpu().double()
+        return (
+            torch.stack([value.detach() if value.dtype.is_floating_point else value.double() for value in values])
+            .cpu()
+            .double()
+        )
     return torch.tensor([float(value) for value in values], dtype=torch.float64)

@@ -15,7 +15,7 @@ from surefoot.loop import State
 from surefoot.precision import Precision
 from surefoot.schedules import Schedule
 from surefoot.signals import Signals
-from surefoot.sinks.console import duration, number
+from surefoot.sinks.console import number
 from surefoot.stopping import Watch
 
 
@@ -40,10 +40,8 @@ class Told(Protocol):
 def header(run: Told) -> str:
     """Five lines: model, data, plan, device, directory."""
     length = run.length
-    models = ", ".join(
-        f"{type(model).__name__} with {sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad):,} trainable parameters"
-        for model in run.state.models.values()
-    )
+    sizes = {type(model).__name__: _trainable(model) for model in run.state.models.values()}
+    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in sizes.items())
     passes = length.steps * length.batch_size / length.samples_per_epoch
     pieces = length.batch_size // run.micro_batch_size
     cut = f" in {pieces} micro-batches of {run.micro_batch_size}" if pieces > 1 else ""
@@ -57,7 +55,10 @@ def header(run: Told) -> str:
         f"out     {run.directory.path if run.directory else 'nothing is saved: no out was given'}",
     ]
     if length.batch_size > length.samples_per_epoch:
-        lines.append(f"note: a step of {length.batch_size} is more than the {length.samples_per_epoch} samples there are: each is seen several times a step")
+        lines.append(
+            f"note: a step takes {length.batch_size} samples and there are {length.samples_per_epoch}:"
+            " each is seen several times a step"
+        )
     return "\n".join(lines)
 
 
@@ -84,7 +85,11 @@ def ending(run: Told) -> str:
 def finished(run: Told) -> str:
     """What is said to someone who starts a finished run again."""
     where = f" in {run.directory.path}" if run.directory else ""
-    why = "early stopping ended it" if run.out_of_patience and run.state.step < run.length.steps else f"all {run.length.steps:,} steps are made"
+    why = (
+        "early stopping ended it"
+        if run.out_of_patience and run.state.step < run.length.steps
+        else f"all {run.length.steps:,} steps are made"
+    )
     return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
 
 
@@ -105,10 +110,15 @@ def standing(directory: RunDirectory | None, saved_step: int | None) -> str:
 def divergence(step: int, samples: list[int], stands: str, *, optimizer: dict[str, Any], schedule: Schedule) -> str:
     """Why a run was ended after steps that were not finite, and what to try."""
     rate = optimizer.get("lr")
-    lines = [f"loss or gradient became non-finite at step {step} and stayed so; none of these steps was applied", f"  {stands}"]
+    lines = [
+        f"loss or gradient became non-finite at step {step} and stayed so; none of these steps was applied",
+        f"  {stands}",
+    ]
     if samples:
         shown = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
-        lines.append(f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them")
+        lines.append(
+            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them"
+        )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
         lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
@@ -120,10 +130,18 @@ def script_toml(described: dict[str, Any]) -> str:
     import tomlkit
 
     document = tomlkit.document()
-    document.add(tomlkit.comment("written by surefoot; this run was made by a script, so `surefoot resume` can only name its command"))
+    document.add(
+        tomlkit.comment(
+            "written by surefoot; this run was made by a script, so `surefoot resume` can only name its command"
+        )
+    )
     document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
     document["run"] = _without_none(described)
     return tomlkit.dumps(document)
+
+
+def _trainable(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _without_none(value: Any) -> Any:

@@ -78,7 +78,9 @@ def precision(name: str, device: torch.device) -> Precision:
     match name:
         case "fp32" | "tf32" | "bf16":
             if name == "tf32" and device.type != "cuda":
-                raise ConfigError(f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32")
+                raise ConfigError(
+                    f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32"
+                )
             return Precision(name, device)
         case "fp16":
             scale = LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device))

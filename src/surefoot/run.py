@@ -23,13 +23,12 @@ from surefoot.checkpoint.compare import differences, refuse_differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
-from surefoot.checkpoint.store import Store
-from surefoot.checkpoint.writer import Writer
 from surefoot.clock import Clock
 from surefoot.config import clipping
 from surefoot.data.feed import Feed, in_order
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.directory import RunDirectory, environment, machine
+from surefoot.divergence import BadSteps
 from surefoot.durations import Length, every, run_length, seconds
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
 from surefoot.evaluate import Split, evaluation_mode, scored
@@ -37,15 +36,14 @@ from surefoot.loop import Loss, Step, Task, steps
 from surefoot.meter import Meter, Window
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.precision import precision as chosen_precision
+from surefoot.saving import Saving, refused
 from surefoot.schedules import Schedule, constant
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.snapshot import Kept, Whole
 from surefoot.signals import Signals
 from surefoot.sinks import Console, JsonLines, Record, Sink, TensorBoard
+from surefoot.snapshot import Kept, Whole
 from surefoot.stopping import EarlyStopping, Watch
 from surefoot.world import one_process
-
-_RETRY_S = 30.0  # after a save that failed
 
 
 class Run:
@@ -87,7 +85,7 @@ class Run:
         collate: Callable[[list[Any]], Any] | None = None,
         clip: str = "norm 1.0",
         precision: str = "auto",
-        compile: bool = False,  # noqa: A002
+        compile: bool = False,
         device: str = "auto",
         workers: int = 0,
         deterministic: bool = False,
@@ -108,7 +106,14 @@ class Run:
         disk: Files = DISK,
     ) -> None:
         # what is asked for, checked before anything is built
-        self.seed, self.loss, self.splits, self.workers, self.count, self.collate = seed, loss, dict(evaluate or {}), workers, count, collate
+        self.seed, self.loss, self.splits, self.workers, self.count, self.collate = (
+            seed,
+            loss,
+            dict(evaluate or {}),
+            workers,
+            count,
+            collate,
+        )
         self.train_set, self.init, self.sample_text, self.deterministic = train, init, sample, deterministic
         self.micro_batch_size = assembly.even_micro_batches(batch_size, micro_batch_size)
         self.device = one_process(device).device
@@ -117,18 +122,29 @@ class Run:
         steps_ = run_length(length, samples_per_epoch=self.plan.samples, batch_size=batch_size)
         self.length = Length(steps=steps_, samples_per_epoch=self.plan.samples, batch_size=batch_size)
         self.schedule = (schedule or constant()).resolved(self.length)
-        self.log_at, self.evaluate_at = every(log_every, length=self.length), every(evaluate_every, length=self.length)
-        self.save_at = every(save_every, length=self.length, time=True)
-        self.keep_at = every(keep_every, length=self.length)
-        self.stop_at = self.length.steps if stop_after is None else run_length(stop_after, samples_per_epoch=self.plan.samples, batch_size=batch_size)
+        self.log_at, self.evaluate_at = (
+            every(log_every, length=self.length, setting="log_every"),
+            every(evaluate_every, length=self.length, setting="evaluate_every"),
+        )
+        self.stop_at = (
+            self.length.steps
+            if stop_after is None
+            else run_length(stop_after, samples_per_epoch=self.plan.samples, batch_size=batch_size)
+        )
         self.time_limit_s = None if time_limit is None else seconds(time_limit)
         self.early_stopping = early_stopping
         watched = early_stopping.watch if early_stopping else best
         if watched and best and watched != best:
             raise ConfigError(f"best = {best!r} and early stopping watches {watched!r}: a run watches one score")
-        self.watch = Watch(watched, minimum_improvement=early_stopping.minimum_improvement if early_stopping else 0.0) if watched else None
+        self.watch = (
+            Watch(watched, minimum_improvement=early_stopping.minimum_improvement if early_stopping else 0.0)
+            if watched
+            else None
+        )
         if self.watch and self.watch.score.split("/")[0] not in self.splits:
-            raise ConfigError(f"cannot watch {self.watch.score!r}: no split of that name; there are: {', '.join(self.splits) or 'none'}")
+            raise ConfigError(
+                f"cannot watch {self.watch.score!r}: no split of that name; there are: {', '.join(self.splits) or 'none'}"
+            )
 
         # the parts of a step
         models = assembly.built_models(model, seed=seed, device=self.device)
@@ -146,17 +162,30 @@ class Run:
         )
         self.compile, self.evaluated_forwards = compile, dict[str, Any]()
         self.feed = Feed(
-            train, self.plan, seed=seed, micro_batch_size=self.micro_batch_size, device=self.device, workers=workers, count=count, collate=collate
+            train,
+            self.plan,
+            seed=seed,
+            micro_batch_size=self.micro_batch_size,
+            device=self.device,
+            workers=workers,
+            count=count,
+            collate=collate,
         )
         specs = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
-        described = {name: assembly.described_optimizer(spec, self.state.trained[name].optimizer) for name, spec in specs.items()}
+        described = {
+            name: assembly.described_optimizer(spec, self.state.trained[name].optimizer) for name, spec in specs.items()
+        }
         self.described: dict[str, Any] = {
             "seed": seed,
             "length": f"{self.length.steps} steps",
             "batch_size": batch_size,
             "micro_batch_size": self.micro_batch_size,
             "optimizer": described["model"] if list(described) == ["model"] else described,
-            "schedule": {"shape": self.schedule.shape, "warmup": self.schedule.warmup, "floor": self.schedule.floor},
+            "schedule": {
+                "shape": self.schedule.shape,
+                "warmup": self.schedule.warmup,
+                "floor": self.schedule.floor,
+            },
             "clip": clip,
             "precision": self.precision.name,
             "compile": compile,
@@ -173,18 +202,24 @@ class Run:
         self.sinks: list[Sink] = [self.console] if self.console else []
         self.signals = Signals(lambda: narration.standing(self.directory, self.saved_step))
         self.directory = None if out is None else RunDirectory(Path(out))
-        self.writer: Writer | None = None
-        if self.directory is not None:
-            self.store = Store(self.directory.checkpoints, disk=disk, keep=keep, keep_every=self.keep_at.due if keep_every else None)
-            self.writer = Writer(self.store)
+        self.saving = (
+            None
+            if self.directory is None
+            else Saving(
+                self.directory,
+                every=every(save_every, length=self.length, time=True, setting="save_every"),
+                keep=keep,
+                keep_every=every(keep_every, length=self.length, setting="keep_every") if keep_every else None,
+                disk=disk,
+                say=self._say,
+            )
+        )
         self.metrics: JsonLines | None = None
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
-        self.opened = self.best_is_new = False
+        self.opened = False
         self.first_step = 0  # of this sitting
-        self.started_at = self.saved_at = self.save_tried_at = time.monotonic()
-        self.saved_step: int | None = None
-        self.longest_save_s = 0.0
-        self.skipped_in_a_row: list[int] = []
+        self.started_at = time.monotonic()
+        self.bad_steps = BadSteps()
         self.last_scores: dict[str, float] = {}
 
     # --- three ways to train -------------------------------------------------------------------------------------
@@ -197,7 +232,9 @@ class Run:
     def __iter__(self) -> Iterator[Step]:
         """Make one step after the other and yield it: the body runs between two steps, and is part of them for a resume."""
         if self.loss is None:
-            raise ConfigError("this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`")
+            raise ConfigError(
+                "this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`"
+            )
         return self._driven(opened=False)
 
     def steps(self) -> Iterator[Step]:
@@ -221,12 +258,17 @@ class Run:
             return True
         if self.time_limit_s is None:
             return False
-        return time.monotonic() - self.started_at + 2 * self.longest_save_s + 1 > self.time_limit_s
+        longest_s = self.saving.longest_s if self.saving else 0.0
+        return time.monotonic() - self.started_at + 2 * longest_s + 1 > self.time_limit_s
 
     @property
     def out_of_patience(self) -> bool:
         """True when early stopping has ended the run."""
-        return self.early_stopping is not None and self.watch is not None and self.watch.waited >= self.early_stopping.patience
+        return (
+            self.early_stopping is not None
+            and self.watch is not None
+            and self.watch.waited >= self.early_stopping.patience
+        )
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
@@ -238,16 +280,11 @@ class Run:
 
     def save_due(self, done: int) -> bool:
         """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
-        if self.writer is None:
+        if self.saving is None:
             return False
-        if self.signals.save or self.best_is_new or self.save_at.due(done) or done == self.length.steps:
-            return True
-        now = time.monotonic()
-        if self.save_at.seconds is not None and now - self.saved_at >= self.save_at.seconds:
-            return True
-        return self.writer.failed and now - self.save_tried_at >= _RETRY_S
+        return done == self.length.steps or self.signals.save or self.saving.due(done)
 
-    def evaluate(self, step: Step | None = None) -> dict[str, float]:
+    def scores(self) -> dict[str, float]:
         """Score every split with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}."""
         forward = self._evaluated_forward()
         scores: dict[str, float] = {}
@@ -263,15 +300,22 @@ class Run:
             )
             loss = self.loss if split.loss else None
             found = scored(
-                forward, batches, loss=loss, scores=assembly.as_sequence(split.scores), precision=self.precision, seed=self.seed
+                forward,
+                batches,
+                loss=loss,
+                scores=assembly.as_sequence(split.scores),
+                precision=self.precision,
+                seed=self.seed,
             )
             scores |= {f"{name}/{score}": value for score, value in found.items()}
-        if step is not None:
-            step.scores = self.last_scores = scores
-            self._write({"kind": "scores", "step": self.state.step, **scores})
-            if self.watch is not None:
-                self._watch_score(scores)
         return scores
+
+    def evaluate(self, step: Step) -> None:
+        """Score every split after a step, record it, and watch the score that decides what is best."""
+        step.scores = self.last_scores = self.scores()
+        self._write({"kind": "scores", "step": self.state.step, **step.scores})
+        if self.watch is not None:
+            self._watch_score(step.scores)
 
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
@@ -288,30 +332,12 @@ class Run:
         self._write({"kind": "train", "step": self.state.step, **values, **times})
         self._watch_divergence(window)
 
-    def save(self, *, wait: bool = False) -> None:
-        """Copy the state and write it as a checkpoint in the background; `wait` until it is on disk."""
-        if self.writer is None:
+    def save(self) -> None:
+        """Copy the state and write it as a checkpoint in the background."""
+        if self.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
-        started = time.monotonic()
-        self.signals.save = self.best_is_new = False
-        self.saved_at = self.save_tried_at = started
-        self._show_failure()
-        best = self.watch.step if self.watch else None
-        contents = snapshot.packed(
-            self.whole,
-            described=self.described,
-            machine=machine(self.device, deterministic=self.deterministic),
-            stopped_early=self.out_of_patience,
-            skipped_in_a_row=self.skipped_in_a_row,
-        )
-        if self.metrics is not None:
-            contents = replace(contents, log=self.metrics.state())
-        self.writer.submit(contents, protected=() if best is None else (best,))
-        self.saved_step = self.state.step
-        if wait:
-            self.writer.wait()
-            self._show_failure()
-        self.longest_save_s = max(self.longest_save_s, time.monotonic() - started)
+        self.signals.save = False
+        self.saving.save(self._packed, protected=self._best)
 
     def sample(self) -> str:
         """What the run's `sample` function makes of the model as it is evaluated; changes nothing."""
@@ -341,7 +367,9 @@ class Run:
         self.opened = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Save what is not saved yet and close everything.
 
         `break` ends the run like a stop: the step counts as made, and a resume goes on with the next one. After an
@@ -363,23 +391,23 @@ class Run:
         self.started_at = time.monotonic()
         torch.use_deterministic_algorithms(self.deterministic)
         found = None
-        if self.directory is not None:
+        if self.directory is not None and self.saving is not None:
             self.directory.open()
-            found = self._newest()
+            found = self.saving.newest()
         if found is None and self.init is not None and self.state.step == 0:
             self._say(load_initial_weights(self.state.models, Path(self.init)))
-        if self.directory is not None and self.writer is not None:
+        if self.directory is not None and self.saving is not None:
             if found is None:
                 self.directory.write_text("config.toml", self.configuration or narration.script_toml(self.described))
-                self.save(wait=True)
-                if (failure := self.writer.failure()) is not None:
-                    raise failure
+                self.saving.finish(0, self._packed)
             else:
                 self._resume(found)
                 if self.configuration is not None:
                     self.directory.write_text("config.toml", self.configuration)
             now = machine(self.device, deterministic=self.deterministic)
-            self.directory.add_sitting({"step": self.state.step, "machine": now, **environment(), "data": self.described["data"]})
+            self.directory.add_sitting(
+                {"step": self.state.step, "machine": now, **environment(), "data": self.described["data"]}
+            )
             self.metrics = JsonLines(self.directory.metrics)
             tensorboard = TensorBoard(self.directory.path / "tensorboard", from_step=self.state.step)
             self.sinks = [*([self.console] if self.console else []), self.metrics, tensorboard]
@@ -388,32 +416,22 @@ class Run:
         self.first_step = self.state.step
         self._say(narration.header(self))
 
-    def _newest(self) -> Contents | None:
-        found = self.store.newest_intact()
-        if found is None:
-            return None
-        contents, damaged = found
-        for damage in damaged:
-            self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
-        return contents
-
     def _resume(self, found: Contents) -> None:
-        where = str(self.store.directory / f"step-{found.step:08d}")
+        where = f"step-{found.step:08d}"
         saved, now = dict(found.state["described"]), json.loads(json.dumps(self.described))
-        if saved["length"] != now["length"]:
-            if not self.schedule.extends_exactly or self.length.steps < found.step:
-                raise CheckpointError(
-                    f"cannot resume {where}: length was {saved['length']}, now {now['length']}\n"
-                    f"  a {self.schedule.shape} schedule of that length would have had other rates from its start on;\n"
-                    "  only a constant one can be extended exactly. To go on all the same: another --out, with --init"
-                )
-            saved["length"] = now["length"]
-        refuse_differences(saved, now, where=where)
+        why = refused(saved, now, extends_exactly=self.schedule.extends_exactly, step=found.step)
+        if why is not None:
+            raise CheckpointError(
+                f"cannot resume {where}: length was {saved['length']}, now {now['length']}\n  {why}\n"
+                "  to train on from its weights: another --out, with --init"
+            )
+        refuse_differences(saved | {"length": now["length"]}, now, where=where)
         for line in differences(found.state["machine"], machine(self.device, deterministic=self.deterministic)):
             self._say(f"note: {line}: the run goes on, equal to rounding and no longer bit for bit")
         snapshot.restore(self.whole, found, where=where, device=self.device)
-        self.skipped_in_a_row = list(found.state["skipped_in_a_row"])
-        self.saved_step = found.step
+        self.bad_steps.in_a_row = list(found.state["skipped_in_a_row"])
+        if self.saving is not None:
+            self.saving.begun_step = self.saving.writer.saved = found.step
 
     def _driven(self, *, opened: bool) -> Iterator[Step]:
         with nullcontext() if self.opened else self:
@@ -424,10 +442,19 @@ class Run:
             self.feed.start(self.state.step)
             try:
                 yield from steps(
-                    self.task, self.state, feed=self.feed, meter=self.meter, clock=self.clock, duties=self, length=self.length.steps, opened=opened
+                    self.task,
+                    self.state,
+                    feed=self.feed.micro_batches,
+                    record=self.meter.add,
+                    clock=self.clock.enter,
+                    duties=self,
+                    length=self.length.steps,
+                    opened=opened,
                 )
             except Exception as problem:
-                cause = crash.explained(problem, step=self.state.step, micro_batches=self._micro_batches(self.state.step))
+                cause = crash.explained(
+                    problem, step=self.state.step, micro_batches=self._micro_batches(self.state.step)
+                )
                 if cause is None:
                     raise
                 raise cause from problem
@@ -437,19 +464,15 @@ class Run:
     def _finish(self) -> None:
         if self.state.step >= self.length.steps > self.first_step and self.sample_text is not None:
             self._write({"kind": "sample", "step": self.state.step, "text": self.sample()})
-        if self.writer is not None:
-            self.writer.wait()
-            if self.saved_step != self.state.step or self.writer.failed:
-                self.save(wait=True)
-            if (failure := self.writer.failure()) is not None:
-                raise failure
+        if self.saving is not None:
+            self.saving.finish(self.state.step, self._packed, protected=self._best)
         if self.state.step > self.first_step or self.signals.stop is not None:
             self._say(narration.ending(self))
 
     def _release(self) -> None:
         self.signals.restore()
-        if self.writer is not None:
-            self.writer.close()
+        if self.saving is not None:
+            self.saving.writer.close()
         for sink in self.sinks:
             sink.close()
         self.sinks, self.metrics = [self.console] if self.console else [], None
@@ -462,46 +485,52 @@ class Run:
         assert self.watch is not None
         if self.watch.score not in scores:
             raise ConfigError(f"cannot watch {self.watch.score!r}: scored are {', '.join(scores)}")
-        self.best_is_new = self.watch.improved(self.state.step, scores[self.watch.score])
+        if self.watch.improved(self.state.step, scores[self.watch.score]) and self.saving is not None:
+            self.saving.asked = True
 
     def _watch_divergence(self, window: Window) -> None:
-        for skipped in window.skipped:
-            follows = self.skipped_in_a_row and skipped == self.skipped_in_a_row[-1] + 1
-            self.skipped_in_a_row = [*self.skipped_in_a_row, skipped] if follows else [skipped]
-        if self.skipped_in_a_row and self.skipped_in_a_row[-1] != self.state.step - 1:
-            self.skipped_in_a_row = []
-        latched = [name for name, trained in self.state.trained.items() if trained.bad_in_a_row.item() > self.task.max_bad_steps]
-        if latched:
-            raise self._diverged(window)
-
-    def _diverged(self, window: Window) -> DivergedError:
-        first = self.skipped_in_a_row[0] if self.skipped_in_a_row else self.state.step
+        self.bad_steps.saw(window.skipped, done=self.state.step)
+        if not self.bad_steps.latched(self.state, self.task.max_bad_steps):
+            return
+        first = self.bad_steps.in_a_row[0] if self.bad_steps.in_a_row else self.state.step
         strange = crash.strange_samples(self._micro_batches(first))
         stands = narration.standing(self.directory, self.saved_step)
-        unchanged = self.precision.loss_scale is None and not self.whole.kept.objects and (self.watch is None or (self.watch.step or 0) <= first)
-        if self.writer is not None and unchanged:  # skipped steps changed nothing: this is the state after `first` steps
-            self.state.step = first
+        evaluated_since = self.watch is not None and (self.watch.step or 0) > first
+        if self.saving is not None and not (self.precision.loss_scale or self.whole.kept.objects or evaluated_since):
+            # skipped steps changed nothing, so this is still the state after `first` steps
+            self.state.step, self.bad_steps.in_a_row = first, []
             for trained in self.state.trained.values():
-                trained.bad_in_a_row = torch.zeros_like(trained.bad_in_a_row)
-            self.skipped_in_a_row = []
-            self.save(wait=True)
-            stands = f"weights are those after step {first}, saved as {self.store.directory / f'step-{first:08d}'}"
-        return DivergedError(narration.divergence(first, strange, stands, optimizer=self.described["optimizer"], schedule=self.schedule))
+                trained.bad_in_a_row.zero_()
+            self.saving.finish(first, self._packed, protected=self._best)
+            stands = f"weights are those after step {first}, saved as {self.saving.store.path(first)}"
+        optimizer, schedule = self.described["optimizer"], self.schedule
+        raise DivergedError(narration.divergence(first, strange, stands, optimizer=optimizer, schedule=schedule))
 
     def _record_crash(self, problem: Exception, directory: RunDirectory) -> None:
-        if self.writer is not None:
-            self.writer.wait()
-            self._show_failure()
+        if self.saving is not None:
+            self.saving.writer.wait()
+            self.saving.say_failure()
         where = directory.path / "crash"
         where.mkdir(exist_ok=True)
         stands = narration.standing(self.directory, self.saved_step)
-        found = crash.report(problem, step=self.state.step, micro_batches=self._micro_batches(self.state.step), how_to_go_on=stands)
+        found = crash.report(
+            problem,
+            step=self.state.step,
+            micro_batches=self._micro_batches(self.state.step),
+            how_to_go_on=stands,
+        )
         directory.write_text(f"crash/step-{self.state.step:08d}.json", json.dumps(found, indent=1))
 
     def _micro_batches(self, step: int) -> Any:
         """The samples of any step, read again."""
         feed = Feed(
-            self.train_set, self.plan, seed=self.seed, micro_batch_size=self.micro_batch_size, device=self.device, count=self.count, collate=self.collate
+            self.train_set,
+            self.plan,
+            seed=self.seed,
+            micro_batch_size=self.micro_batch_size,
+            device=self.device,
+            count=self.count,
+            collate=self.collate,
         )
         with untouched():
             try:
@@ -512,23 +541,43 @@ class Run:
             finally:
                 feed.close()
 
-    def _show_failure(self) -> None:
-        if self.writer is not None and (failure := self.writer.failure()) is not None:
-            self._say(f"WARNING: not saved! {failure}\n  training goes on; the last good checkpoint stands; trying again in {_RETRY_S:.0f} s")
-
     # --- evaluation and words ------------------------------------------------------------------------------------
 
     def _evaluated_models(self) -> dict[str, torch.nn.Module]:
         for name, average in self.state.averages.items():
             average.copy_buffers(self.state.models[name])
-        return {name: self.state.averages[name].model if name in self.state.averages else model for name, model in self.state.models.items()}
+        return {
+            name: self.state.averages[name].model if name in self.state.averages else model
+            for name, model in self.state.models.items()
+        }
 
     def _evaluated_forward(self) -> Any:
         models: dict[str, Any] = dict(self._evaluated_models())
         if self.compile:
-            self.evaluated_forwards = self.evaluated_forwards or {name: torch.compile(model, dynamic=False) for name, model in models.items()}
+            self.evaluated_forwards = self.evaluated_forwards or {
+                name: torch.compile(model, dynamic=False) for name, model in models.items()
+            }
             models = self.evaluated_forwards
         return models["model"] if list(models) == ["model"] else models
+
+    @property
+    def saved_step(self) -> int | None:
+        """The last step that is safe on disk; None where nothing is."""
+        return None if self.saving is None else self.saving.saved_step
+
+    @property
+    def _best(self) -> tuple[int, ...]:
+        return () if self.watch is None or self.watch.step is None else (self.watch.step,)
+
+    def _packed(self) -> Contents:
+        contents = snapshot.packed(
+            self.whole,
+            described=self.described,
+            machine=machine(self.device, deterministic=self.deterministic),
+            stopped_early=self.out_of_patience,
+            skipped_in_a_row=self.bad_steps.in_a_row,
+        )
+        return contents if self.metrics is None else replace(contents, log=self.metrics.state())
 
     def _write(self, record: Record) -> None:
         for sink in self.sinks:

@@ -33,13 +33,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.shape not in get_args(Shape):
-            raise ConfigError(
-                f"schedule.name = {self.shape!r} is unknown; one of: {', '.join(get_args(Shape))}"
-            )
+            raise ConfigError(f"schedule.name = {self.shape!r} is unknown; one of: {', '.join(get_args(Shape))}")
         if not 0.0 <= self.floor <= 1.0:
-            raise ConfigError(
-                f"schedule.floor = {self.floor!r}: a factor on the learning rate from 0 to 1 is needed"
-            )
+            raise ConfigError(f"schedule.floor = {self.floor!r}: a factor on the learning rate from 0 to 1 is needed")
         if self.shape == "constant" and self.floor != 0.0:
             raise ConfigError(
                 f"schedule.floor = {self.floor!r} means nothing to a constant schedule\n"

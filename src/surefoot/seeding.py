@@ -52,7 +52,7 @@ def seed_generators(bits: int) -> None:
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)
     torch.default_generator.manual_seed(bits)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             generator.manual_seed(bits)
 
@@ -61,7 +61,7 @@ def seed_generators(bits: int) -> None:
 def untouched() -> Iterator[None]:
     """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,16 +83,24 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         "spent_s": {phase: repr(seconds) for phase, seconds in whole.clock.spent_s().items()},
         "kept": kept,
     }
-    return Contents(step=state.step, files=files, state=json.loads(json.dumps(plain)))  # a copy: nothing live is left in it
+    return Contents(
+        step=state.step, files=files, state=json.loads(json.dumps(plain))
+    )  # a copy: nothing live is left in it
 
 
 def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) -> None:
     """Make everything what it was when `packed` was called; what does not fit raises `CheckpointError`."""
     state, loose = whole.state, found.files["state"]
     names = parameter_names(state.models)
-    wanted = {file_name(kind, name) for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages)) for name in held}
+    wanted = {
+        file_name(kind, name)
+        for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages))
+        for name in held
+    }
     if wanted | {"state"} != set(found.files):
-        raise CheckpointError(f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}")
+        raise CheckpointError(
+            f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
+        )
     for name, model in state.models.items():
         contents.load_model(model, found.files[file_name("model", name)], found.state["aliases"][name], where=where)
     for name, trained in state.trained.items():
@@ -99,7 +108,9 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
     for name, average in state.averages.items():
-        contents.load_model(average.model, found.files[file_name("ema", name)], found.state["aliases"][name], where=where)
+        contents.load_model(
+            average.model, found.files[file_name("ema", name)], found.state["aliases"][name], where=where
+        )
     whole.precision.load_tensors(_under("precision/", loose))
     whole.meter.load_tensors(_under("meter/", loose))
     whole.clock.load_spent_s({phase: float(seconds) for phase, seconds in found.state["spent_s"].items()})
@@ -116,10 +127,10 @@ def file_name(kind: str, name: str) -> str:
     return kind if name == "model" else f"{kind}-{name}"
 
 
-def parameter_names(models: dict[str, nn.Module]) -> dict[nn.Parameter, str]:
+def parameter_names(models: dict[str, nn.Module]) -> dict[Tensor, str]:
     """The first name of every parameter within its model."""
     return {parameter: name for model in models.values() for name, parameter in model.named_parameters()}
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): held for name, held in tensors.items() if name.startswith(prefix)}

@@ -53,7 +53,11 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON."""
-        return {"value": None if self.value is None else repr(self.value), "step": self.step, "waited": self.waited}
+        return {
+            "value": None if self.value is None else repr(self.value),
+            "step": self.step,
+            "waited": self.waited,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
@@ -72,4 +76,6 @@ def parsed(text: str) -> tuple[Literal["min", "max"], str]:
             return "min", score
         case ["max", score]:
             return "max", score
-    raise ConfigError(f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'")
+    raise ConfigError(
+        f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'"
+    )

@@ -41,11 +41,17 @@ def one_process(device: str) -> World:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return (torch.accelerator.current_accelerator() or torch.device("cpu")) if torch.accelerator.is_available() else torch.device("cpu")
+        return (
+            (torch.accelerator.current_accelerator() or torch.device("cpu"))
+            if torch.accelerator.is_available()
+            else torch.device("cpu")
+        )
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).split("\n", maxsplit=1)[0]
-        raise ConfigError(f"device = {name!r} cannot be used here: {reason}\n  try: --device cpu, or --device auto") from problem
+        raise ConfigError(
+            f"device = {name!r} cannot be used here: {reason}\n  try: --device cpu, or --device auto"
+        ) from problem
     return device

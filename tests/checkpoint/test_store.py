@@ -201,9 +201,7 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> N
     with pytest.raises(CheckpointError) as error:
         store.save(contents(2))
     said = str(error.value)
-    assert (
-        "step 2 is not saved: 1 MB are needed, 0 MB are free; the newest checkpoint is step-00000001" in said
-    )
+    assert "step 2 is not saved: 1 MB are needed, 0 MB are free; the newest checkpoint is step-00000001" in said
     assert "free some space" in said
     assert os.listdir(tmp_path) == ["step-00000001"]
 
@@ -219,9 +217,7 @@ def test_contents_that_cannot_be_written_leave_no_litter(tmp_path: Path) -> None
 def test_what_resists_removal_is_named_but_the_save_counts(tmp_path: Path) -> None:
     store = saved(tmp_path, 1, 2, keep=1)
     (tmp_path / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
-    with pytest.raises(
-        CheckpointError, match="step-00000003 is saved, but what is no longer needed cannot be removed"
-    ):
+    with pytest.raises(CheckpointError, match="step-00000003 is saved, but what is no longer needed cannot be removed"):
         store.save(contents(3))
     assert store.at(3).step == 3
 
@@ -322,9 +318,7 @@ def test_no_thread_exists_before_the_first_save_nor_after_the_last(tmp_path: Pat
     assert threading.active_count() == before
 
 
-def test_where_no_thread_can_start_the_save_is_made_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_thread_can_start_the_save_is_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

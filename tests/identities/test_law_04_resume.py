@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from small_runs import outcome
 from zygote import Zygote
 
@@ -43,7 +44,9 @@ def test_killed_in_a_step_or_inside_an_accumulation_window(
 
 
 @pytest.mark.parametrize("operation", [1, 2, 3, 9, 17, 23, 24, 25, 31, 47, 60, 75])
-def test_killed_before_during_and_after_a_save(operation: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_before_during_and_after_a_save(
+    operation: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     assert zygote.run(out, operation=operation) == SIGKILLED
     assert zygote.run(out) == 0

@@ -255,9 +255,7 @@ def contents(step: int, *, version: int = 0) -> Contents:
     generator = torch.Generator().manual_seed(1000 * version + step)
     model = {"weight": torch.randn(3, 2, generator=generator), "steps": torch.tensor(step)}
     optimizer = {"weight/momentum": torch.randn(3, 2, generator=generator)}
-    return Contents(
-        step, {"model": model, "optimizer": optimizer}, {"loss": 0.1 * step, "v": version}, (10, "ab")
-    )
+    return Contents(step, {"model": model, "optimizer": optimizer}, {"loss": 0.1 * step, "v": version}, (10, "ab"))
 
 
 def newest_intact(store: Store) -> tuple[Contents | None, list[Damage]]:
@@ -316,12 +314,8 @@ def scene(name: str, disk: Any, root: Path) -> Scene:
     match name:
         case "the next, which prunes one, past the litter of a kill":
             with pytest.raises(Killed):
-                Store(root, keep=KEEP, disk=Faulty(disk, killed, at=7, for_good=True)).save(
-                    contents(4, version=9)
-                )
-            return Scene(
-                disk, root, contents(3), contents(4), [contents(0), contents(3)], {2, 3}, [contents(2)]
-            )
+                Store(root, keep=KEEP, disk=Faulty(disk, killed, at=7, for_good=True)).save(contents(4, version=9))
+            return Scene(disk, root, contents(3), contents(4), [contents(0), contents(3)], {2, 3}, [contents(2)])
         case "another of the same step":
             return Scene(disk, root, contents(3), contents(3, version=1), [contents(0), contents(2)], {2, 3})
         case "one in the place of a damaged one":
@@ -363,9 +357,7 @@ def every_fault(name: str, fault: Callable[[str], None], **how: Any) -> Iterator
     at = 0
     while True:
         at += 1
-        fresh = Scene(
-            medium.copied(), ROOT, start.before, start.after, start.bystanders, start.known, start.pruned
-        )
+        fresh = Scene(medium.copied(), ROOT, start.before, start.after, start.bystanders, start.known, start.pruned)
         faulty = Faulty(fresh.disk, fault, at=at, **how)
         yield fresh, faulty
         if faulty.operations < at:
@@ -457,9 +449,7 @@ def damaged_copies(data: bytes) -> Iterator[bytes]:
     yield bytes(len(data))
 
 
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
-)
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
 def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str) -> None:
     medium = Medium()
     store = Store(Path("/checkpoints"), disk=medium)

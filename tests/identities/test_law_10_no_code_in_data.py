@@ -141,9 +141,7 @@ def tagged(canary: Path, scratch: Path) -> bytes:
 
 
 def tagged_json(canary: Path, scratch: Path) -> bytes:
-    return json.dumps(
-        {"__reduce__": ["pathlib.Path.touch", str(canary)], "py/object": "pathlib.Path"}
-    ).encode()
+    return json.dumps({"__reduce__": ["pathlib.Path.touch", str(canary)], "py/object": "pathlib.Path"}).encode()
 
 
 def nested(canary: Path, scratch: Path) -> bytes:

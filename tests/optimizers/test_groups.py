@@ -83,9 +83,7 @@ def test_a_tied_weight_stands_once_and_its_first_owner_decides(embedding_first):
     model = nn.Sequential(embedding, head) if embedding_first else nn.Sequential(head, embedding)
     groups = parameter_groups(model, 0.1)
 
-    assert [(group.decay, group.names) for group in groups] == [
-        (0.0 if embedding_first else 0.1, ["0.weight"])
-    ]
+    assert [(group.decay, group.names) for group in groups] == [(0.0 if embedding_first else 0.1, ["0.weight"])]
 
 
 def test_every_trainable_parameter_is_in_exactly_one_group_and_no_frozen_one():

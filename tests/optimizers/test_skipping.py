@@ -47,9 +47,7 @@ OPTIMIZERS = {
 TAKING_THE_FLAG = {name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}
 WAYS = [
     *((name, "chosen") for name in OPTIMIZERS),
-    *(
-        (name, "restoring") for name in OPTIMIZERS if name != "fused SGD dampening"
-    ),  # refused where it would be needed
+    *((name, "restoring") for name in OPTIMIZERS if name != "fused SGD dampening"),  # refused where it would be needed
     ("fused AdamW", "told"),
 ]
 
@@ -77,10 +75,7 @@ def give_gradients(parameters, step, value=None):
 def bits(parameters, optimizer):
     """Copies of everything that a step may change."""
     state = [
-        {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in optimizer.state[p].items()
-        }
+        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in optimizer.state[p].items()}
         for p in parameters
     ]
     return [parameter.detach().clone() for parameter in parameters], state
@@ -125,13 +120,7 @@ def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_way_is_the_cheapest_that_the_optimizer_allows(name):
     _, optimizer = made(name)
-    expected = (
-        StraightToKernel
-        if name == "fused AdamW"
-        else InsideKernel
-        if name in TAKING_THE_FLAG
-        else BranchOnCpu
-    )
+    expected = StraightToKernel if name == "fused AdamW" else InsideKernel if name in TAKING_THE_FLAG else BranchOnCpu
 
     assert type(skipping(optimizer, CPU)) is expected
 
@@ -203,9 +192,7 @@ def test_a_parameter_without_a_gradient_is_left_alone(name):
 def test_parameters_of_several_types_and_missing_gradients_are_trained_as_by_torch(name):
     def run(step_once):
         torch.manual_seed(0)
-        parameters = [
-            nn.Parameter(torch.randn(3, 3, dtype=dtype)) for dtype in (torch.float32, torch.float64)
-        ]
+        parameters = [nn.Parameter(torch.randn(3, 3, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
         optimizer = OPTIMIZERS[name](parameters)
         skip = skipping(optimizer, CPU)
         for step in range(6):
@@ -260,9 +247,7 @@ def test_a_subclass_is_not_trusted_to_honour_the_flag():
 
 
 def test_away_from_the_cpu_what_cannot_count_on_the_device_is_refused_with_what_to_type():
-    with pytest.raises(
-        ConfigError, match=r"(?s)NAdam counts its steps on the host.*NAdam\(\.\.\., capturable=True\)"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)NAdam counts its steps on the host.*NAdam\(\.\.\., capturable=True\)"):
         skipping(torch.optim.NAdam([nn.Parameter(torch.ones(2))]), torch.device("cuda"))
 
 

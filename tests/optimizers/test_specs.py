@@ -72,20 +72,17 @@ def test_defaults_are_torchs(spec, torchs):
     model = nn.Linear(4, 3, bias=False)
     made, expected = spec.build(parameter_groups(model, spec.weight_decay)), torchs(model.parameters())
 
-    same = {
-        key: value
-        for key, value in expected.param_groups[0].items()
-        if key not in ("params", "fused", "foreach")
-    }
+    same = {key: value for key, value in expected.param_groups[0].items() if key not in ("params", "fused", "foreach")}
     assert {key: made.param_groups[0][key] for key in same} == same
 
 
 def test_real_parameters_are_trained_by_the_fused_kernel_and_complex_ones_too_by_another():
     real, complex_ = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
 
-    assert [
-        adamw(0.1).build(parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)
-    ] == [True, False]
+    assert [adamw(0.1).build(parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)] == [
+        True,
+        False,
+    ]
 
 
 def test_each_group_has_its_own_decay():

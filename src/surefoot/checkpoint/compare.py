@@ -30,7 +30,11 @@ def differences(saved: Described, now: Described) -> list[str]:
     """One line for each setting whose value differs: its dotted name, then both values."""
     before, after = flat(saved), flat(now)
     keys = [*before, *(key for key in after if key not in before)]
-    return [f"{key} was {_shown(before, key)}, now {_shown(after, key)}" for key in keys if _shown(before, key) != _shown(after, key)]
+    return [
+        f"{key} was {_shown(before, key)}, now {_shown(after, key)}"
+        for key in keys
+        if _shown(before, key) != _shown(after, key)
+    ]
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:

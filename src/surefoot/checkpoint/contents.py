@@ -28,7 +28,9 @@ def model_tensors(model: nn.Module) -> tuple[Named, dict[str, str]]:
     first: dict[int, str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name}: a module's extra state must be a tensor, this is {type(value).__name__}; use run.keep for it")
+            raise CheckpointError(
+                f"{name}: a module's extra state must be a tensor, this is {type(value).__name__}; use run.keep for it"
+            )
         if id(value) in first:
             aliases[name] = first[id(value)]
             continue
@@ -51,8 +53,12 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping
 
 def tensor_differences(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> list[str]:
     """One line for each name, shape or dtype in which two sets of tensors differ."""
-    problems = [f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live]
-    problems += [f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved]
+    problems = [
+        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
+    ]
+    problems += [
+        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
+    ]
     for name in live:
         if name in saved and saved[name].shape != live[name].shape:
             problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
@@ -61,7 +67,7 @@ def tensor_differences(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) 
     return problems
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> tuple[Named, dict[str, Any]]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> tuple[Named, dict[str, Any]]:
     """Copies of the state of every parameter as PARAMETER/KEY, and what in it is not a tensor."""
     tensors: Named = {}
     plain: dict[str, Any] = {}
@@ -75,7 +81,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parame
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Named, plain: Mapping[str, Any], names: Mapping[nn.Parameter, str]
+    optimizer: torch.optim.Optimizer,
+    tensors: Named,
+    plain: Mapping[str, Any],
+    names: Mapping[Tensor, str],
 ) -> None:
     """Put `optimizer_tensors` back."""
     parameters = {name: parameter for parameter, name in names.items()}
@@ -83,7 +92,9 @@ def load_optimizer(
     for key, value in {**tensors, **plain}.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters:
-            raise CheckpointError(f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it")
+            raise CheckpointError(
+                f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
+            )
         held = value.to(parameters[name].device, copy=True) if isinstance(value, Tensor) else value
         optimizer.state[parameters[name]][entry] = held
 
@@ -111,7 +122,9 @@ def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: 
     elif isinstance(held, list):
         held[:] = saved
     else:
-        raise CheckpointError(f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, or object with state_dict")
+        raise CheckpointError(
+            f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, or object with state_dict"
+        )
 
 
 def copied(tensor: Tensor) -> Tensor:

@@ -136,10 +136,7 @@ def size_bytes(contents: Contents) -> int:
     tensors = [tensor for held in contents.files.values() for tensor in held.values()]
     names = sum(len(name) for held in contents.files.values() for name in held)
     return (
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        + 256 * len(tensors)
-        + 6 * names
-        + (1 << 20)
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors) + 256 * len(tensors) + 6 * names + (1 << 20)
     )
 
 
@@ -187,9 +184,7 @@ def _check_length(file: str, manifest: Manifest, *, directory: Path, disk: Files
 
 def _tensor_bytes(name: str, tensors: Mapping[str, Tensor]) -> bytes:
     if not TENSORS.fullmatch(f"{name}.safetensors"):
-        raise CheckpointError(
-            f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file"
-        )
+        raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
     try:
         return safetensors.torch.save(dict(tensors))
     except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as problem:
@@ -215,9 +210,7 @@ def _check_json(value: Any, where: str) -> None:
         for place, held in enumerate(value):
             _check_json(held, f"{where}[{place}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(
-            f"cannot save {where}: JSON has no {value!r}; write it as text, {repr(value)!r}"
-        )
+        raise CheckpointError(f"cannot save {where}: JSON has no {value!r}; write it as text, {repr(value)!r}")
     elif not (value is None or isinstance(value, str | int | float)):
         raise CheckpointError(
             f"cannot save {where}: a {type(value).__name__} is not JSON; use dicts, lists, text, numbers"
@@ -249,11 +242,7 @@ def _manifest(directory: Path, *, disk: Files) -> Manifest:
 
 
 def _reason(problem: OSError) -> str:
-    return (
-        "missing"
-        if isinstance(problem, FileNotFoundError)
-        else f"cannot be read: {problem.strerror or problem}"
-    )
+    return "missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror or problem}"
 
 
 def _first_line(problem: BaseException) -> str:

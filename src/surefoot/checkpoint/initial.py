@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from surefoot.errors import CheckpointError
 
-_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, and trainers that hold the model as an attribute
+_WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+)  # DDP, torch.compile, and trainers that hold the model as an attribute
 
 
 def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
@@ -31,11 +35,17 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
     live = {name: value for model in models.values() for name, value in model.state_dict(keep_vars=True).items()}
     loaded, renamed, skipped = _copied(tensors, live)
     if not loaded:
-        raise CheckpointError(f"none of the {len(tensors)} tensors in {file} fits this model\n  it holds {', '.join(list(tensors)[:3])} ...")
+        raise CheckpointError(
+            f"none of the {len(tensors)} tensors in {file} fits this model\n  it holds {', '.join(list(tensors)[:3])} ..."
+        )
     shared = {id(live[name]) for name in loaded}
     new = [name for name, value in live.items() if id(value) not in shared]
     lines = [f"init    {len(loaded)} of {len(live)} tensors from {file}"]
-    lines += [f"  {what}: {_listed(names)}" for what, names in (("renamed", renamed), ("skipped", skipped), ("new", new)) if names]
+    lines += [
+        f"  {what}: {_listed(names)}"
+        for what, names in (("renamed", renamed), ("skipped", skipped), ("new", new))
+        if names
+    ]
     return "\n".join(lines)
 
 
@@ -67,7 +77,9 @@ def _file(place: Path) -> Path:
     if not found.exists() and newest:
         found = newest[-1]
     if not found.exists():
-        raise CheckpointError(f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run")
+        raise CheckpointError(
+            f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"
+        )
     return found
 
 

@@ -31,9 +31,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
     """
     body: dict[str, Any] = {
-        "files": {
-            file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()
-        },
+        "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
         "format_version": FORMAT_VERSION,
         "metrics": None if manifest.log is None else {"bytes": manifest.log[0], "sha256": manifest.log[1]},
         "step": manifest.step,

@@ -95,9 +95,7 @@ class Store:
                 except DamageError as damage:
                     error = error or damage
         there = ", ".join(str(step) for step in self.steps()) or "none"
-        raise error or CheckpointError(
-            f"no checkpoint of step {step} in {self.directory}; there are: {there}"
-        )
+        raise error or CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
 
     def save(self, contents: Contents, *, protected: Collection[int] = ()) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
@@ -208,9 +206,7 @@ class Store:
             names = self.disk.names(self.directory)
         except OSError as problem:
             raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
-        found = [
-            (int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))
-        ]
+        found = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
         for step, _, name in sorted(found, key=lambda each: (-each[0], each[1])):
             if name.endswith(self.path(step).name):  # "step-000000600" is nobody's
                 yield step, self.directory / name
@@ -228,6 +224,4 @@ class Store:
             else "check the disk and who may write there"
         )
         where = problem.filename or self.directory
-        return CheckpointError(
-            f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}"
-        )
+        return CheckpointError(f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}")

@@ -28,9 +28,7 @@ class Writer:
     def submit(self, contents: Contents, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
         self.wait()
-        thread = Thread(
-            target=self._save, args=(contents, protected), name="surefoot-checkpoint", daemon=False
-        )
+        thread = Thread(target=self._save, args=(contents, protected), name="surefoot-checkpoint", daemon=False)
         try:
             thread.start()
         except RuntimeError:  # no more threads allowed, or the interpreter is about to end

@@ -47,7 +47,10 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as problem:
         if type(problem).__name__ == "OutOfMemoryError":
             _say(problem, shown)
-            print("  try: a smaller --micro-batch-size (the result stays the same), or --precision bf16", file=sys.stderr)
+            print(
+                "  try: a smaller --micro-batch-size (the result stays the same), or --precision bf16",
+                file=sys.stderr,
+            )
             sys.exit(6)
         raise
 

@@ -72,7 +72,12 @@ def _in_file(path: Path, function: str) -> Program:
     build = vars(module).get(function)
     if not callable(build):
         raise ConfigError(f"{path} has no function {function!r}: write def {function}(...) -> surefoot.Run")
-    described = {"kind": "file", "path": str(path), "function": function, "sha256": sha256(path.read_bytes()).hexdigest()}
+    described = {
+        "kind": "file",
+        "path": str(path),
+        "function": function,
+        "sha256": sha256(path.read_bytes()).hexdigest(),
+    }
     return Program(build, _config_of(build, path), described)
 
 
@@ -82,5 +87,7 @@ def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:
         return None
     kind = typing.get_type_hints(build).get(parameters[0])
     if len(parameters) > 1 or not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ConfigError(f"{path}: {build.__name__} must take nothing, or one argument annotated with a dataclass of its settings")
+        raise ConfigError(
+            f"{path}: {build.__name__} must take nothing, or one argument annotated with a dataclass of its settings"
+        )
     return kind

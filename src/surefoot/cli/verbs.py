@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.cli import programs
 from surefoot.cli.programs import Program
-from surefoot.config import flatten, from_toml, layered, to_toml, values
+from surefoot.config import flatten, layered, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -42,7 +42,11 @@ def evaluate(arguments: list[str]) -> None:
     rest, which = _option(arguments[1:], "--checkpoint")
     text = _text(run_path / "config.toml")
     program = programs.again(program_of(text, where=str(run_path / "config.toml")))
-    config = None if program.config is None else _parsed(program, [("file", {**values(text), "init": None})], rest, "surefoot evaluate RUN")[0]
+    config = (
+        None
+        if program.config is None
+        else _parsed(program, [("file", {**values(text), "init": None})], rest, "surefoot evaluate RUN")[0]
+    )
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=None)
     from surefoot.checkpoint import Store
@@ -61,18 +65,22 @@ def evaluate(arguments: list[str]) -> None:
         chosen = store.at(best)
     elif which not in (None, "newest"):
         if not which.isdigit():
-            raise ConfigError(f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}")
+            raise ConfigError(
+                f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}"
+            )
         chosen = store.at(int(which))
     run = program.build() if config is None else program.build(config)
     run.load(chosen)
-    for name, value in run.evaluate().items():
+    for name, value in run.scores().items():
         print(f"step={chosen.step} {name}={value!r}")
 
 
 def _start(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str) -> None:
     if program.config is None:
         if arguments:
-            raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}")
+            raise ConfigError(
+                f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
+            )
         run = program.build()
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
@@ -87,7 +95,9 @@ class Nothing:
     """The configuration of a program that takes none."""
 
 
-def _parsed(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str) -> tuple[Any, dict[str, str]]:
+def _parsed(
+    program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str
+) -> tuple[Any, dict[str, str]]:
     import tyro
 
     assert program.config is not None

@@ -32,18 +32,14 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
     document.add(_ABSENT, absent.multiline(len(absent) > 4))
     document.add(tomlkit.nl())
     tables: dict[str, Any] = {"": document}
-    for name, value in sorted(
-        flat.items(), key=lambda pair: pair[0].rpartition(".")[0]
-    ):  # plain keys before tables
+    for name, value in sorted(flat.items(), key=lambda pair: pair[0].rpartition(".")[0]):  # plain keys before tables
         if value is None:
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
         item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
         origin = origins.get(name, "default")
-        item.comment(
-            "".join(letter if letter.isprintable() else "?" for letter in origin)
-        )  # as TOML wants it
+        item.comment("".join(letter if letter.isprintable() else "?" for letter in origin))  # as TOML wants it
         _table(path, tables).add(leaf, item)
     made_by = _table(_PROGRAM, tables)
     for name, value in program.items():
@@ -129,6 +125,4 @@ def _refuse_unwritable(name: str, value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as problem:
-            raise ConfigError(
-                f"{name} = {value!r} cannot be written to a file: it is not Unicode text"
-            ) from problem
+            raise ConfigError(f"{name} = {value!r} cannot be written to a file: it is not Unicode text") from problem

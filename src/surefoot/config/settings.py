@@ -75,9 +75,7 @@ def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
                 most = math.nan
             if 0 < most < math.inf:
                 return ("norm" if kind == "norm" else "value"), most
-    raise ConfigError(
-        f"clip = {text!r} is no limit on the gradient\n  write it as 'norm 1.0', 'value 0.5' or 'off'"
-    )
+    raise ConfigError(f"clip = {text!r} is no limit on the gradient\n  write it as 'norm 1.0', 'value 0.5' or 'off'")
 
 
 def run_arguments(config: Settings) -> dict[str, Any]:

@@ -37,9 +37,7 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
-def unflatten(
-    values: Mapping[str, Any], kind: type[T], *, base: T | None = None, where: str = "settings"
-) -> T:
+def unflatten(values: Mapping[str, Any], kind: type[T], *, base: T | None = None, where: str = "settings") -> T:
     """The configuration with these values by dotted name; others come from `base`, or else from the defaults.
 
     `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
@@ -70,11 +68,7 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     merged, origins = dict[str, Any](), dict.fromkeys(known, "default")
     for origin, values in layers:
         found = [_unknown(name, known) for name in values if name not in known]
-        found += [
-            problem
-            for name, value in values.items()
-            if (problem := _ill_typed(name, value, known)) is not None
-        ]
+        found += [problem for name, value in values.items() if (problem := _ill_typed(name, value, known)) is not None]
         problems += [f"{problem}  [{origin}]" for problem in found]
         merged |= values
         origins |= dict.fromkeys(values, origin)
@@ -94,9 +88,7 @@ def differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     first, second = flatten(a), flatten(b)
     names = [*first, *(name for name in second if name not in first)]
     pairs = [(name, first.get(name), second.get(name)) for name in names]
-    return [
-        (name, old, new) for name, old, new in pairs if old != new and repr(old) != repr(new)
-    ]  # nan is not nan
+    return [(name, old, new) for name, old, new in pairs if old != new and repr(old) != repr(new)]  # nan is not nan
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -217,11 +209,7 @@ def _names(kind: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted names of all settings, with their types."""
     names: dict[str, Any] = {}
     for field, hint in typing.get_type_hints(kind).items():
-        names |= (
-            _names(hint, f"{prefix}{field}.")
-            if dataclasses.is_dataclass(hint)
-            else {f"{prefix}{field}": hint}
-        )
+        names |= _names(hint, f"{prefix}{field}.") if dataclasses.is_dataclass(hint) else {f"{prefix}{field}": hint}
     return names
 
 

@@ -58,9 +58,13 @@ class Feed:
         self.pieces = -(-plan.batch_size // micro_batch_size)
         single = TensorDataset(*dataset) if is_tensors(dataset) else dataset
         if collate is not None and not hasattr(single, "__getitem__"):
-            raise ConfigError(f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out")
+            raise ConfigError(
+                f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
+            )
         self.gathers = gathering(dataset) if collate is None else None
-        self.reading = Reading(single, plan, seed=seed, micro_batch_size=micro_batch_size, collate=collate or default_collate)
+        self.reading = Reading(
+            single, plan, seed=seed, micro_batch_size=micro_batch_size, collate=collate or default_collate
+        )
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
         self.step, self.stop = 0, -1
@@ -97,7 +101,10 @@ class Feed:
         made = []
         for index in range(self.pieces):
             first = index * self.micro_batch_size
-            chosen_ids, chosen_epochs = ids[first : first + self.micro_batch_size], epochs[first : first + self.micro_batch_size]
+            chosen_ids, chosen_epochs = (
+                ids[first : first + self.micro_batch_size],
+                epochs[first : first + self.micro_batch_size],
+            )
             if self.gathers is not None:
                 batch = self._gathered(step, chosen_ids, chosen_epochs)
             else:

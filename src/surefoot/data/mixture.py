@@ -37,7 +37,9 @@ class Mixture:
         self.ends = list(accumulate(self.sizes))
         self.gathered = [gathering(dataset) for dataset in self.datasets]
         single = [name for name, held in zip(self.names, self.gathered, strict=True) if held is None]
-        whole = [name for name, dataset in zip(self.names, self.datasets, strict=True) if not hasattr(dataset, "__getitem__")]
+        whole = [
+            name for name, dataset in zip(self.names, self.datasets, strict=True) if not hasattr(dataset, "__getitem__")
+        ]
         if whole and single:
             raise DataError(
                 f"{', '.join(whole)} can only be gathered in whole batches, {', '.join(single)} only read one by one: they cannot mix\n"

@@ -142,7 +142,9 @@ def quotas(weights: Sequence[float]) -> list[int]:
     for place in sorted(range(len(exact)), key=lambda place: (held[place] - exact[place], place))[: _SLOTS - sum(held)]:
         held[place] += 1
     if 0 in held:
-        raise ConfigError(f"mixture weights {list(weights)}: the smallest comes to less than 1 sample in {_SLOTS}; leave it out or raise it")
+        raise ConfigError(
+            f"mixture weights {list(weights)}: the smallest comes to less than 1 sample in {_SLOTS}; leave it out or raise it"
+        )
     return held
 
 
@@ -170,7 +172,9 @@ def _starts(sizes: Ids) -> Ids:
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
     first, last = int(epochs.min()), int(epochs.max())
-    keys = _round_keys(_folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size)
+    keys = _round_keys(
+        _folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size
+    )
     return _permuted(size, offsets, keys, epochs - first)
 
 

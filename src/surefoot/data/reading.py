@@ -35,7 +35,12 @@ class Reading(Dataset[Any]):
     """A data set of micro-batches, addressed by (step, index within the step)."""
 
     def __init__(self, dataset: Any, plan: Plan, *, seed: int, micro_batch_size: int, collate: Collate) -> None:
-        self.dataset, self.plan, self.micro_batch_size, self.collate = dataset, plan, micro_batch_size, collate
+        self.dataset, self.plan, self.micro_batch_size, self.collate = (
+            dataset,
+            plan,
+            micro_batch_size,
+            collate,
+        )
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
 
     def __getitem__(self, address: tuple[int, int]) -> Any:

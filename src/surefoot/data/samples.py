@@ -51,7 +51,9 @@ def check_samples(dataset: Any, *, seed: int) -> int:
             f"{name} does not say how many samples it has, so its epochs cannot be ordered\n  give it __len__() beside __getitem__(index)"
         ) from problem
     if samples == 0:
-        raise DataError(f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?")
+        raise DataError(
+            f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?"
+        )
     if gathers is None:
         _check_seeded(dataset, name, seed)
     else:
@@ -125,7 +127,10 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
-    found: dict[str, Any] = {"type": type(dataset).__name__, "samples": len(tensors[0]) if tensors else len(dataset)}
+    found: dict[str, Any] = {
+        "type": type(dataset).__name__,
+        "samples": len(tensors[0]) if tensors else len(dataset),
+    }
     if tensors:
         digest = sha256()
         for tensor in tensors:

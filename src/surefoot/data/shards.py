@@ -68,7 +68,11 @@ class TokenShards:
 
 
 def write_shards(
-    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocabulary: int, shard_tokens: int = 100_000_000
+    tokens: Tokens | Iterable[Tokens],
+    directory: Path | str,
+    *,
+    vocabulary: int,
+    shard_tokens: int = 100_000_000,
 ) -> TokenShards:
     """Write one array of tokens, or many one after the other, as shards of `shard_tokens` each, and open them.
 
@@ -91,7 +95,12 @@ def write_shards(
         shards.append(Shard(path.name, len(data) // _DTYPES[name].itemsize, sha256(data).hexdigest()))
     if not shards:
         raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
-    index = {"format_version": 1, "dtype": name, "vocabulary": vocabulary, "shards": [vars(shard) for shard in shards]}
+    index = {
+        "format_version": 1,
+        "dtype": name,
+        "vocabulary": vocabulary,
+        "shards": [vars(shard) for shard in shards],
+    }
     partial = directory / f"{_INDEX}.partial"
     _write(partial, json.dumps(index, indent=1).encode())
     partial.replace(directory / _INDEX)
@@ -103,7 +112,9 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
     for part in parts:
         array = np.asarray(part)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise DataError(f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}")
+            raise DataError(
+                f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}"
+            )
         wrong = np.flatnonzero((array < 0) | (array >= vocabulary))
         if wrong.size:
             first = int(wrong[0])
@@ -140,17 +151,29 @@ def _write(path: Path, data: bytes) -> None:
 def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     path = directory / _INDEX
     if not directory.is_dir():
-        raise DataError(f"no token shards at {directory}: there is no such directory\n  make them with surefoot.write_shards")
+        raise DataError(
+            f"no token shards at {directory}: there is no such directory\n  make them with surefoot.write_shards"
+        )
     if not path.is_file():
-        raise DataError(f"no token shards in {directory}: it has no {_INDEX}, which is written last\n  write them again")
+        raise DataError(
+            f"no token shards in {directory}: it has no {_INDEX}, which is written last\n  write them again"
+        )
     try:
         found = json.loads(path.read_bytes())
         shards = [Shard(str(one["name"]), int(one["count"]), str(one["sha256"])) for one in found["shards"]]
-        vocabulary, dtype, version = int(found["vocabulary"]), _DTYPES[found["dtype"]], found["format_version"]
+        vocabulary, dtype, version = (
+            int(found["vocabulary"]),
+            _DTYPES[found["dtype"]],
+            found["format_version"],
+        )
     except (ValueError, KeyError, TypeError) as problem:
-        raise DataError(f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again") from problem
+        raise DataError(
+            f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again"
+        ) from problem
     if version != 1:
-        raise DataError(f"{path} has format version {version}, this surefoot reads 1: update surefoot, or write the shards again")
+        raise DataError(
+            f"{path} has format version {version}, this surefoot reads 1: update surefoot, or write the shards again"
+        )
     for shard in shards:
         if Path(shard.name).name != shard.name or shard.name in ("", ".", ".."):
             raise DataError(f"{path} names {shard.name!r}, which is no plain file name: refused")
@@ -164,10 +187,14 @@ def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     try:
         found = path.stat().st_size
     except OSError as problem:
-        raise DataError(f"token shard {path} cannot be read: {problem.strerror}\n  copy it again, or write the shards again") from problem
+        raise DataError(
+            f"token shard {path} cannot be read: {problem.strerror}\n  copy it again, or write the shards again"
+        ) from problem
     if found != expected or found == 0:
         state = "is empty" if found == 0 else "is truncated" if found < expected else "is too long"
-        raise DataError(f"token shard {path} {state}: {found} bytes, written were {expected}\n  copy it again, or write the shards again")
+        raise DataError(
+            f"token shard {path} {state}: {found} bytes, written were {expected}\n  copy it again, or write the shards again"
+        )
     # a plain array over the mapping: indexing np.memmap itself costs several times as much
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 

@@ -13,7 +13,13 @@ from surefoot.errors import DataError
 
 _SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-_TABLES = {"encodings", "pydoc_data", "lib2to3", "turtledemo", "ensurepip"}  # generated tables, generated text, drawings
+_TABLES = {
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
+    "turtledemo",
+    "ensurepip",
+}  # generated tables, generated text, drawings
 
 Part = TypeVar("Part", str, np.ndarray)
 
@@ -26,14 +32,21 @@ def load_text(path: Path | str) -> str:
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted((file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()), key=lambda file: file.parts)
+        files = sorted(
+            (file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()),
+            key=lambda file: file.parts,
+        )
         if not files:
-            raise DataError(f"no text in the directory {path}: no file ends in {', '.join(_SUFFIXES)}\n  give the path of one file")
+            raise DataError(
+                f"no text in the directory {path}: no file ends in {', '.join(_SUFFIXES)}\n  give the path of one file"
+            )
         text = _joined(_decoded(file) for file in files)
     elif path.is_file():
         text = _decoded(path)
     else:
-        raise DataError(f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?")
+        raise DataError(
+            f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+        )
     if not text.strip():
         raise DataError(f"{path} holds no text: it is empty, or nothing but white space")
     return text
@@ -45,9 +58,14 @@ def stdlib_text() -> str:
     It differs between versions of Python; a run's data fingerprint tells them apart.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted((file for file in root.rglob("*.py") if _is_source(file.relative_to(root))), key=lambda file: file.parts)
+    files = sorted(
+        (file for file in root.rglob("*.py") if _is_source(file.relative_to(root))),
+        key=lambda file: file.parts,
+    )
     if not files:
-        raise DataError(f"this Python has no source of its standard library in {root}\n  give a text file or a directory: --data.path")
+        raise DataError(
+            f"this Python has no source of its standard library in {root}\n  give a text file or a directory: --data.path"
+        )
     return _joined(_decoded(file) for file in files)
 
 

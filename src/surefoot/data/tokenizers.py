@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from surefoot.errors import DataError
 
@@ -43,11 +44,13 @@ class ByteTokenizer:
         try:
             return np.array(np.frombuffer(text.encode(), dtype=np.uint8))
         except UnicodeEncodeError as problem:
-            raise DataError(f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable") from problem
+            raise DataError(
+                f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
+            ) from problem
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD."""
-        return bytes(_listed(ids)).decode(errors="replace")
+        return bytes(_listed(ids, self.vocabulary)).decode(errors="replace")
 
     def to_json(self) -> str:
         """Only its name: there is nothing to remember."""
@@ -73,7 +76,9 @@ class CharacterTokenizer:
             raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.of(text)")
         if len(set(characters)) < len(characters):
             twice = next(one for place, one in enumerate(characters) if one in characters[:place])
-            raise DataError(f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out")
+            raise DataError(
+                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out"
+            )
         self.characters = characters
         self.vocabulary = len(characters)
         codes = _codes(characters)
@@ -100,11 +105,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens."""
-        listed = _listed(ids)
-        wrong = next((one for one in listed if not 0 <= one < self.vocabulary), None)
-        if wrong is not None:
-            raise DataError(f"token {wrong} is outside this tokenizer's vocabulary of {self.vocabulary}: was it trained with another one?")
-        return "".join(self.characters[one] for one in listed)
+        return "".join(self.characters[one] for one in _listed(ids, self.vocabulary))
 
     def to_json(self) -> str:
         """The characters in their order."""
@@ -122,7 +123,11 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
     """
-    return CharacterTokenizer.from_json(text) if _described(text, None)["kind"] == "characters" else ByteTokenizer.from_json(text)
+    return (
+        CharacterTokenizer.from_json(text)
+        if _described(text, None)["kind"] == "characters"
+        else ByteTokenizer.from_json(text)
+    )
 
 
 def _described(text: str, kind: str | None) -> dict[str, Any]:
@@ -143,5 +148,11 @@ def _codes(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
-def _listed(ids: Any) -> list[int]:
-    return ids.tolist() if hasattr(ids, "tolist") else [int(one) for one in ids]
+def _listed(ids: Any, vocabulary: int) -> list[int]:
+    listed = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
+    wrong = next((one for one in listed if not 0 <= one < vocabulary), None)
+    if wrong is not None:
+        raise DataError(
+            f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
+        )
+    return listed

@@ -40,7 +40,9 @@ class Windows:
         self.arrays = _arrays(tokens, context)
         self.described = _described(tokens, context)
         self.context, self.key = context, stream_key(seed, "window offset")
-        self.ends = np.cumsum([(len(array) - context) // context if len(array) >= context else 0 for array in self.arrays])
+        self.ends = np.cumsum(
+            [(len(array) - context) // context if len(array) >= context else 0 for array in self.arrays]
+        )
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
             raise DataError(
@@ -92,7 +94,9 @@ class HeldOut:
         self.context = context
         self.ends = np.cumsum([-(-(len(array) - 1) // context) for array in self.arrays])
         if self.ends[-1] == 0:
-            raise DataError("the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction")
+            raise DataError(
+                "the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction"
+            )
         self.starts = np.concatenate([[0], self.ends[:-1]])
         self.lengths = np.array([len(array) for array in self.arrays])
 

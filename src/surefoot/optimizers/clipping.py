@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,14 +10,15 @@ from torch import Tensor
 Clip = tuple[Literal["norm", "value", "off"], float]
 
 
-def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """The 2-norm over all of them as one number on their device; 0 for none."""
     if not gradients:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
 
 
-def scale_and_clip(gradients: Sequence[Tensor], *, factor: Tensor | float, norm: Tensor, clip: Clip) -> None:
+def scale_and_clip(gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, clip: Clip) -> None:
     """Multiply all gradients by `factor` and limit them, in one pass where one is enough.
 
     `factor` is 1.0 or a tensor; `norm` is that of the gradients after it. By norm: times min(1, most / (norm + 1e-6)), as

@@ -39,7 +39,7 @@ class StraightToKernel:
             beta1, beta2 = group["betas"]
             torch._fused_adamw_(
                 held.parameters,
-                gradients,  # type: ignore[arg-type]
+                gradients,
                 held.means,
                 held.squares,
                 [],
@@ -73,16 +73,32 @@ class _GroupState:
         """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
         states = [_started(optimizer.state[parameter], parameter) for parameter in self.parameters]
-        self.means, self.squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        self.means, self.squares = (
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+        )
         self.steps = [state["step"] for state in states]
 
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
     """The short way for this optimizer, or None where it does more than one kernel call says."""
-    plain = type(optimizer) is AdamW and not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-    if not plain or len({parameter.device for group in optimizer.param_groups for parameter in group["params"]}) > 1:
+    plain = (
+        type(optimizer) is AdamW
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+    )
+    if (
+        not plain
+        or len(
+            {(parameter.device, parameter.dtype) for group in optimizer.param_groups for parameter in group["params"]}
+        )
+        > 1
+    ):
         return None
-    if any(group["amsgrad"] or group["maximize"] or group["differentiable"] or not group["fused"] for group in optimizer.param_groups):
+    if any(
+        group["amsgrad"] or group["maximize"] or group["differentiable"] or not group["fused"]
+        for group in optimizer.param_groups
+    ):
         return None
     return StraightToKernel()
 

@@ -72,9 +72,7 @@ def table(groups: Sequence[Group]) -> str:
         rows.append((group.name, repr(group.decay), str(len(group.parameters)), str(values), " ".join(ends)))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3)), row[4]]
-        )
+        "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3)), row[4]])
         for row in rows
     )
 

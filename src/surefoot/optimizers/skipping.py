@@ -208,9 +208,7 @@ def _members(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], nn.Paramete
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()
-    }
+    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:

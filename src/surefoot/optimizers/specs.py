@@ -57,9 +57,7 @@ class OptimizerSpec:
         >>> sgd(0.1, momentum=0.9).described()
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'momentum': 0.9, 'nesterov': False}
         """
-        plain = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()
-        }
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
         return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain}
 
 
@@ -76,9 +74,7 @@ def adamw(
     return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
 
 
-def sgd(
-    lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
-) -> OptimizerSpec:
+def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
     The rate multiplies the buffer; Sutskever et al. 2013, equations 1 and 2, have it inside instead:
@@ -87,9 +83,7 @@ def sgd(
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    return named(
-        "sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov}
-    )
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov})
 
 
 def named(
@@ -140,11 +134,7 @@ def _wanted(key: str, value: Any) -> str | None:
         case "momentum":
             return None if _number(value) and 0 <= value < 1 else "a number from 0 to below 1"
         case "betas":
-            fits = (
-                isinstance(value, Sequence)
-                and len(value) == 2
-                and all(_number(b) and 0 <= b < 1 for b in value)
-            )
+            fits = isinstance(value, Sequence) and len(value) == 2 and all(_number(b) and 0 <= b < 1 for b in value)
             return None if fits else "two numbers from 0 to below 1"
         case "nesterov":
             return None if isinstance(value, bool) else "true or false"

@@ -144,7 +144,12 @@ def build(config: Config) -> sf.Run:
 
 def _optimizer(chosen: Optimizer) -> Any:
     betas = None if chosen.betas is None else tuple(chosen.betas)
-    return named(chosen.name, lr=chosen.lr, weight_decay=chosen.weight_decay, settings={"betas": betas, "momentum": chosen.momentum})
+    return named(
+        chosen.name,
+        lr=chosen.lr,
+        weight_decay=chosen.weight_decay,
+        settings={"betas": betas, "momentum": chosen.momentum},
+    )
 
 
 def _schedule(chosen: Schedule) -> Any:

@@ -21,7 +21,11 @@ class Console:
         """Print one record."""
         kind, step = record["kind"], record["step"]
         if kind == "train":
-            shown = [f"{name}={number(record[name])}" for name in _SHOWN if name in record and not (name == "skipped" and not record[name])]
+            shown = [
+                f"{name}={number(record[name])}"
+                for name in _SHOWN
+                if name in record and not (name == "skipped" and not record[name])
+            ]
             own = [f"{name}={number(value)}" for name, value in record.get("own", {}).items()]
             left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
             self.say(" ".join([f"step={step}/{self.length}", *shown, *own, *left]))

@@ -48,7 +48,9 @@ def line(record: Record) -> str:
     >>> line({"step": 3, "loss": float("nan")})
     '{"step": 3, "loss": null, "nonfinite": {"loss": "nan"}}'
     """
-    strange = {name: repr(value) for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
+    strange = {
+        name: repr(value) for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)
+    }
     plain = {name: None if name in strange else value for name, value in record.items()}
     return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
 

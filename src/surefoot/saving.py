@@ -1,0 +1,108 @@
+"""When a run saves, and what it does where that fails: in the background, again after a failure, never silently."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from surefoot.checkpoint.disk import Files
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.writer import Writer
+from surefoot.directory import RunDirectory
+from surefoot.durations import Every
+
+_RETRY_S = 30.0  # after a save that failed
+
+
+class Saving:
+    """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        every: Every,
+        keep: int,
+        keep_every: Every | None,
+        disk: Files,
+        say: Callable[[str], None],
+    ) -> None:
+        self.store = Store(
+            directory.checkpoints, keep=keep, keep_every=keep_every.due if keep_every else None, disk=disk
+        )
+        self.writer = Writer(self.store)
+        self.every, self.say = every, say
+        self.asked = False  # by a new best score, or by a signal
+        self.begun_step: int | None = None  # of the newest save, finished or not
+        self.begun_at = time.monotonic()
+        self.longest_s = 0.0
+
+    def due(self, done: int) -> bool:
+        """By steps, by the clock, because it was asked for, or because the last try failed a while ago."""
+        if self.asked or self.every.due(done):
+            return True
+        since_s = time.monotonic() - self.begun_at
+        if self.every.seconds is not None and since_s >= self.every.seconds:
+            return True
+        return self.writer.failed and since_s >= _RETRY_S
+
+    def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
+        """Take a copy of the state and write it in the background; a failure of the one before is said now."""
+        self.asked = False
+        self.begun_at = time.monotonic()
+        self.writer.wait()
+        self.say_failure()
+        contents = packed()
+        self.writer.submit(contents, protected=protected)
+        self.begun_step = contents.step
+        if wait:
+            self.writer.wait()
+        self.longest_s = max(self.longest_s, time.monotonic() - self.begun_at)
+
+    def say_failure(self) -> None:
+        """Say loudly that the last save failed, where it did."""
+        failure = self.writer.failure()
+        if failure is not None:
+            self.say(
+                f"WARNING: NOT SAVED: {failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
+            )
+
+    def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
+        """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there."""
+        self.writer.wait()
+        if self.begun_step != step or self.writer.failed:
+            self.save(packed, protected=protected, wait=True)
+        failure = self.writer.failure()
+        if failure is not None:
+            raise failure
+
+    def newest(self) -> Contents | None:
+        """The newest intact checkpoint; damaged newer ones are named. None where there is none at all."""
+        found = self.store.newest_intact()
+        if found is None:
+            return None
+        contents, damaged = found
+        for damage in damaged:
+            self.say(f"warning: {damage}: resuming from step-{contents.step:08d}")
+        return contents
+
+    @property
+    def saved_step(self) -> int | None:
+        """The last step that is safe, as far as this sitting knows."""
+        return self.writer.saved
+
+
+def refused(saved: dict[str, Any], now: dict[str, Any], *, extends_exactly: bool, step: int) -> str | None:
+    """Why a run saved with one length cannot go on with another; None where it can."""
+    if saved["length"] == now["length"]:
+        return None
+    steps = int(str(now["length"]).split()[0])
+    if steps < step:
+        return f"{step} steps are made already"
+    return (
+        None
+        if extends_exactly
+        else "its schedule would have had other rates from the start on; only a constant one can be extended exactly"
+    )

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.data.text import held_out_split, load_text, stdlib_text
+from surefoot.errors import DataError
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def test_a_file_is_read_as_it_is(tmp_path):
+    text = "one\r\ntwo\n\nthr\u00e9e"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert load_text(tmp_path / "a.txt") == text
+
+
+def test_a_directory_is_its_text_files_sorted_by_path(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name, text in {"b.txt": "2", "a.md": "1\n", "sub/c.py": "3", "picture.png": "no", ".hidden": "no"}.items():
+        (tmp_path / name).write_text(text)
+    assert load_text(str(tmp_path)) == "1\n2\n3\n"
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
+    assert load_text(tmp_path / "a.txt") == "abc"
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"no file or directory .*gone\.txt"):
+        load_text(tmp_path / "gone.txt")
+
+
+@pytest.mark.parametrize("text", ["", " \n\n"])
+def test_an_empty_file_is_refused(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(DataError, match=r"a\.txt holds no text"):
+        load_text(tmp_path / "a.txt")
+
+
+def test_a_directory_without_text_says_which_files_count(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2")
+    with pytest.raises(DataError, match=r"no file ends in \.txt"):
+        load_text(tmp_path)
+
+
+def test_a_file_that_is_no_text_is_named_with_the_byte(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9 noir")
+    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text: byte 3 is 0xe9"):
+        load_text(tmp_path)
+
+
+def test_the_standard_library_is_large_and_always_the_same():
+    text = stdlib_text()
+    assert len(text) > 5_000_000
+    assert "class JSONEncoder" in text
+    assert text == stdlib_text()
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("whole", ["abcdefghijklmnopqrst", np.arange(20)])
+def test_both_parts_are_the_whole_in_order(whole, fraction):
+    training, held_out = held_out_split(whole, held_out_fraction=fraction)
+    assert [*training, *held_out] == list(whole)
+    assert len(held_out) == round(20 * fraction)
+
+
+@pytest.mark.parametrize(
+    ("whole", "fraction"), [("abc", 0.0), ("abc", 1.0), ("abc", 0.01), ("abc", -1), ("", 0.5), ("a", 0.5)]
+)
+def test_a_part_of_nothing_is_refused(whole, fraction):
+    with pytest.raises(DataError, match="held_out_fraction"):
+        held_out_split(whole, held_out_fraction=fraction)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
+def test_tiny_shakespeare_is_read_whole():
+    text = load_text(SHARED / "tinyshakespeare" / "input.txt")
+    assert (len(text), len(set(text))) == (1_115_394, 65)

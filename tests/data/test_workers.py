@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from surefoot.data.feed import Feed, in_order
+from surefoot.data.plan import Order
+from surefoot.errors import DataError
+from surefoot.seeding import seed_generators
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loader workers are forked, which is for Linux")
+
+
+class Augmented(Dataset):
+    """Draws from all three generators, and sums over enough numbers that threads would matter."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, sample):
+        numbers = torch.randn(200_000)
+        return torch.stack([numbers.sum(), (numbers * random.random()).sum(), torch.tensor(np.random.rand())]), sample
+
+
+class Numbers:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, sample):
+        return np.full(3, sample, dtype=np.int16)
+
+
+def mixed(samples):
+    return torch.stack([numbers for numbers, _ in samples]) * torch.rand(()) + random.random()
+
+
+def fed(dataset, first, stop, *, workers, micro_batch_size=4, collate=None):
+    plan = Order(3, samples=len(dataset), batch_size=8)
+    feed = Feed(dataset, plan, seed=3, micro_batch_size=micro_batch_size, device=CPU, workers=workers, collate=collate)
+    feed.start(first)
+    try:
+        return [one for step in range(first, stop) for one in feed.micro_batches(step)]
+    finally:
+        feed.close()
+
+
+def ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def within(seconds, fact):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if fact():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("collate", [None, mixed])
+def test_batches_do_not_depend_on_the_number_of_workers(workers, collate):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # workers have one: a sum in two parts would be rounded otherwise
+    try:
+        here = fed(Augmented(), 0, 4, workers=0, collate=collate)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    there = fed(Augmented(), 0, 4, workers=workers, collate=collate)
+    for one, other in zip(here, there, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert (one.count, one.index) == (other.count, other.index)
+        pairs = [(one.batch, other.batch)] if collate else zip(one.batch, other.batch, strict=True)
+        assert all(torch.equal(some, others) for some, others in pairs)
+
+
+def test_workers_started_at_step_k_give_what_those_from_0_give():
+    whole = fed(Augmented(), 0, 6, workers=2)
+    for one, other in zip(fed(Augmented(), 3, 6, workers=2), whole[6:], strict=True):
+        assert torch.equal(one.batch[0], other.batch[0])
+
+
+def test_what_collate_made_arrives_unchanged():
+    found = fed(
+        Numbers(), 0, 1, workers=1, collate=lambda samples: {"array": np.stack(samples), "rows": torch.zeros(4)}
+    )
+    assert isinstance(found[0].batch["array"], np.ndarray)
+
+
+def test_starting_workers_leaves_the_global_generators_as_they_were():
+    seed_generators(5)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    seed_generators(5)
+    fed(Augmented(), 0, 2, workers=2)
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+
+
+@pytest.mark.parametrize("batch_size", [3, 20, 50])
+def test_in_order_with_workers_gives_every_sample_once_and_ends(batch_size):
+    found = list(in_order(Numbers(), batch_size=batch_size, seed=0, device=CPU, workers=2))
+    assert torch.cat([one.batch[:, 0] for one in found]).tolist() == list(range(20))
+
+
+def test_an_error_in_a_worker_is_the_error_without_workers():
+    class Broken(Numbers):
+        def __getitem__(self, sample):
+            return 1 // (sample - 3)
+
+    messages = []
+    for workers in (0, 2):
+        with pytest.raises(DataError, match="sample 3 of Broken") as caught:
+            fed(Broken(), 0, 4, workers=workers)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "ZeroDivisionError" in caught.value.__notes__[0]
+
+
+def test_a_worker_that_dies_is_an_error_with_a_cure():
+    class Fatal(Numbers):
+        def __getitem__(self, sample):
+            os._exit(9)
+
+    with pytest.raises(DataError, match=r"a loader worker ended unexpectedly[\s\S]*memory"):
+        fed(Fatal(), 0, 1, workers=1)
+
+
+def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():
+    feed = Feed(Numbers(), Order(0, samples=20, batch_size=4), seed=0, micro_batch_size=4, device=CPU, workers=2)
+    feed.start(0)
+    feed.micro_batches(0)
+    pids = [process.pid for process in feed.reads.processes]
+    assert len(pids) == 2
+    for pid in pids:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(pid, number)
+    for step in range(1, 30):
+        feed.micro_batches(step)
+    feed.close()
+    assert all(ended(pid) for pid in pids)
+
+
+PROGRAM = """
+import sys, time
+import torch
+from surefoot.data.feed import Feed
+from surefoot.data.plan import Order
+
+class Large:
+    def __len__(self):
+        return 100
+    def __getitem__(self, sample):
+        return "x" * 300_000  # more than a pipe holds: workers are blocked in the middle of an answer
+
+if __name__ == "__main__":
+    plan = Order(0, samples=100, batch_size=4)
+    feed = Feed(Large(), plan, seed=0, micro_batch_size=4, device=torch.device("cpu"), workers=2, collate=list, count=len)
+    feed.start(0)
+    feed.micro_batches(0)
+    print(*(process.pid for process in feed.reads.processes), flush=True)
+    BODY
+"""
+
+
+def started(tmp_path, body):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(PROGRAM).replace("BODY", body))
+    source = str(Path(__file__).parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environment)
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path):
+    process, pids = started(tmp_path, "time.sleep(60)")
+    assert len(pids) == 2
+    with process:
+        process.kill()
+    assert within(10, lambda: all(ended(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("body", ["pass", "sys.exit(3)", "raise ValueError(3)"])
+def test_a_program_that_forgets_to_close_its_feed_still_ends(tmp_path, body):
+    process, pids = started(tmp_path, body)
+    with process:
+        process.wait(timeout=20)
+    assert all(ended(pid) for pid in pids)
