@@ -18,6 +18,7 @@ from surefoot.batch_statistics import BatchStatistics
 from surefoot.errors import ConfigError
 from surefoot.losses import scalar
 from surefoot.means import Mean, add_each
+from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.clipping import Clip, gradient_norm, scale_and_clip
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.skipping import Skip
@@ -27,17 +28,6 @@ from surefoot.seeding import fold, seed_generators
 
 Loss = Callable[[Any, Any], Any]
 Phase = Literal["training", "waiting", "evaluating", "saving", "user"]
-
-
-class MicroBatch(Protocol):
-    """Samples for one forward and backward pass: `batch` on the device, `count` targets, number `index` of its step."""
-
-    @property
-    def batch(self) -> Any: ...  # noqa: D102
-    @property
-    def count(self) -> int: ...  # noqa: D102
-    @property
-    def index(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -210,7 +200,7 @@ def update(step: Step, *names: str) -> None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
     rate = task.factors(step.index)
-    latest: Tensor | None = None
+    latest = None
     for name in names or state.trained:
         latest = _update_one(step, state.trained[name], loss, factor, rate)
         if name in state.averages:
@@ -225,9 +215,8 @@ def update(step: Step, *names: str) -> None:
 
 
 def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | float, rate: float) -> Tensor:
-    task, optimizer = step.task, trained.optimizer
+    task, optimizer, scale = step.task, trained.optimizer, step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
-    scale = task.precision.loss_scale
     if scale is not None:
         factor = factor / scale.scale
     norm = gradient_norm(gradients)

@@ -72,7 +72,7 @@ def chunked_cross_entropy(
         return mean.total
 
     flat_targets = targets.reshape(-1)
-    parts = zip(hidden.reshape(-1, hidden.shape[-1]).split(chunk), flat_targets.split(chunk), strict=True)
+    parts = zip(torch.split(hidden.reshape(-1, hidden.shape[-1]), chunk), torch.split(flat_targets, chunk), strict=True)
     # not F.linear_cross_entropy: its chunks (torch 2.13) fall out of torch.compile
     totals = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
     return Mean(torch.stack(totals).sum(), (flat_targets != ignore_index).sum())

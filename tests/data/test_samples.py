@@ -109,7 +109,7 @@ def test_a_first_sample_that_cannot_be_read_is_an_error_before_training():
         def __getitem__(self, sample):
             raise FileNotFoundError("picture.png")
 
-    with pytest.raises(DataError, match="sample 0 of Gone cannot be read.*picture.png"):
+    with pytest.raises(DataError, match=r"sample 0 of Gone cannot be read.*picture\.png"):
         check_samples(Gone(), seed=0)
 
 

@@ -41,7 +41,7 @@ def test_files_are_little_endian_arrays_without_a_header(tmp_path):
 def test_a_token_outside_the_vocabulary_is_named_with_its_position(tmp_path):
     with pytest.raises(DataError, match="token 9 at position 6 is outside the vocabulary of 9"):
         write_shards([np.arange(5), np.array([0, 9])], tmp_path, vocabulary=9)
-    with pytest.raises(DataError, match="no tokens.json"):
+    with pytest.raises(DataError, match=r"no tokens\.json"):
         TokenShards.open(tmp_path)
 
 

@@ -82,7 +82,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, s
 
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
-    tensors: Named,
+    tensors: Mapping[str, Tensor],
     plain: Mapping[str, Any],
     names: Mapping[Tensor, str],
 ) -> None:

@@ -7,7 +7,6 @@ augmentation of a sample draws from (seed, epoch, sample), what couples samples 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,19 +18,9 @@ from surefoot.data.plan import Ids, InOrder, Plan
 from surefoot.data.reading import Collate, Reading, Workers
 from surefoot.data.samples import first_line, rows
 from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.micro_batch import MicroBatch
 
 Count = Callable[[Any], int]
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Samples for one forward and backward pass: tensors on the device, and which samples they are."""
-
-    batch: Any
-    count: int  # over how many things the loss is a mean
-    index: int  # within the global batch of its step
-    ids: Ids
-    epochs: Ids
 
 
 class Feed:

@@ -21,7 +21,7 @@ from surefoot.errors import DataError
 Tokens = NDArray[Any]
 
 _INDEX = "tokens.json"
-_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
         if wrong.size:
             first = int(wrong[0])
             raise DataError(
-                f"token {int(array[first])} at position {before + first} is outside the vocabulary of {vocabulary} (0 to {vocabulary - 1})\n"
+                f"token {int(array[first])} at position {before + first} is outside the vocabulary of {vocabulary}\n"
                 "  was the text encoded with another tokenizer?"
             )
         before += len(array)

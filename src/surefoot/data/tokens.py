@@ -27,9 +27,9 @@ _HASHED_TOKENS = 1 << 24
 class Windows:
     """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
 
-    Each epoch starts at an offset from (seed, epoch) in [0, context), so that a token is not always first of its window. A
-    window is (inputs, targets), the targets one token later, and lies within one shard. The number of windows is the same for
-    every offset: at a shard's ends fewer than two windows' worth of tokens stay out of an epoch.
+    Each epoch starts at an offset from (seed, epoch), so that a token is not always first of its window. A window is (inputs,
+    targets), the targets one token later, and lies within one shard. The number of windows is the same for every offset: fewer
+    than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
 
     >>> windows = Windows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
@@ -38,11 +38,12 @@ class Windows:
 
     def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
         self.arrays = _arrays(tokens, context)
-        self.described = _described(tokens, context)
+        self.described = {**_described(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
-        self.ends = np.cumsum(
-            [(len(array) - context) // context if len(array) >= context else 0 for array in self.arrays]
-        )
+        counts = [max(0, len(array) - context) // context for array in self.arrays]
+        places = [max(1, len(array) - count * context) for array, count in zip(self.arrays, counts, strict=True)]
+        self.places = np.array(places, dtype=np.uint64)
+        self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
             raise DataError(
@@ -58,24 +59,27 @@ class Windows:
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64."""
         sources = np.searchsorted(self.ends, ids, side="right")
-        firsts = (ids - self.starts[sources]) * self.context + self._offsets(epochs)
+        first = int(epochs[0])
+        if (epochs == first).all():
+            offsets = self.offsets(first)[sources]
+        else:
+            offsets = np.array(
+                [self.offsets(epoch)[source] for epoch, source in zip(epochs.tolist(), sources, strict=True)]
+            )
+        firsts = (ids - self.starts[sources]) * self.context + offsets
         window_BT = _windows(self.arrays, sources, firsts, self.context)
         # copies, so that both lie in memory row after row: a loss may `view` its targets
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
-    def offset(self, epoch: int) -> int:
-        """The token at which an epoch's first window starts in every shard."""
-        return fold(self.key, epoch) % self.context
+    def offsets(self, epoch: int) -> Ids:
+        """The token at which an epoch's first window starts, in each shard."""
+        # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
+        offsets: Ids = (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
+        return offsets
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which tokens, and how long the windows are."""
+        """Which tokens, how long the windows are, and the seed of their offsets."""
         return self.described
-
-    def _offsets(self, epochs: Ids) -> Ids | int:
-        first = int(epochs[0])
-        if (epochs == first).all():
-            return self.offset(first)
-        return np.array([self.offset(epoch) for epoch in epochs.tolist()], dtype=np.int64)
 
 
 class HeldOut:

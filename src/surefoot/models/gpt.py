@@ -127,7 +127,8 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         """The residual stream after this block."""
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), cos_TD, sin_TD)
-        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+        y_BTC: Tensor = x_BTC + self.mlp(self.mlp_norm(x_BTC))
+        return y_BTC
 
 
 class Attention(nn.Module):

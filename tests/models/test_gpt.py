@@ -1,0 +1,235 @@
+"""The GPT: causality, positions, what it starts from, and number formats; 3 seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from surefoot.generate import sample
+from surefoot.losses import chunked_cross_entropy, cross_entropy
+from surefoot.models.gpt import GPT, GPTShape, causal_attention, rotated, rotations
+
+SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
+
+
+def gpt(shape=SMALL, *, trained=False):
+    """A model under a fixed seed; `trained`: every matrix at random, as if it had left its start."""
+    torch.manual_seed(5)
+    model = GPT(shape)
+    if trained:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, mean=1.0 if parameter.ndim == 1 else 0.0, std=0.3)
+    return model
+
+
+def tokens(*shape, vocabulary=SMALL.vocabulary):
+    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("place", [1, 7, 15])
+def test_a_changed_token_leaves_all_earlier_logits_unchanged(place):
+    model, before = gpt(trained=True), tokens(3, 16)
+    after = before.clone()
+    after[:, place] = (after[:, place] + 1) % SMALL.vocabulary
+    assert_close(model(after)[:, :place], model(before)[:, :place], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("place", [0, 7, 14])
+def test_a_changed_token_changes_all_logits_from_its_place_on(place):
+    model, before = gpt(trained=True), tokens(1, 16)
+    after = before.clone()
+    after[:, place] = (after[:, place] + 1) % SMALL.vocabulary
+    assert ((model(after) - model(before)).abs().amax(dim=(0, 2)) > 1e-4).nonzero().flatten().tolist() == list(
+        range(place, 16)
+    )
+
+
+def test_logits_do_not_depend_on_how_much_follows():
+    model, whole = gpt(trained=True), tokens(2, 16)
+    assert_close(model(whole[:, :6]), model(whole)[:, :6], rtol=1e-5, atol=1e-5)  # other matrix sizes, other order
+
+
+def test_rows_of_a_batch_do_not_see_each_other():
+    model, rows = gpt(trained=True), tokens(4, 16)
+    assert_close(model(rows), torch.cat([model(row[None]) for row in rows]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [1, 3, 8])
+def test_rotated_products_depend_only_on_the_distance(shift):
+    cos_TD, sin_TD = rotations(16, 8)
+    q_D, k_D = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).unbind()
+    q_TD, k_TD = (rotated(x_D.expand(16, 8), cos_TD, sin_TD) for x_D in (q_D, k_D))
+    products_TT = q_TD @ k_TD.T
+    assert_close(products_TT[shift:, shift:], products_TT[:-shift, :-shift], rtol=1e-4, atol=1e-5)
+    assert (products_TT[0] - products_TT[0, 0]).abs().max() > 0.1  # and they do depend on it
+
+
+def test_rotation_keeps_lengths_and_leaves_the_first_place_alone():
+    cos_TD, sin_TD = rotations(16, 8)
+    x_TD = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    turned_TD = rotated(x_TD, cos_TD, sin_TD)
+    assert_close(turned_TD.norm(dim=1), x_TD.norm(dim=1))
+    assert_close(turned_TD[0], x_TD[0], rtol=0, atol=0)
+
+
+def test_order_of_earlier_tokens_matters():
+    model, row = gpt(trained=True), tokens(1, 16)
+    swapped = row.clone()
+    swapped[:, [2, 5]] = row[:, [5, 2]]
+    assert (model(swapped)[:, -1] - model(row)[:, -1]).abs().max() > 1e-4
+
+
+def test_first_loss_is_ln_of_the_vocabulary():
+    loss = cross_entropy(gpt()(tokens(4, 16)), tokens(4, 16))
+    assert_close(loss.value.item(), math.log(SMALL.vocabulary), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("width", [32, 128, 512])
+def test_first_loss_of_a_tied_model_is_close_to_ln_of_the_vocabulary(width):
+    shape = replace(SMALL, width=width, vocabulary=1000, tied=True)
+    inputs = tokens(16, 16, vocabulary=1000)
+    loss = cross_entropy(gpt(shape)(inputs), inputs.flip(0))
+    assert_close(loss.value.item(), math.log(1000), rtol=0, atol=0.1)
+
+
+def test_matrices_start_with_the_documented_deviations():
+    model = gpt(replace(SMALL, width=256, vocabulary=300))
+    block = model.blocks[1]
+    found = {
+        "embedding": model.embedding.weight.std(),
+        "qkv": block.attention.qkv.weight.std(),
+        "up": block.mlp.up.weight.std(),
+    }
+    # 3 % is over ten standard errors of a deviation taken over 76,800 values or more
+    assert_close(
+        {name: std.item() for name, std in found.items()},
+        {"embedding": 1.0, "qkv": 1 / 16, "up": 1 / 16},
+        rtol=0.03,
+        atol=0,
+    )
+    assert all(not part.weight.any() for part in (block.attention.out, block.mlp.down, model.head))
+
+
+def test_queries_values_and_mlp_start_with_unit_size_at_any_width():
+    model = gpt(replace(SMALL, width=512))
+    normed_BTC = F.rms_norm(torch.randn(8, 16, 512, generator=torch.Generator().manual_seed(2)), (512,))
+    assert_close(model.blocks[0].attention.qkv(normed_BTC).std().item(), 1.0, rtol=0.05, atol=0)
+    assert_close(model.blocks[0].mlp.up(normed_BTC).std().item(), 1.0, rtol=0.05, atol=0)
+
+
+def test_every_block_starts_as_identity():
+    model, x_BTC = gpt(), torch.randn(2, 16, 32)
+    assert torch.equal(model.blocks[0](x_BTC, model.cosines, model.sines), x_BTC)
+
+
+def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun():
+    model = gpt(trained=True)
+    cross_entropy(model(tokens(4, 16)), tokens(4, 16).flip(0)).value.backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.any()] == []
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("size", [(1, 1, 8, 10), (3, 4, 64, 257), (12, 12, 768, 100)])
+def test_parameter_count_is_the_closed_form(size, tied):
+    layers, heads, width, vocabulary = size
+    shape = GPTShape(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, tied=tied)
+    with torch.device("meta"):
+        model = GPT(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+
+
+def test_tied_head_is_the_embedding_and_gets_both_gradients():
+    model = gpt(replace(SMALL, tied=True))
+    cross_entropy(model(tokens(2, 16)), tokens(2, 16).flip(0)).value.backward()
+    assert model.head.weight is model.embedding.weight
+    assert [name for name, _ in model.named_parameters() if "head" in name] == []
+    unseen = [token for token in range(SMALL.vocabulary) if token not in tokens(2, 16)]
+    assert model.embedding.weight.grad[unseen].any(dim=1).all()  # through the head, which every token takes part in
+
+
+def test_head_of_the_hidden_states_is_the_forward_pass():
+    model, inputs, targets = gpt(trained=True), tokens(3, 16), tokens(3, 16).flip(0)
+    chunked = chunked_cross_entropy(model.hidden(inputs), model.head.weight, targets, chunk=10)
+    assert_close(chunked.value, cross_entropy(model(inputs), targets).value, rtol=1e-5, atol=0)
+
+
+def attention_dtypes(monkeypatch):
+    """The number formats that attention is computed in, as it happens."""
+    dtypes, attention = [], F.scaled_dot_product_attention
+
+    def spy(q_BHTD, k_BHTD, v_BHTD, **options):
+        y_BHTD = attention(q_BHTD, k_BHTD, v_BHTD, **options)
+        dtypes.extend(x_BHTD.dtype for x_BHTD in (q_BHTD, k_BHTD, v_BHTD, y_BHTD))
+        return y_BHTD
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return dtypes
+
+
+def test_attention_runs_in_float32_under_bfloat16_autocast_on_the_cpu(monkeypatch):
+    dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits_BTV = model(tokens(2, 16))
+    assert (set(dtypes), logits_BTV.dtype) == ({torch.float32}, torch.bfloat16)
+
+
+def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():
+    model, inputs, targets = gpt(trained=True), tokens(4, 16), tokens(4, 16).flip(0)
+
+    def gradient(**autocast):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, **autocast):
+            loss = cross_entropy(model(inputs), targets).value
+        loss.backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    exact = gradient(enabled=False)
+    assert (gradient() - exact).norm() < 0.05 * exact.norm()  # 8 bits a rounding, some ten of them in a row
+
+
+def test_float64_stays_float64_through_attention(monkeypatch):
+    dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True).double()
+    assert (model(tokens(2, 16)).dtype, set(dtypes)) == (torch.float64, {torch.float64})
+
+
+def test_attention_is_the_formula():
+    q_BHTD, k_BHTD, v_BHTD = torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(4)).double().unbind()
+    scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / math.sqrt(8)
+    later_TT = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    expected = scores_BHTT.masked_fill(later_TT, float("-inf")).softmax(dim=-1) @ v_BHTD
+    assert_close(causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=0.0), expected)
+
+
+def test_dropout_acts_in_training_only():
+    model, inputs = gpt(replace(SMALL, dropout=0.5), trained=True), tokens(2, 16)
+    assert not torch.equal(model.train()(inputs), model(inputs))
+    assert torch.equal(model.eval()(inputs), model(inputs))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"heads": 3}, {"width": 2}, {"layers": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"context": 0}]
+)
+def test_a_shape_that_cannot_be_built_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(SMALL, **wrong)
+
+
+def test_more_tokens_than_the_context_are_refused_with_both_numbers():
+    with pytest.raises(ValueError, match=r"17 .* 16"):
+        gpt()(tokens(1, 17))
+
+
+def test_a_few_steps_learn_to_count():
+    shape = replace(SMALL, vocabulary=10)
+    model, counting = gpt(shape), (torch.arange(17) + torch.arange(10)[:, None]) % 10
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(30):
+        optimizer.zero_grad()
+        cross_entropy(model(counting[:, :-1]), counting[:, 1:]).value.backward()
+        optimizer.step()
+    assert sample(model, [4], count=30, context=16, temperature=0) == [(4 + place) % 10 for place in range(31)]

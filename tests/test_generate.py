@@ -1,0 +1,140 @@
+"""Sampling: what it draws, and that training cannot notice it; 2 seconds."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.generate import sample
+
+VOCABULARY = 5
+CHANCES = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+
+
+class Fixed(nn.Module):
+    """The same chances whatever came before; remembers what it was called with, and draws as dropout would."""
+
+    def __init__(self, logits=None):
+        super().__init__()
+        self.logits = nn.Parameter(CHANCES.log() if logits is None else logits)
+        self.frozen, self.dropout = nn.Dropout(0.5).eval(), nn.Dropout(0.5)
+        self.seen, self.modes = [], set()
+
+    def forward(self, tokens_BT):
+        self.seen.append(tokens_BT.tolist())
+        self.modes.add((self.training, self.dropout.training, torch.is_grad_enabled()))
+        random.random()
+        np.random.random()
+        torch.rand(1)
+        return self.logits.clamp(min=-50).expand(*tokens_BT.shape, VOCABULARY)
+
+
+def draw(model=None, tokens=(0,), **options):
+    settings = {"count": 20, "context": 4, **options}
+    return sample(model or Fixed(), list(tokens), **settings)
+
+
+def test_result_starts_with_the_prompt_and_is_count_longer():
+    drawn = draw(tokens=[3, 1, 2], count=7)
+    assert (drawn[:3], len(drawn)) == ([3, 1, 2], 10)
+
+
+def test_prompt_may_be_a_tensor():
+    assert draw(tokens=[3, 1]) == sample(Fixed(), torch.tensor([3, 1]), count=20, context=4)
+
+
+def test_same_seed_draws_the_same_tokens_whatever_the_global_generators_hold():
+    torch.manual_seed(1)
+    first = draw(seed=8)
+    torch.manual_seed(2)
+    assert draw(seed=8) == first
+
+
+def test_other_seeds_draw_other_tokens():
+    assert len({tuple(draw(seed=seed)) for seed in range(8)}) > 1
+
+
+def test_temperature_zero_takes_the_likeliest():
+    assert draw(temperature=0) == [0] * 21
+
+
+def test_top_k_of_one_takes_the_likeliest():
+    assert draw(top_k=1) == [0] * 21
+
+
+def test_top_k_leaves_k_tokens_even_where_all_are_equally_likely():
+    assert len(set(draw(Fixed(torch.zeros(VOCABULARY)), count=200, top_k=2)[1:])) == 2
+
+
+def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
+    assert set(draw(count=400, top_k=99)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
+    drawn = torch.tensor(draw(count=4000, temperature=temperature)[1:])
+    expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)
+    found = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
+    assert (found - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5  # four standard errors of a fraction
+
+
+def test_tiny_temperature_does_not_overflow():
+    assert draw(temperature=1e-30) == [0] * 21
+
+
+def test_model_sees_at_most_the_last_context_tokens():
+    model = Fixed()
+    drawn = draw(model, tokens=[1, 2, 3], count=4, context=4)
+    assert model.seen == [[drawn[max(0, end - 4) : end]] for end in range(3, 7)]
+
+
+def test_model_runs_in_evaluation_mode_without_gradients():
+    model = Fixed().train()
+    draw(model)
+    assert model.modes == {(False, False, False)}
+
+
+def test_every_module_is_left_in_the_mode_it_was_in():
+    model = Fixed().train()
+    model.frozen.eval()
+    draw(model)
+    assert (model.training, model.dropout.training, model.frozen.training) == (True, True, False)
+
+
+def test_modes_are_left_as_found_when_the_model_fails():
+    model = Fixed(torch.full((VOCABULARY,), float("nan"))).train()
+    with pytest.raises(DivergedError, match="not finite"):
+        draw(model)
+    assert model.training
+
+
+def test_global_generators_are_left_as_found():
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    draw()
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tokens": []}, "no token"),
+        ({"count": -1}, "count = -1"),
+        ({"context": 0}, "context = 0"),
+        ({"temperature": -0.5}, "temperature = -0.5"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"top_k": 0}, "top_k = 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(options, named):
+    with pytest.raises(ConfigError, match=named):
+        draw(**options)
+
+
+def test_all_wrong_settings_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)count = -1.*top_k = 0"):
+        draw(count=-1, top_k=0)
