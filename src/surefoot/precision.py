@@ -6,7 +6,8 @@ its overflow flag on the host in every step (law 12) and passes over the gradien
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,6 +54,21 @@ class Precision:
         if self.name in _AUTOCAST:
             return torch.autocast(self.device.type, dtype=_AUTOCAST[self.name])
         return self._plain
+
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Whether CUDA's float32 products and convolutions may round to TF32: only where that was asked for. Then as before."""
+        if self.device.type != "cuda":
+            yield
+            return
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold: nothing, or the two numbers of the loss scale."""

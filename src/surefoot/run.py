@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +43,7 @@ from surefoot.signals import Signals
 from surefoot.sinks import Console, JsonLines, Record, Sink, TensorBoard
 from surefoot.snapshot import Kept, Whole
 from surefoot.stopping import EarlyStopping, Watch
-from surefoot.world import one_process
+from surefoot.world import deterministic_kernels, one_process
 
 
 class Run:
@@ -216,7 +216,8 @@ class Run:
         )
         self.metrics: JsonLines | None = None
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
-        self.opened = False
+        self.opened = self.asked_to_stop = False
+        self.numerics = ExitStack()  # settings of torch that hold while the run is open
         self.first_step = 0  # of this sitting
         self.started_at = time.monotonic()
         self.bad_steps = BadSteps()
@@ -241,6 +242,10 @@ class Run:
         """Yield each step before it is made: the body makes it, with `forward_backward` and `update`."""
         return self._driven(opened=True)
 
+    def stop(self) -> None:
+        """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
+        self.asked_to_stop = True
+
     def keep(self, name: str, held: Any) -> Any:
         """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
 
@@ -254,7 +259,12 @@ class Run:
     @property
     def stopping(self) -> bool:
         """True when no further step is to be made."""
-        if self.signals.stop is not None or self.state.step >= self.stop_at or self.out_of_patience:
+        if (
+            self.asked_to_stop
+            or self.signals.stop is not None
+            or self.state.step >= self.stop_at
+            or self.out_of_patience
+        ):
             return True
         if self.time_limit_s is None:
             return False
@@ -389,7 +399,9 @@ class Run:
 
     def _open(self) -> None:
         self.started_at = time.monotonic()
-        torch.use_deterministic_algorithms(self.deterministic)
+        self.numerics.enter_context(self.precision.numerics())
+        if self.deterministic:
+            self.numerics.enter_context(deterministic_kernels(self.device))
         found = None
         if self.directory is not None and self.saving is not None:
             self.directory.open()
@@ -412,6 +424,10 @@ class Run:
             tensorboard = TensorBoard(self.directory.path / "tensorboard", from_step=self.state.step)
             self.sinks = [*([self.console] if self.console else []), self.metrics, tensorboard]
             if found is not None:
+                if found.log is not None and not self.metrics.holds(*found.log):
+                    self._say(
+                        f"warning: {self.directory.metrics} is not what it was at step {found.step}: records were lost"
+                    )
                 self._write({"kind": "resumed", "step": self.state.step})
         self.first_step = self.state.step
         self._say(narration.header(self))
@@ -471,6 +487,7 @@ class Run:
 
     def _release(self) -> None:
         self.signals.restore()
+        self.numerics.close()
         if self.saving is not None:
             self.saving.writer.close()
         for sink in self.sinks:

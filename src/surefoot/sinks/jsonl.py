@@ -18,6 +18,7 @@ class JsonLines:
     """A file of records, with the length and hash of what it holds, which a checkpoint notes."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         held = path.read_bytes() if path.exists() else b""
         self.length, self.hash = len(held), sha256(held)
         self.file = path.open("ab", buffering=0)
@@ -27,6 +28,12 @@ class JsonLines:
     def write(self, record: Record) -> None:
         """Append one line; it is in the hands of the operating system when this returns."""
         self._append(line(record).encode() + b"\n")
+
+    def holds(self, length: int, digest: str) -> bool:
+        """Whether the file still begins with what a checkpoint noted of it."""
+        with self.path.open("rb") as file:
+            begin = file.read(length)
+        return len(begin) == length and sha256(begin).hexdigest() == digest
 
     def state(self) -> tuple[int, str]:
         """Length in bytes and SHA-256 of the file as written so far."""

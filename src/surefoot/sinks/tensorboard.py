@@ -13,7 +13,7 @@ class TensorBoard:
     def __init__(self, directory: Path, *, from_step: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # imports protobuf and more: half a second
 
-        self.writer = SummaryWriter(str(directory), purge_step=from_step + 1 if from_step else None)
+        self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
     def write(self, record: Record) -> None:
         """Add the numbers of a record under its kind, at its step."""
