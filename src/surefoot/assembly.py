@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -73,8 +73,16 @@ def built_state(
     return State(models, trained, averages, buffers=buffers if buffers.owners else None)
 
 
-def described_optimizer(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:
-    """Name and settings as JSON, to be compared at resume."""
+def described_optimizers(
+    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built], state: State
+) -> dict[str, Any]:
+    """Names and settings as JSON, to be compared at resume; by model where there are several."""
+    named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(state.trained, optimizer)
+    found = {name: _described(spec, state.trained[name].optimizer) for name, spec in named.items()}
+    return found["model"] if list(found) == ["model"] else found
+
+
+def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:
     if isinstance(spec, OptimizerSpec):
         return spec.described()
     plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
@@ -104,8 +112,3 @@ def even_micro_batches(batch_size: int, micro_batch_size: int | None) -> int:
             f"  nearest that can: micro_batch_size {below} or {above}, or batch_size {fitting}"
         )
     return micro_batch_size
-
-
-def as_sequence(value: Any) -> Sequence[Any]:
-    """One thing or several, as several."""
-    return value if isinstance(value, list | tuple) else (value,)

@@ -5,24 +5,16 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.micro_batch import MicroBatch
 
 
-class Addressed(Protocol):
-    """A micro-batch with the samples it was made of."""
-
-    @property
-    def batch(self) -> Any: ...  # noqa: D102
-    @property
-    def ids(self) -> Sequence[int]: ...  # noqa: D102
-
-
-def explained(problem: Exception, *, step: int, micro_batches: Sequence[Addressed]) -> SurefootError | None:
+def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
     """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
     text = str(problem)
     target = re.search(r"Target (-?\d+) is out of bounds", text)
@@ -45,7 +37,7 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[Addresse
     return None
 
 
-def strange_samples(micro_batches: Sequence[Addressed]) -> list[int]:
+def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     """Ids of the samples whose floating inputs hold a NaN or an infinity; reads the tensors."""
     found: list[int] = []
     for micro_batch in micro_batches:
@@ -57,7 +49,7 @@ def strange_samples(micro_batches: Sequence[Addressed]) -> list[int]:
 
 
 def report(
-    problem: BaseException, *, step: int, micro_batches: Sequence[Addressed], how_to_go_on: str
+    problem: BaseException, *, step: int, micro_batches: Sequence[MicroBatch], how_to_go_on: str
 ) -> dict[str, Any]:
     """What `crash/` keeps of an error, as JSON."""
     return {
@@ -69,7 +61,7 @@ def report(
     }
 
 
-def _samples_with(value: int, micro_batches: Sequence[Addressed]) -> str:
+def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
     found: list[int] = []
     for micro_batch in micro_batches:
         for tensor in _tensors(micro_batch.batch):

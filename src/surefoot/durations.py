@@ -109,6 +109,16 @@ def run_length(text: str | int, *, samples_per_epoch: int, batch_size: int, sett
     return steps
 
 
+def planned(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
+    """The whole plan of a run of that length.
+
+    >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
+    5
+    """
+    steps = run_length(text, samples_per_epoch=samples_per_epoch, batch_size=batch_size, setting=setting)
+    return Length(steps=steps, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+
+
 def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> int:
     """Whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (rounded); an integer is steps.
 

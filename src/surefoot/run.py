@@ -25,24 +25,25 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.clock import Clock
 from surefoot.config import clipping
-from surefoot.data.feed import Feed, in_order
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.directory import RunDirectory, environment, machine
 from surefoot.divergence import BadSteps
-from surefoot.durations import Length, every, run_length, seconds
-from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
-from surefoot.evaluate import Split, evaluation_mode, scored
+from surefoot.durations import every, planned, seconds
+from surefoot.errors import CheckpointError, ConfigError, DivergedError
+from surefoot.evaluate import Split
 from surefoot.loop import Loss, Step, Task, steps
 from surefoot.meter import Meter, Window
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.precision import precision as chosen_precision
 from surefoot.saving import Saving, refused
 from surefoot.schedules import Schedule, constant
-from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.scoring import Scoring
+from surefoot.seeding import stream_key
 from surefoot.signals import Signals
 from surefoot.sinks import Console, JsonLines, Record, Sink, TensorBoard
 from surefoot.snapshot import Kept, Whole
-from surefoot.stopping import EarlyStopping, Watch
+from surefoot.stopping import EarlyStopping, watched
+from surefoot.supply import Supply
 from surefoot.world import deterministic_kernels, one_process
 
 
@@ -106,45 +107,23 @@ class Run:
         disk: Files = DISK,
     ) -> None:
         # what is asked for, checked before anything is built
-        self.seed, self.loss, self.splits, self.workers, self.count, self.collate = (
-            seed,
-            loss,
-            dict(evaluate or {}),
-            workers,
-            count,
-            collate,
-        )
-        self.train_set, self.init, self.sample_text, self.deterministic = train, init, sample, deterministic
         self.micro_batch_size = assembly.even_micro_batches(batch_size, micro_batch_size)
         self.device = one_process(device).device
-        samples = check_samples(train, seed=seed)
-        self.plan = assembly.data_plan(train, seed=seed, samples=samples, batch_size=batch_size)
-        steps_ = run_length(length, samples_per_epoch=self.plan.samples, batch_size=batch_size)
-        self.length = Length(steps=steps_, samples_per_epoch=self.plan.samples, batch_size=batch_size)
+        plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), batch_size=batch_size)
+        self.supply = Supply(train, plan, seed, self.micro_batch_size, self.device, workers, count, collate)
+        self.length = planned(length, samples_per_epoch=plan.samples, batch_size=batch_size)
         self.schedule = (schedule or constant()).resolved(self.length)
-        self.log_at, self.evaluate_at = (
-            every(log_every, length=self.length, setting="log_every"),
-            every(evaluate_every, length=self.length, setting="evaluate_every"),
-        )
-        self.stop_at = (
-            self.length.steps
-            if stop_after is None
-            else run_length(stop_after, samples_per_epoch=self.plan.samples, batch_size=batch_size)
-        )
-        self.time_limit_s = None if time_limit is None else seconds(time_limit)
-        self.early_stopping = early_stopping
-        watched = early_stopping.watch if early_stopping else best
-        if watched and best and watched != best:
-            raise ConfigError(f"best = {best!r} and early stopping watches {watched!r}: a run watches one score")
-        self.watch = (
-            Watch(watched, minimum_improvement=early_stopping.minimum_improvement if early_stopping else 0.0)
-            if watched
-            else None
-        )
-        if self.watch and self.watch.score.split("/")[0] not in self.splits:
-            raise ConfigError(
-                f"cannot watch {self.watch.score!r}: no split of that name; there are: {', '.join(self.splits) or 'none'}"
-            )
+        self.log_at = every(log_every, length=self.length, setting="log_every")
+        self.evaluate_at = every(evaluate_every, length=self.length, setting="evaluate_every")
+        save_at = every(save_every, length=self.length, time=True, setting="save_every")
+        keep_at = every(keep_every, length=self.length, setting="keep_every") if keep_every else None
+        self.stop_at = self.length.steps
+        if stop_after is not None:
+            stop = planned(stop_after, samples_per_epoch=plan.samples, batch_size=batch_size, setting="stop_after")
+            self.stop_at = min(stop.steps, self.length.steps)
+        self.time_limit_s = seconds(time_limit, setting="time_limit") if time_limit else None
+        self.early_stopping, self.watch = early_stopping, watched(best, early_stopping, splits=evaluate or {})
+        self.init, self.sample_text, self.deterministic = init, sample, deterministic
 
         # the parts of a step
         models = assembly.built_models(model, seed=seed, device=self.device)
@@ -160,39 +139,24 @@ class Run:
             factors=self.schedule.factors(self.length),
             max_bad_steps=max_bad_steps,
         )
-        self.compile, self.evaluated_forwards = compile, dict[str, Any]()
-        self.feed = Feed(
-            train,
-            self.plan,
-            seed=seed,
-            micro_batch_size=self.micro_batch_size,
-            device=self.device,
-            workers=workers,
-            count=count,
-            collate=collate,
+        self.feed = self.supply.feed(workers=workers)
+        self.scoring = Scoring(
+            self.state, self.supply, splits=evaluate or {}, loss=loss, precision=self.precision, compiled=compile
         )
-        specs = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
-        described = {
-            name: assembly.described_optimizer(spec, self.state.trained[name].optimizer) for name, spec in specs.items()
-        }
         self.described: dict[str, Any] = {
             "seed": seed,
             "length": f"{self.length.steps} steps",
             "batch_size": batch_size,
             "micro_batch_size": self.micro_batch_size,
-            "optimizer": described["model"] if list(described) == ["model"] else described,
-            "schedule": {
-                "shape": self.schedule.shape,
-                "warmup": self.schedule.warmup,
-                "floor": self.schedule.floor,
-            },
+            "optimizer": assembly.described_optimizers(optimizer, self.state),
+            "schedule": vars(self.schedule),
             "clip": clip,
             "precision": self.precision.name,
             "compile": compile,
             "ema": ema,
             "max_bad_steps": max_bad_steps,
             "early_stopping": None if early_stopping is None else vars(early_stopping),
-            "data": {"plan": self.plan.described(), **fingerprint(train)},
+            "data": {"plan": plan.described(), **fingerprint(train)},
         }
 
         # what lives over time
@@ -202,18 +166,9 @@ class Run:
         self.sinks: list[Sink] = [self.console] if self.console else []
         self.signals = Signals(lambda: narration.standing(self.directory, self.saved_step))
         self.directory = None if out is None else RunDirectory(Path(out))
-        self.saving = (
-            None
-            if self.directory is None
-            else Saving(
-                self.directory,
-                every=every(save_every, length=self.length, time=True, setting="save_every"),
-                keep=keep,
-                keep_every=every(keep_every, length=self.length, setting="keep_every") if keep_every else None,
-                disk=disk,
-                say=self._say,
-            )
-        )
+        self.saving: Saving | None = None
+        if self.directory is not None:
+            self.saving = Saving(self.directory, every=save_at, keep=keep, keep_every=keep_at, disk=disk, say=self._say)
         self.metrics: JsonLines | None = None
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.opened = self.asked_to_stop = False
@@ -232,7 +187,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Step]:
         """Make one step after the other and yield it: the body runs between two steps, and is part of them for a resume."""
-        if self.loss is None:
+        if self.task.loss is None:
             raise ConfigError(
                 "this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`"
             )
@@ -282,7 +237,7 @@ class Run:
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
-        return bool(self.splits) and (self.evaluate_at.due(done) or done == self.length.steps)
+        return bool(self.scoring.splits) and (self.evaluate_at.due(done) or done == self.length.steps)
 
     def log_due(self, done: int) -> bool:
         """After the last step, and every `log_every`."""
@@ -296,29 +251,7 @@ class Run:
 
     def scores(self) -> dict[str, float]:
         """Score every split with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}."""
-        forward = self._evaluated_forward()
-        scores: dict[str, float] = {}
-        for name, split in self.splits.items():
-            batches = in_order(
-                split.dataset,
-                batch_size=split.batch_size or self.micro_batch_size,
-                seed=self.seed,
-                device=self.device,
-                workers=self.workers,
-                count=self.count,
-                collate=self.collate,
-            )
-            loss = self.loss if split.loss else None
-            found = scored(
-                forward,
-                batches,
-                loss=loss,
-                scores=assembly.as_sequence(split.scores),
-                precision=self.precision,
-                seed=self.seed,
-            )
-            scores |= {f"{name}/{score}": value for score, value in found.items()}
-        return scores
+        return self.scoring.scores()
 
     def evaluate(self, step: Step) -> None:
         """Score every split after a step, record it, and watch the score that decides what is best."""
@@ -353,10 +286,7 @@ class Run:
         """What the run's `sample` function makes of the model as it is evaluated; changes nothing."""
         if self.sample_text is None:
             raise ConfigError("this run has no sample function: give Run(sample=...)")
-        model = next(iter(self._evaluated_models().values()))
-        with untouched(), torch.no_grad(), evaluation_mode([model]):
-            seed_generators(fold(stream_key(self.seed, "sample"), self.state.step))
-            return self.sample_text(model)
+        return self.scoring.sample(self.sample_text)
 
     def load(self, found: Contents) -> None:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may."""
@@ -468,9 +398,7 @@ class Run:
                     opened=opened,
                 )
             except Exception as problem:
-                cause = crash.explained(
-                    problem, step=self.state.step, micro_batches=self._micro_batches(self.state.step)
-                )
+                cause = crash.explained(problem, step=self.state.step, micro_batches=self.supply.again(self.state.step))
                 if cause is None:
                     raise
                 raise cause from problem
@@ -510,7 +438,7 @@ class Run:
         if not self.bad_steps.latched(self.state, self.task.max_bad_steps):
             return
         first = self.bad_steps.in_a_row[0] if self.bad_steps.in_a_row else self.state.step
-        strange = crash.strange_samples(self._micro_batches(first))
+        strange = crash.strange_samples(self.supply.again(first))
         stands = narration.standing(self.directory, self.saved_step)
         evaluated_since = self.watch is not None and (self.watch.step or 0) > first
         if self.saving is not None and not (self.precision.loss_scale or self.whole.kept.objects or evaluated_since):
@@ -533,49 +461,10 @@ class Run:
         found = crash.report(
             problem,
             step=self.state.step,
-            micro_batches=self._micro_batches(self.state.step),
+            micro_batches=self.supply.again(self.state.step),
             how_to_go_on=stands,
         )
         directory.write_text(f"crash/step-{self.state.step:08d}.json", json.dumps(found, indent=1))
-
-    def _micro_batches(self, step: int) -> Any:
-        """The samples of any step, read again."""
-        feed = Feed(
-            self.train_set,
-            self.plan,
-            seed=self.seed,
-            micro_batch_size=self.micro_batch_size,
-            device=self.device,
-            count=self.count,
-            collate=self.collate,
-        )
-        with untouched():
-            try:
-                feed.start(step)
-                return feed.micro_batches(step)
-            except (SurefootError, RuntimeError):
-                return []  # the data themselves are what went wrong
-            finally:
-                feed.close()
-
-    # --- evaluation and words ------------------------------------------------------------------------------------
-
-    def _evaluated_models(self) -> dict[str, torch.nn.Module]:
-        for name, average in self.state.averages.items():
-            average.copy_buffers(self.state.models[name])
-        return {
-            name: self.state.averages[name].model if name in self.state.averages else model
-            for name, model in self.state.models.items()
-        }
-
-    def _evaluated_forward(self) -> Any:
-        models: dict[str, Any] = dict(self._evaluated_models())
-        if self.compile:
-            self.evaluated_forwards = self.evaluated_forwards or {
-                name: torch.compile(model, dynamic=False) for name, model in models.items()
-            }
-            models = self.evaluated_forwards
-        return models["model"] if list(models) == ["model"] else models
 
     @property
     def saved_step(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +64,23 @@ class Watch:
         """Put back what `state` gave."""
         self.value = None if state["value"] is None else float(state["value"])
         self.step, self.waited = state["step"], state["waited"]
+
+
+def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
+    """The one score that a run watches, for what is best or for stopping early; None for neither."""
+    if early_stopping is not None and best not in (None, early_stopping.watch):
+        raise ConfigError(
+            f"best = {best!r} and early stopping watches {early_stopping.watch!r}: a run watches one score"
+        )
+    text = best if early_stopping is None else early_stopping.watch
+    if text is None:
+        return None
+    watch = Watch(text, minimum_improvement=0.0 if early_stopping is None else early_stopping.minimum_improvement)
+    if watch.score.split("/")[0] not in splits:
+        raise ConfigError(
+            f"cannot watch {watch.score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"
+        )
+    return watch
 
 
 def parsed(text: str) -> tuple[Literal["min", "max"], str]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 from surefoot.data.feed import Feed, in_order, moved
 from surefoot.data.plan import Order
 from surefoot.errors import ConfigError, DataError
-from surefoot.seeding import seed_generators
+from surefoot.seeding import fold, seed_generators, stream_key
 
 CPU = torch.device("cpu")
 
@@ -135,6 +135,12 @@ def test_what_collate_draws_is_a_function_of_the_step():
     whole = tensors(fed(Augmented(20), 0, 4, collate=noisy))
     assert bit_equal(tensors(fed(Augmented(20), 2, 4, collate=noisy)), whole[4:])
     assert not torch.equal(whole[0], whole[1])
+
+
+def test_what_collate_draws_comes_from_step_and_micro_batch_not_from_the_last_sample():
+    steps = fed(Augmented(20), 0, 3, collate=lambda samples: torch.tensor([random.random()] * len(samples)))
+    seed_generators(fold(stream_key(7, "collate"), 2, 1))
+    assert steps[2][1].batch[0] == torch.tensor(random.random())
 
 
 @pytest.mark.parametrize("kind", KINDS)

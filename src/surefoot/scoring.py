@@ -1,0 +1,69 @@
+"""What a run makes of its model between steps: scores over its splits, and samples. Nothing here changes the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.evaluate import Split, evaluation_mode, scored
+from surefoot.loop import Loss, State
+from surefoot.precision import Precision
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.supply import Supply
+
+
+class Scoring:
+    """Scores and samples with the averaged weights where a run has them, else with the trained ones."""
+
+    def __init__(
+        self,
+        state: State,
+        supply: Supply,
+        *,
+        splits: Mapping[str, Split],
+        loss: Loss | None,
+        precision: Precision,
+        compiled: bool,
+    ) -> None:
+        self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
+        self.compiled = compiled
+        self.callables: dict[str, Any] = {}
+
+    def scores(self) -> dict[str, float]:
+        """Every score of every split, as {"SPLIT/SCORE": value}; waits for the device."""
+        models: dict[str, Any] = dict(self.models())
+        if self.compiled:  # callables of their own: what training compiled is specialised to its mode and shapes
+            self.callables = self.callables or {
+                name: torch.compile(model, dynamic=False) for name, model in models.items()
+            }
+            models = self.callables
+        forward = models["model"] if list(models) == ["model"] else models
+        found: dict[str, float] = {}
+        for name, split in self.splits.items():
+            scores = scored(
+                forward,
+                self.supply.split(split.dataset, batch_size=split.batch_size),
+                loss=self.loss if split.loss else None,
+                scores=split.scores if isinstance(split.scores, list | tuple) else (split.scores,),
+                precision=self.precision,
+                seed=self.supply.seed,
+            )
+            found |= {f"{name}/{score}": value for score, value in scores.items()}
+        return found
+
+    def sample(self, make: Callable[[Any], str]) -> str:
+        """What `make` says of the model, under random numbers of its own."""
+        model = next(iter(self.models().values()))
+        with untouched(), torch.no_grad(), evaluation_mode([model]):
+            seed_generators(fold(stream_key(self.supply.seed, "sample"), self.state.step))
+            return make(model)
+
+    def models(self) -> dict[str, nn.Module]:
+        """The models that are scored, with the live buffers."""
+        averages = self.state.averages
+        for name, average in averages.items():
+            average.copy_buffers(self.state.models[name])
+        return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}

@@ -1,0 +1,66 @@
+"""One run's data, however they are read: step by step to train, any step again to look at it, a split in order to score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surefoot.data.feed import Feed, in_order
+from surefoot.data.plan import Plan
+from surefoot.errors import SurefootError
+from surefoot.micro_batch import MicroBatch
+from surefoot.seeding import untouched
+
+
+@dataclass(frozen=True)
+class Supply:
+    """The training data with their plan, and how samples become batches on the device."""
+
+    dataset: Any
+    plan: Plan
+    seed: int
+    micro_batch_size: int
+    device: torch.device
+    workers: int
+    count: Callable[[Any], int] | None
+    collate: Callable[[list[Any]], Any] | None
+
+    def feed(self, *, workers: int) -> Feed:
+        """Micro-batches by step, not yet started."""
+        return Feed(
+            self.dataset,
+            self.plan,
+            seed=self.seed,
+            micro_batch_size=self.micro_batch_size,
+            device=self.device,
+            workers=workers,
+            count=self.count,
+            collate=self.collate,
+        )
+
+    def again(self, step: int) -> Sequence[MicroBatch]:
+        """The micro-batches of any step, read once more; none where the data themselves cannot be read."""
+        feed = self.feed(workers=0)
+        with untouched():
+            try:
+                feed.start(step)
+                return feed.micro_batches(step)
+            except (SurefootError, RuntimeError):
+                return []
+            finally:
+                feed.close()
+
+    def split(self, dataset: Any, *, batch_size: int | None) -> Iterator[MicroBatch]:
+        """Every sample of another data set once, in order."""
+        return in_order(
+            dataset,
+            batch_size=batch_size or self.micro_batch_size,
+            seed=self.seed,
+            device=self.device,
+            workers=self.workers,
+            count=self.count,
+            collate=self.collate,
+        )
