@@ -189,7 +189,7 @@ def serve() -> None:
     from torch.utils.tensorboard import writer  # a second, once instead of in every sitting
 
     assert writer
-    assert sf.Run  # imported here, and not in each fork
+    assert sf.Run.__name__ == "Run"  # imported here, and not in each fork
 
     for line in sys.stdin:
         spec = json.loads(line)

@@ -63,8 +63,11 @@ def test_temperature_zero_takes_the_likeliest():
     assert draw(temperature=0) == [0] * 21
 
 
-def test_top_k_of_one_takes_the_likeliest():
-    assert draw(top_k=1) == [0] * 21
+@pytest.mark.parametrize("likeliest", range(VOCABULARY))
+def test_top_k_of_one_takes_the_likeliest(likeliest):
+    logits = torch.zeros(VOCABULARY)
+    logits[likeliest] = 1.0
+    assert draw(Fixed(logits), top_k=1) == [0] + [likeliest] * 20
 
 
 def test_top_k_leaves_k_tokens_even_where_all_are_equally_likely():
@@ -84,7 +87,7 @@ def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperatur
 
 
 def test_tiny_temperature_does_not_overflow():
-    assert draw(temperature=1e-30) == [0] * 21
+    assert draw(Fixed(torch.tensor([1e30, 0.0, 0.0, 0.0, 0.0])), temperature=1e-10) == [0] * 21
 
 
 def test_model_sees_at_most_the_last_context_tokens():

@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 Collate = Callable[[list[Any]], Any]
 
 _ENDLESS = sys.maxsize
+_LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _PARENT_WATCH_S = 1.0
 
 
@@ -83,7 +85,10 @@ class Workers:
         with warnings.catch_warnings():
             # how many workers are too many is for whoever sets them to say
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self.batches: Any = iter(_loader(reading, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin))
+            with _signals_held_back():
+                self.batches: Any = iter(
+                    _loader(reading, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin)
+                )
         self.processes = set(multiprocessing.active_children()) - were
         # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
         atexit.register(self.close)
@@ -171,9 +176,10 @@ class _Start:
 
     def __call__(self, worker: int) -> None:
         del worker
-        for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for number in _LEFT_TO_THE_PARENT:
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
         # torch's own watch waits for the queue first, and does not end a worker that is blocked on a full pipe
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -181,6 +187,19 @@ class _Start:
         while os.getppid() == self.parent:
             time.sleep(_PARENT_WATCH_S)
         os._exit(1)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Signals that come while workers are forked wait until both sides are ready: a worker not yet so would die of them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has no such signals
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,0 +1,232 @@
+"""Law 1: gradients do not depend on how the global batch is cut into micro-batches. (4 s)
+
+In float64, so that only arithmetic that is wrong can differ; the gradient is read off as the change that SGD at rate 1 makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.loop import Step
+from surefoot.micro_batch import MicroBatch
+
+SAMPLES, LENGTH, FEATURES, CLASSES, IGNORED = 12, 7, 5, 4, -100
+CUTS = [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7], [1, 11], [3, 1, 6, 2], [11, 1]]
+Batch = tuple[Tensor, Tensor]
+
+
+def tokens() -> Batch:
+    """Sequences with 0 to 7 counted targets each: any mean of means is far off."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator, dtype=torch.float64)
+    targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
+    for sample in range(SAMPLES):
+        targets[sample, (sample * 5) % (LENGTH + 1) :] = IGNORED
+    return inputs, targets
+
+
+def plain_mean(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
+
+
+def counted_mean(model: Any, batch: Batch) -> sf.Mean:
+    return sf.cross_entropy(model(batch[0]), batch[1])
+
+
+def weighted_mean(model: Any, batch: Batch) -> sf.Mean:
+    """A mean over weights that are not whole numbers and add up to less than 1."""
+    weights = (batch[1] != IGNORED).double() / 100
+    each = F.cross_entropy(model(batch[0]).movedim(2, 1), batch[1], ignore_index=IGNORED, reduction="none")
+    return sf.Mean((each * weights).sum(), weights.sum() * 100)
+
+
+def counted_targets(batch: Batch) -> int:
+    return int((batch[1] != IGNORED).sum())
+
+
+def one_a_sample(batch: Batch) -> int:
+    return len(batch[0])
+
+
+def run_of(loss: Any, *, clip: str = "off", model: Any = None) -> sf.Run:
+    return sf.Run(
+        model=model or (lambda: nn.Linear(FEATURES, CLASSES).double()),
+        loss=loss,
+        train=tokens(),
+        batch_size=SAMPLES,
+        length="8 steps",
+        optimizer=sf.sgd(lr=1.0),
+        precision="fp32",
+        device="cpu",
+        clip=clip,
+        console=False,
+    )
+
+
+def cut(batch: Batch, sizes: Sequence[int], count: Any = counted_targets) -> list[MicroBatch]:
+    parts = zip(torch.split(batch[0], list(sizes)), torch.split(batch[1], list(sizes)), strict=True)
+    nothing = np.zeros(0, dtype=np.int64)
+    return [MicroBatch(part, count(part), index, nothing, nothing) for index, part in enumerate(parts)]
+
+
+def change_and_step(run: sf.Run, micro_batches: list[MicroBatch]) -> tuple[dict[str, Tensor], Step]:
+    """What one step changes in every parameter: minus the gradient that was applied."""
+    model = run.state.models["model"]
+    before = {name: held.detach().clone() for name, held in model.named_parameters()}
+    step = Step(0, micro_batches, run.task, run.state)
+    sf.forward_backward(step)
+    sf.update(step)
+    return {name: before[name] - held.detach() for name, held in model.named_parameters()}, step
+
+
+def by_autograd(clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
+    """The gradient of the mean over all counted targets, without any of our own code."""
+    model = run_of(None).state.models["model"]
+    loss = plain_mean(model, tokens())
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    return {name: held.grad for name, held in model.named_parameters() if held.grad is not None}, loss.detach()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@pytest.mark.parametrize(
+    ("loss", "count"),
+    [
+        (plain_mean, counted_targets),
+        (counted_mean, counted_targets),
+        (counted_mean, one_a_sample),  # the loss's own counts are those that hold
+        (weighted_mean, one_a_sample),
+    ],
+)
+def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, count: Any, sizes: list[int]) -> None:
+    gradient, mean = by_autograd()
+    if loss is weighted_mean:
+        gradient, mean = {name: held / 100 for name, held in gradient.items()}, mean / 100
+
+    found, step = change_and_step(run_of(loss), cut(tokens(), sizes, count))
+
+    assert_same(found, gradient)
+    assert_same(step.loss, mean)
+    assert_same(step.norm, torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])))
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@pytest.mark.parametrize("loss", [plain_mean, counted_mean])
+def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: list[int]) -> None:
+    gradient, _ = by_autograd(clip=0.05)
+
+    found, _ = change_and_step(run_of(loss, clip="norm 0.05"), cut(tokens(), sizes))
+
+    assert_same(found, gradient)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
+)
+def test_a_wholly_ignored_micro_batch_contributes_nothing(loss: Any, count: Any, place: int) -> None:
+    inputs, targets = tokens()
+    ignored = (inputs[:3], torch.full_like(targets[:3], IGNORED))
+    parts = cut((inputs, targets), [5, 7], count)
+    nothing = np.zeros(0, dtype=np.int64)
+    parts.insert(place, MicroBatch(ignored, count(ignored), 9, nothing, nothing))
+
+    found, step = change_and_step(run_of(loss), parts)
+
+    assert_same(found, by_autograd()[0])
+    assert_same(step.loss, by_autograd()[1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
+)
+def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(loss: Any, count: Any) -> None:
+    inputs, targets = tokens()
+
+    found, step = change_and_step(run_of(loss), cut((inputs, torch.full_like(targets, IGNORED)), [5, 7], count))
+
+    assert all(torch.count_nonzero(held) == 0 for held in found.values())
+    assert step.skipped is not None
+    assert step.loss is not None
+    assert (float(step.skipped), float(step.loss)) == (0.0, 0.0)
+
+
+def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> None:
+    def loss(model: Any, batch: Batch) -> Any:
+        right = (model(batch[0]).argmax(2) == batch[1]).sum()
+        return counted_mean(model, batch), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
+
+    values = []
+    for sizes in CUTS:
+        _, step = change_and_step(run_of(loss), cut(tokens(), sizes))
+        values.append(float(step.logged["accuracy"].value))
+
+    assert values == [values[0]] * len(CUTS)
+    assert values[0] > 0
+
+
+class Normalised(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(0, 1), nn.Linear(FEATURES, 6), nn.BatchNorm1d(6, momentum=0.3), nn.Linear(6, CLASSES))
+        self.double()
+
+
+def normalised_loss(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1].flatten(), ignore_index=IGNORED)
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+def test_batch_statistics_are_the_mean_over_the_micro_batches_of_the_step(sizes: list[int]) -> None:
+    run = run_of(normalised_loss, model=Normalised)
+    norm: Any = run.state.models["model"][2]
+    norm.running_mean.fill_(0.7)
+    norm.running_var.fill_(3.0)
+    # every micro-batch by itself, from the statistics at the start of the step, with the weights at its start
+    ends = []
+    for part in cut(tokens(), sizes):
+        if part.count:
+            alone: Any = run_of(normalised_loss, model=Normalised).state.models["model"]
+            alone.load_state_dict(run.state.models["model"].state_dict())
+            alone(part.batch[0])
+            ends.append((alone[2].running_mean.clone(), alone[2].running_var.clone()))
+
+    change_and_step(run, cut(tokens(), sizes))
+
+    assert_same(norm.running_mean, torch.stack([mean for mean, _ in ends]).mean(0))
+    assert_same(norm.running_var, torch.stack([variance for _, variance in ends]).mean(0))
+    assert int(norm.num_batches_tracked) == 1  # it counts steps
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 6])
+def test_a_whole_run_does_not_depend_on_the_micro_batch_size(micro_batch_size: int) -> None:
+    def trained(size: int) -> dict[str, Tensor]:
+        run = sf.Run(
+            model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
+            loss=plain_mean,
+            count=counted_targets,
+            train=tokens(),
+            batch_size=12,
+            micro_batch_size=size,
+            length="10 steps",
+            optimizer=sf.adamw(lr=1e-2),
+            precision="fp32",
+            device="cpu",
+            console=False,
+        )
+        run.train()
+        return run.state.models["model"].state_dict()
+
+    torch.testing.assert_close(trained(micro_batch_size), trained(12), rtol=1e-9, atol=1e-9)

@@ -1,0 +1,88 @@
+"""Law 11: the loop is one page, and nobody else goes backward or takes an optimizer's step. (0.2 s)"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import surefoot
+
+SOURCE = Path(surefoot.__file__).parent
+LOOP = SOURCE / "loop.py"
+CONTRACT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+
+
+def call_sites(*names: str) -> list[str]:
+    """FILE of every call of a function or method of one of these names."""
+    found = []
+    for file, tree in parsed():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+                found += [file] if called in names else []
+    return found
+
+
+def outside_of_optimizers_and_precision(files: list[str]) -> list[str]:
+    return [file for file in files if not file.startswith("optimizers/") and file != "precision.py"]
+
+
+def lower_layers() -> set[str]:
+    """The modules below the loop's layer in the import contract that `make check` proves."""
+    layers = tomllib.loads(CONTRACT.read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    split = [[name.strip() for name in layer.split("|")] for layer in layers]
+    own = next(place for place, names in enumerate(split) if "surefoot.loop" in names)
+    return {name for names in split[own + 1 :] for name in names}
+
+
+def test_the_loop_fits_on_a_page() -> None:
+    assert len(LOOP.read_text().splitlines()) <= 250
+
+
+def test_the_loop_imports_only_torch_the_standard_library_and_lower_layers() -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(LOOP.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            assert node.module is not None
+            imported.add(node.module)
+    below = lower_layers()
+    strange = {
+        name
+        for name in imported
+        if name.split(".")[0] not in sys.stdlib_module_names | {"torch"}
+        and not any(name == room or name.startswith(f"{room}.") for room in below)
+    }
+
+    assert strange == set()
+
+
+def test_there_is_one_call_site_of_backward() -> None:
+    assert call_sites("backward") == ["loop.py"]
+    assert outside_of_optimizers_and_precision(call_sites("grad", "vjp", "value_and_grad")) == []
+
+
+def test_there_is_one_call_site_of_the_optimizers_step() -> None:
+    assert outside_of_optimizers_and_precision(call_sites("step")) == []
+    steps = [
+        node.lineno
+        for node in ast.walk(ast.parse(LOOP.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("skip.apply")
+    ]
+    assert len(steps) == 1  # a way to step or skip is what takes it
+    assert [file for file in call_sites("apply") if file.startswith("optimizers/")] == []
+
+
+def test_the_guard_sees_a_call(tmp_path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse("loss.sum().backward()")) if isinstance(node, ast.Call)]
+    assert any(isinstance(call.func, ast.Attribute) and call.func.attr == "backward" for call in calls)
