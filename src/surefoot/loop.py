@@ -181,7 +181,8 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
 
     if total is None:
         total = torch.zeros((), device=task.precision.device)
-    factor = 1.0 if counted is None else nominal / torch.as_tensor(counted, device=total.device).clamp(min=1)
+    wide = torch.promote_types(total.dtype, torch.float32)  # a count of whole numbers would be divided in float32
+    factor = 1.0 if counted is None else nominal / torch.as_tensor(counted, device=total.device).to(wide).clamp(min=1)
     mean = total if counted is None else total * factor
     step.pending = (mean, factor)
     if step.loss is None:

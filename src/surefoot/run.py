@@ -174,7 +174,7 @@ class Run:
         self.opened = self.asked_to_stop = False
         self.numerics = ExitStack()  # settings of torch that hold while the run is open
         self.first_step = 0  # of this sitting
-        self.started_at = time.monotonic()
+        self.started_at = self.looped_at = time.monotonic()
         self.bad_steps = BadSteps()
         self.last_scores: dict[str, float] = {}
 
@@ -271,7 +271,7 @@ class Run:
         first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
         values["learning_rate"] = first["lr"]
         done = self.state.step - self.first_step
-        values["left_s"] = (time.monotonic() - self.started_at) / max(done, 1) * (self.length.steps - self.state.step)
+        values["left_s"] = (time.monotonic() - self.looped_at) / max(done, 1) * (self.length.steps - self.state.step)
         self._write({"kind": "train", "step": self.state.step, **values, **times})
         self._watch_divergence(window)
 
@@ -386,6 +386,7 @@ class Run:
                 self._say(narration.finished(self))
                 return
             self.feed.start(self.state.step)
+            self.looped_at = time.monotonic()
             try:
                 yield from steps(
                     self.task,

@@ -37,7 +37,11 @@ heavy = [name for name in ("torch", "numpy", "safetensors", "tensorboard", "tyro
 print(json.dumps({"changed": changed, "heavy": heavy}))
 """
 ROOMS = sorted(
-    path.relative_to(Path(__file__).parents[2] / "src").with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    path.relative_to(Path(__file__).parents[2] / "src")
+    .with_suffix("")
+    .as_posix()
+    .replace("/", ".")
+    .removesuffix(".__init__")
     for path in (Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py")
 )
 

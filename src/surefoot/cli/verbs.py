@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli import programs
+from surefoot.cli.flags import configured
 from surefoot.cli.programs import Program
-from surefoot.config import flatten, layered, to_toml, values
+from surefoot.config import flatten, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -45,7 +46,9 @@ def evaluate(arguments: list[str]) -> None:
     config = (
         None
         if program.config is None
-        else _parsed(program, [("file", {**values(text), "init": None})], rest, "surefoot evaluate RUN")[0]
+        else configured(program.config, [("file", {**values(text), "init": None})], rest, verb="surefoot evaluate RUN")[
+            0
+        ]
     )
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=None)
@@ -84,7 +87,7 @@ def _start(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments
         run = program.build()
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
-        config, origins = _parsed(program, layers, arguments, verb)
+        config, origins = configured(program.config, layers, arguments, verb=verb)
         run = program.build(config)
         run.configuration = to_toml(config, origins, program.described)
     run.train()
@@ -93,20 +96,6 @@ def _start(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments
 @dataclasses.dataclass(frozen=True)
 class Nothing:
     """The configuration of a program that takes none."""
-
-
-def _parsed(
-    program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str
-) -> tuple[Any, dict[str, str]]:
-    import tyro
-
-    assert program.config is not None
-    base, _ = layered(program.config, layers)
-    config = tyro.cli(program.config, args=arguments, default=base, prog=verb, config=(tyro.conf.FlagConversionOff,))
-    flat = flatten(config)
-    named = {argument[2:].partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")}
-    flags = {name: value for name, value in flat.items() if name in named}
-    return layered(program.config, [*layers, ("flag", flags)])
 
 
 def _option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:

@@ -1,0 +1,96 @@
+"""Flags over files over defaults: the configuration that a command line means, and the origin of every value."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from typing import Any
+
+from surefoot.config import flatten, layered, nearest
+from surefoot.errors import ConfigError
+
+Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
+
+
+def configured(
+    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str
+) -> tuple[Any, dict[str, str]]:
+    """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
+
+    Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
+    """
+    flags = [argument[2:].partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")]
+    known = dict(_names(kind))
+    unknown = [name for name in flags if name not in known and name != "help"]
+    if unknown:
+        raise ConfigError(
+            "\n  ".join(_unknown(name, known) for name in unknown[:3]) + f"\n  all settings: {verb} --help"
+        )
+    below = {name: value for _, values in layers for name, value in values.items()}
+    asked = [name for name, required in known.items() if required and name in flags and name not in below]
+    base = _with_gaps(kind, below) if asked else layered(kind, layers)[0]  # a gap is filled by its flag
+    parsed = flatten(_parsed(kind, base, arguments, verb))
+    return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
+
+
+def _parsed(kind: type[Any], base: Any, arguments: Sequence[str], verb: str) -> Any:
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(kind, args=list(arguments), default=base, prog=verb, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise ConfigError(f"{_unboxed(said.getvalue())}\n  all settings: {verb} --help") from None
+
+
+def _unboxed(text: str) -> str:
+    """What tyro says in the first part of its box, as one line."""
+    lines = [line.strip().strip("│").strip() for line in text.splitlines()]
+    said = []
+    for line in lines[1:]:  # the first is the top of the box
+        if line.startswith(("─", "╰")):
+            break
+        said.append(line)
+    return " ".join(said) or text.strip()
+
+
+def _unknown(name: str, known: Mapping[str, bool]) -> str:
+    meant = nearest(name, known)
+    dashed = name.replace("_", "-")
+    return f"unknown setting --{dashed}" + (f": did you mean --{meant.replace('_', '-')}?" if meant else "")
+
+
+def _names(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Dotted names of all settings, and whether each must be given."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _names(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", _has_no_default(field)
+
+
+def _with_gaps(kind: type[Any], values: Mapping[str, Any], prefix: str = "") -> Any:
+    import tyro
+
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hints[field.name]):
+            given[field.name] = _with_gaps(hints[field.name], values, f"{name}.")
+        elif name in values:
+            given[field.name] = values[name]
+        elif _has_no_default(field):
+            given[field.name] = tyro.MISSING
+    return kind(**given)
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

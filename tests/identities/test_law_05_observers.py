@@ -1,0 +1,162 @@
+"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, with which workers. (8 s)"""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from small_runs import build
+
+ONLY_AT_THE_END = {
+    "log_every": "1000 steps",
+    "evaluate_every": "1000 steps",
+    "save_every": "1000 steps",
+    "early_stopping": None,
+    "length": "20 steps",
+}
+
+
+def bits(run: sf.Run) -> str:
+    """A hash of every weight, buffer, average and number of the optimizer's."""
+    held = sha256()
+    tensors: list[Tensor] = []
+    for name, model in run.state.models.items():
+        tensors += model.state_dict().values()
+        tensors += run.state.averages[name].model.parameters()
+        optimizer = run.state.trained[name].optimizer
+        for parameter in run.state.trained[name].parameters:
+            tensors += [value for _, value in sorted(optimizer.state[parameter].items())]
+    for tensor in tensors:
+        held.update(tensor.detach().numpy().tobytes())
+    return held.hexdigest()
+
+
+def trained(out: Path | None, **changes: Any) -> tuple[str, list[float]]:
+    """The bits after training, and what the body of the loop drew from the three generators after each step."""
+    run = build(out, **(ONLY_AT_THE_END | changes))
+    drawn = []
+    with run:
+        for _ in run:
+            drawn.append(random.random() + float(np.random.rand()) + float(torch.rand(())))
+    return bits(run), drawn
+
+
+@pytest.fixture(scope="module")
+def unwatched() -> tuple[str, list[float]]:
+    return trained(None, evaluate=None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log_every": "1 steps"},
+        {"log_every": "7 steps"},
+        {"evaluate_every": "1 steps"},
+        {"evaluate_every": "3 steps", "ema": 0.9},
+        {"save_every": "1 steps"},
+        {"save_every": "1 steps", "keep": 1, "keep_every": "4 steps"},
+        {"workers": 2},
+        {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
+        {"best": "min held-out/loss", "evaluate_every": "1 steps"},
+        {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
+        {"sample": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_watching_a_run_changes_no_bit_of_it(changes: dict[str, Any], unwatched: Any, tmp_path: Path) -> None:
+    assert trained(tmp_path / "run", **changes) == unwatched
+
+
+def test_the_console_changes_no_bit(unwatched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(tmp_path / "run", console=True, log_every="1 steps", evaluate_every="4 steps") == unwatched
+    assert "step=20/20" in capsys.readouterr().out
+
+
+def test_another_seed_changes_the_bits(unwatched: Any) -> None:
+    """The comparison above can fail."""
+    assert trained(None, evaluate=None, seed=1) != unwatched
+
+
+class Watched(nn.Module):
+    """Draws random numbers whenever it is used, and notes the modes it was used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.5))
+        self.frozen = nn.BatchNorm1d(3)
+        self.modes: list[tuple[bool, bool, bool]] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.modes.append((self.training, self.inner[1].training, self.frozen.training))
+        random.random()
+        np.random.rand()
+        torch.rand(())
+        return torch.as_tensor(self.frozen(self.inner(inputs)))
+
+
+def observed(run: sf.Run) -> None:
+    run.scores()
+    run.sample()
+
+
+def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -> None:
+    run = build(
+        None, model=Watched, ema=None, sample=lambda model: str(model(torch.randn(4, 8)).sum()), length="6 steps"
+    )
+    model: Any = run.state.models["model"]
+    model.frozen.eval()  # a part that its user keeps in evaluation mode stays there
+    model.modes.clear()
+    with run:
+        for step in run:
+            before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+            weights = {name: held.clone() for name, held in model.state_dict().items()}
+            observed(run)
+            after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+            assert after == before
+            assert [part.training for part in (model, model.inner[1], model.frozen)] == [True, True, False]
+            assert all(torch.equal(held, weights[name]) for name, held in model.state_dict().items())
+            assert all(parameter.grad is None for parameter in model.parameters())
+            assert step.index == run.state.step - 1
+    assert set(model.modes) == {(True, True, False), (False, False, False)}
+
+
+def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
+    from surefoot.evaluate import scored
+    from surefoot.micro_batch import MicroBatch
+    from surefoot.precision import precision
+
+    def broken(model: Any, batch: Any) -> sf.Mean:
+        model(batch)
+        raise ZeroDivisionError
+
+    model = Watched()
+    model.frozen.eval()
+    none = np.zeros(0, dtype=np.int64)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    with pytest.raises(ZeroDivisionError):
+        scored(
+            model,
+            [MicroBatch(torch.randn(4, 8, generator=torch.Generator()), 4, 0, none, none)],
+            loss=None,
+            scores=[broken],
+            precision=precision("fp32", torch.device("cpu")),
+            seed=0,
+        )
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    assert [part.training for part in (model, model.inner[1], model.frozen)] == [True, True, False]
+
+
+def test_sampling_gives_the_same_whenever_it_is_asked_for() -> None:
+    run = build(None, sample=lambda model: str(model(torch.randn(4, 8)).sum().item()), length="4 steps")
+    with run:
+        for _ in run:
+            torch.rand(7)
+            assert run.sample() == run.sample()

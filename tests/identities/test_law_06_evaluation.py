@@ -1,0 +1,171 @@
+"""Law 6: a score over a split does not depend on the evaluation batch size; a partial batch counts for what it holds. (3 s)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+
+SAMPLES, LENGTH, FEATURES, CLASSES, IGNORED = 23, 6, 5, 4, -100  # 23 is prime: every batch size but 1 and 23 is ragged
+SIZES = [1, 2, 5, 8, 11, 22, 23, 64]
+Batch = tuple[Tensor, Tensor]
+
+
+def tokens() -> Batch:
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator)
+    targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
+    for sample in range(SAMPLES):
+        targets[sample, (sample * 5) % (LENGTH + 1) :] = IGNORED  # some samples have no target at all
+    return inputs, targets
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+        self.norm = nn.BatchNorm1d(LENGTH)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.as_tensor(self.layers(self.norm(inputs)))
+
+
+def plain_mean(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
+
+
+def counted_mean(model: Any, batch: Batch) -> sf.Mean:
+    return sf.cross_entropy(model(batch[0]), batch[1])
+
+
+def with_further(model: Any, batch: Batch) -> Any:
+    return counted_mean(model, batch), {"entropy": entropy(model, batch)}
+
+
+def entropy(model: Any, batch: Batch) -> sf.Mean:
+    logs = F.log_softmax(model(batch[0]), dim=2)
+    return sf.Mean(-(logs.exp() * logs).sum(), logs.shape[0] * logs.shape[1])
+
+
+def several(model: Any, batch: Batch) -> dict[str, sf.Mean]:
+    right = (model(batch[0]).argmax(2) == batch[1]) & (batch[1] != IGNORED)
+    return {
+        "right": sf.Mean(right.sum(), (batch[1] != IGNORED).sum()),
+        "of samples": sf.Mean(right.sum(), len(batch[0])),
+    }
+
+
+def counted_targets(batch: Batch) -> int:
+    return int((batch[1] != IGNORED).sum())
+
+
+def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: Any = None, **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "count": counted_targets,
+        "train": tokens(),
+        "batch_size": 23,
+        "length": "4 steps",
+        "optimizer": sf.adamw(lr=1e-2),
+        "evaluate": {"held-out": sf.Split(dataset or tokens(), scores=[entropy, several], batch_size=size)},
+        "evaluate_every": "1000 steps",
+        "ema": ema,
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+    }
+    run = sf.Run(**(settings | changes))
+    last = {}
+    with run:
+        for step in run:
+            last = step.scores
+    return run, last
+
+
+def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
+    """The whole split at once, in evaluation mode and float64."""
+    model: Any = run.state.models["model"] if ema is None else run.state.averages["model"].model
+    model = model.double().eval()
+    inputs, targets = tokens()
+    with torch.no_grad():
+        logits = model(inputs.double())
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        counted = targets != IGNORED
+        right = ((logits.argmax(2) == targets) & counted).sum()
+        logs = logits.log_softmax(2)
+    return {
+        "held-out/loss": float(each.sum() / counted.sum()),
+        "held-out/entropy": float(-(logs.exp() * logs).sum() / (SAMPLES * LENGTH)),
+        "held-out/right": float(right / counted.sum()),
+        "held-out/of samples": float(right / SAMPLES),
+    }
+
+
+@pytest.mark.parametrize("ema", [None, 0.5])
+@pytest.mark.parametrize("loss", [plain_mean, counted_mean, with_further])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_score_is_that_of_the_whole_split(size: int, loss: Any, ema: float | None) -> None:
+    run, found = scores(size, loss, ema=ema)
+
+    assert found == pytest.approx(by_hand(run, ema), rel=1e-6)
+
+
+class OneByOne:
+    """The same samples through a data set that is read one by one."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, sample: int) -> Batch:
+        inputs, targets = tokens()
+        return inputs[sample], targets[sample]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_split_read_by_workers_counts_every_sample_once(workers: int) -> None:
+    run, found = scores(5, plain_mean, dataset=OneByOne(), workers=workers)
+
+    assert found == pytest.approx(by_hand(run, None), rel=1e-6)
+
+
+def test_without_a_batch_size_the_micro_batch_size_is_taken_and_changes_nothing() -> None:
+    run, found = scores(None, counted_mean, batch_size=22, micro_batch_size=11)
+
+    assert found == pytest.approx(by_hand(run, None), rel=1e-6)
+
+
+def test_a_split_with_a_batch_that_counts_nothing_has_a_finite_score() -> None:
+    inputs, targets = tokens()
+    targets[:12] = IGNORED
+    expected = scores(23, counted_mean, dataset=(inputs, targets))[1]["held-out/loss"]
+
+    found = [scores(4, loss, dataset=(inputs, targets))[1]["held-out/loss"] for loss in (plain_mean, counted_mean)]
+
+    assert found == pytest.approx([expected, expected], rel=1e-6)
+
+
+def test_many_small_batches_do_not_round_away_what_they_count() -> None:
+    """A sum of 20,000 float32 numbers near 0.1 would be off by more than 1e-6; the totals are kept in float64."""
+    values = torch.full((20_000,), 0.1)
+
+    def value(model: Any, batch: Any) -> sf.Mean:
+        return sf.Mean(batch[0].sum(), len(batch[0]))
+
+    run = sf.Run(
+        model=lambda: nn.Linear(1, 1),
+        loss=lambda model, batch: model(batch[0][:, None]).square().mean(),
+        train=(values,),
+        batch_size=100,
+        length="1 steps",
+        optimizer=sf.sgd(lr=0.1),
+        evaluate={"all": sf.Split((values,), scores=value, batch_size=10, loss=False)},
+        console=False,
+    )
+
+    assert run.scores() == {"all/value": pytest.approx(0.1, rel=1e-7)}
