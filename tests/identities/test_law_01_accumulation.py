@@ -43,7 +43,7 @@ def counted_mean(model: Any, batch: Batch) -> sf.Mean:
 
 def weighted_mean(model: Any, batch: Batch) -> sf.Mean:
     """The same mean over weights that are not whole numbers."""
-    weights = (batch[1] != IGNORED) * 0.7
+    weights = (batch[1] != IGNORED).double() * 0.7
     each = F.cross_entropy(model(batch[0]).movedim(2, 1), batch[1], ignore_index=IGNORED, reduction="none")
     return sf.Mean((each * weights).sum(), weights.sum())
 

@@ -69,7 +69,7 @@ def unwatched() -> tuple[str, list[float]]:
         {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
         {"sample": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
     ],
-    ids=lambda changes: ",".join(changes),
+    ids=",".join,
 )
 def test_watching_a_run_changes_no_bit_of_it(changes: dict[str, Any], unwatched: Any, tmp_path: Path) -> None:
     assert trained(tmp_path / "run", **changes) == unwatched

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.config import nearest
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
+
+if TYPE_CHECKING:
+    from surefoot.run import Run
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,18 @@ class Program:
     build: Callable[..., Any]
     config: type[Any] | None
     described: dict[str, Any]
+
+    def run(self, *config: Any) -> Run:
+        """What the function builds, which must be a run."""
+        from surefoot.run import Run
+
+        run = self.build(*config)
+        if not isinstance(run, Run):
+            name = self.described.get("function", "build")
+            raise ConfigError(
+                f"{name}() returned {type(run).__name__}, not a surefoot.Run: does it end in `return sf.Run(...)`?"
+            )
+        return run
 
 
 def found(name: str) -> Program:

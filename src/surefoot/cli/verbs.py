@@ -34,7 +34,7 @@ def resume(arguments: list[str]) -> None:
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     held = values(text, where=str(run / "config.toml"))
     layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
-    _start(program, layers, arguments[1:], verb="surefoot resume RUN")
+    _start(program, layers, arguments[1:], verb="surefoot resume RUN", only=run)
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -43,12 +43,11 @@ def evaluate(arguments: list[str]) -> None:
     rest, which = _option(arguments[1:], "--checkpoint")
     text = _text(run_path / "config.toml")
     program = programs.again(program_of(text, where=str(run_path / "config.toml")))
+    held = {name: value for name, value in values(text).items() if name != "init"}  # its weights are replaced at once
     config = (
         None
         if program.config is None
-        else configured(program.config, [("file", {**values(text), "init": None})], rest, verb="surefoot evaluate RUN")[
-            0
-        ]
+        else configured(program.config, [("file", held)], rest, verb="surefoot evaluate RUN")[0]
     )
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=None)
@@ -72,24 +71,37 @@ def evaluate(arguments: list[str]) -> None:
                 f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}"
             )
         chosen = store.at(int(which))
-    run = program.build() if config is None else program.build(config)
+    run = program.run() if config is None else program.run(config)
     run.load(chosen)
     for name, value in run.scores().items():
         print(f"step={chosen.step} {name}={value!r}")
 
 
-def _start(program: Program, layers: list[tuple[str, dict[str, Any]]], arguments: list[str], verb: str) -> None:
+def _start(
+    program: Program,
+    layers: list[tuple[str, dict[str, Any]]],
+    arguments: list[str],
+    *,
+    verb: str,
+    only: Path | None = None,
+) -> None:
+    """Build and train; `only` is the directory that the run must have: that of the one that is resumed."""
     if program.config is None:
         if arguments:
             raise ConfigError(
                 f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
             )
-        run = program.build()
+        run = program.run()
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
         config, origins = configured(program.config, layers, arguments, verb=verb)
-        run = program.build(config)
+        run = program.run(config)
         run.configuration = to_toml(config, origins, program.described)
+    if only is not None and (run.directory is None or run.directory.path.resolve() != only.resolve()):
+        raise ConfigError(
+            f"resuming {only}, but what made it now builds a run in {run.directory.path if run.directory else 'no directory'}\n"
+            "  was `out` changed, or is it relative to another directory than this one?"
+        )
     run.train()
 
 

@@ -1,0 +1,240 @@
+"""train, resume and evaluate as a user types them, on runs of one file; what mistakes are answered is in test_bad_input.py.
+
+10 seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.cli.main import main
+from surefoot.sinks import records
+
+PROGRAM = """
+from dataclasses import dataclass, field
+from typing import Literal
+import torch
+from torch import nn
+import torch.nn.functional as F
+import surefoot as sf
+
+@dataclass(frozen=True)
+class Optimizer:
+    lr: float = 0.1
+
+@dataclass(frozen=True)
+class Config:
+    length: str
+    out: str = "runs/mine"
+    schedule: Literal["constant", "cosine"] = "constant"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+def build(config: Config):
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(40, 4, generator=generator), torch.randn(40, 1, generator=generator)
+    return sf.Run(
+        model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
+        loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        train=data, batch_size=6, length=config.length, optimizer=sf.adamw(lr=config.optimizer.lr),
+        schedule=sf.constant(2) if config.schedule == "constant" else sf.warmup_cosine(2),
+        evaluate={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
+        best="min all/loss", keep=9, out=config.out,
+    )
+
+def plain():
+    return build(Config(length="8 steps", out="runs/plain"))
+
+def script():
+    return 3
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def refused(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def weights(run: str) -> dict[str, bytes]:
+    newest = max(Path(run, "checkpoints").glob("step-*"))
+    return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")} | {newest.name: b""}
+
+
+def logged(run: str, step: int) -> float:
+    found = [record for record in records(Path(run, "metrics.jsonl")) if record["kind"] == "scores"]
+    return next(float(record["all/loss"]) for record in found if record["step"] == step)
+
+
+def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_its_origin(program: Path) -> None:
+    Path("mine.toml").write_text('length = "3 steps"\n[optimizer]\nlr = 0.02\n')
+    main(["train", "program.py:build", "--config", "mine.toml", "--out", "runs/a", "--length", "4 steps"])
+    text = Path("runs/a/config.toml").read_text()
+    lines = {line.partition(" =")[0]: line for line in text.splitlines() if " = " in line}
+    assert lines["length"] == 'length = "4 steps" # flag'
+    assert lines["lr"].endswith("# mine.toml") or lines["lr"].endswith("# file")
+    assert lines["schedule"].endswith("# default")
+    assert tomllib.loads(text)["program"]["path"] == str(program)
+    assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000004"
+
+
+def test_a_setting_without_default_may_come_from_a_flag_alone(program: Path) -> None:
+    main(["train", "program.py:build", "--length=3 steps"])
+    assert tomllib.loads(Path("runs/mine/config.toml").read_text())["length"] == "3 steps"
+
+
+def test_a_setting_that_nobody_gives_is_asked_for(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused("train", "program.py:build", "--optimizer.lr", "0.1") == 2
+    assert "length" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_function_without_settings_is_trained_and_refuses_flags(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:plain"])
+    assert max(Path("runs/plain/checkpoints").glob("step-*")).name == "step-00000008"
+    assert refused("train", "program.py:plain", "--length", "9 steps") == 2
+    assert "takes no settings" in capsys.readouterr().err
+
+
+def test_a_function_that_returns_no_run_is_refused(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused("train", "program.py:script") == 2
+    assert "script() returned int" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", ["runs/mine", "mine", "latest"])
+@pytest.mark.parametrize("function", ["build", "plain"])
+def test_a_run_is_resumed_by_path_by_name_or_as_the_latest(
+    function: str, written: str, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "mine" if function == "build" else "plain"
+    flags = ["--length", "8 steps"] if function == "build" else []
+    main(["train", f"program.py:{function}", *flags])
+    Path(f"runs/{name}").rename("runs/whole")
+    monkeypatch.setattr("surefoot.loop.update", interrupted_at(5))
+    with pytest.raises(KeyboardInterrupt):
+        main_unguarded("train", f"program.py:{function}", *flags)
+    monkeypatch.undo()
+    monkeypatch.chdir(program.parent)
+    assert max(weights(f"runs/{name}")) < "step-00000005"
+    main(["resume", written.replace("mine", name)])
+    assert weights(f"runs/{name}") == weights("runs/whole")
+
+
+def test_a_constant_run_is_extended_to_the_bits_of_one_of_that_length(program: Path) -> None:
+    main(["train", "program.py:build", "--length", "9 steps", "--out", "runs/long"])
+    main(["train", "program.py:build", "--length", "5 steps"])
+    main(["resume", "mine", "--length", "9 steps"])
+    assert weights("runs/mine") == weights("runs/long")
+    assert tomllib.loads(Path("runs/mine/config.toml").read_text())["length"] == "9 steps"
+
+
+def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "program.py:build", "--length", "5 steps", "--schedule", "cosine"])
+    before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
+    assert refused("resume", "mine", "--length", "9 steps") == 4
+    said = capsys.readouterr().err
+    assert "length was 5 steps, now 9 steps" in said
+    assert "only a constant one can be extended exactly" in said
+    assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
+
+
+def test_a_changed_setting_is_refused_naming_both_values(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "program.py:build", "--length", "3 steps"])
+    assert refused("resume", "mine", "--optimizer.lr", "0.3") == 4
+    assert "optimizer.lr was 0.1, now 0.3" in capsys.readouterr().err
+    assert tomllib.loads(Path("runs/mine/config.toml").read_text())["optimizer"]["lr"] == 0.1
+
+
+def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:plain"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert refused("resume", str(tmp_path / "runs/plain")) == 2
+    assert "builds a run in runs/plain" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("asked", ["newest", "best", "4"])
+def test_evaluating_a_checkpoint_gives_what_the_run_logged(
+    asked: str, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "8 steps", "--optimizer.lr", "0.9"])
+    found = [record for record in records(Path("runs/mine/metrics.jsonl")) if record["kind"] == "scores"]
+    best = min(found, key=lambda record: record["all/loss"])["step"]
+    assert best != 8  # at this rate the last is not the best
+    step = {"newest": 8, "best": best, "4": 4}[asked]
+    capsys.readouterr()
+    main(["evaluate", "mine", "--checkpoint", asked])
+    assert capsys.readouterr().out.splitlines() == [f"step={step} all/loss={logged('runs/mine', step)!r}"]
+
+
+def test_evaluating_changes_nothing_in_the_run(program: Path) -> None:
+    main(["train", "program.py:build", "--length", "3 steps"])
+    before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
+    main(["evaluate", "latest"])
+    assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
+
+
+def test_a_checkpoint_that_does_not_exist_is_named_with_those_that_do(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "4 steps"])
+    assert refused("evaluate", "mine", "--checkpoint", "3") == 4
+    assert "there are: 0, 2, 4" in capsys.readouterr().err
+    assert refused("evaluate", "mine", "--checkpoint", "last") == 2
+
+
+def test_resuming_a_script_s_run_names_its_command(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from surefoot.cli.programs import found
+
+    monkeypatch.setattr(sys, "argv", ["my script.py", "--fast"])
+    found("program.py:plain").build().train()  # as a script does
+    assert tomllib.loads(Path("runs/plain/config.toml").read_text())["program"]["kind"] == "script"
+    assert refused("resume", "plain") == 2
+    assert "python 'my script.py' --fast" in capsys.readouterr().err
+
+
+def test_a_changed_program_is_named_when_it_is_resumed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "program.py:build", "--length", "3 steps"])
+    program.write_text(PROGRAM + "\n# changed\n")
+    main(["resume", "mine"])
+    assert "has changed since this run began" in capsys.readouterr().out
+
+
+def interrupted_at(step: int) -> Any:
+    """An update that is Ctrl-C, and no signal that would be waited for, at a step."""
+    from surefoot.loop import update
+
+    def interrupted(made: Any, *names: str) -> None:
+        if made.index == step:
+            raise KeyboardInterrupt
+        update(made, *names)
+
+    return interrupted
+
+
+def main_unguarded(*arguments: str) -> None:
+    from surefoot.cli.main import _VERBS
+
+    _VERBS[arguments[0]](list(arguments[1:]))

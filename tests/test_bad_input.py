@@ -1,0 +1,360 @@
+"""What users get wrong: each mistake is one clear error of at most five lines, with its exit status, and nothing is lost.
+
+Library calls go through the command line too (`surefoot train FILE.py:build`), in this process but for two real commands.
+Data sets that cannot be trained on are in data/test_samples.py, texts in data/test_text.py, a damaged or full store in
+checkpoint/test_store.py and identities/test_law_09_durability.py, settings in files in test_config.py. 15 seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_runs import Net, build
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.disk import Disk
+from surefoot.cli.main import main
+
+Refused = Callable[..., str]
+COMMAND = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
+GPT = ["train", "gpt", "--length", "3 steps", "--model.width", "16", "--model.context", "8", "--model.layers", "1"]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """What `surefoot ...` says of a mistake: short, without traceback, and with the exit status expected."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+
+    def said(*arguments: str, status: int) -> str:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        error = capsys.readouterr().err
+        assert end.value.code == status, error
+        assert error.startswith("error: ")
+        assert len(error.splitlines()) <= 5, error
+        assert "Traceback" not in error
+        return error
+
+    return said
+
+
+@pytest.fixture
+def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """The same for a run that a program of the user's own builds, with some argument of `small_runs.build` changed."""
+    from surefoot.cli import programs
+
+    def said(status: int, out: str | None = None, **changes: Any) -> str:
+        def builds() -> sf.Run:
+            return build(out, **changes)
+
+        monkeypatch.setattr(programs, "found", lambda name: programs.Program(builds, None, {"kind": "file"}))
+        return refused("train", "mine.py", status=status)
+
+    return said
+
+
+# --- typed wrong -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["trian"], "one of train, resume, evaluate"),
+        (["train"], "train what?"),
+        (["train", "gtp"], "did you mean gpt?"),
+        (["train", "missing.py:build"], "no file missing.py"),
+        ([*GPT, "--lenght", "3"], "unknown setting --lenght: did you mean --length?"),
+        ([*GPT, "--lr=3"], "unknown setting --lr: did you mean --optimizer.lr?"),
+        ([*GPT, "--batch-size", "many"], "--batch-size"),
+        ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
+        ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0: a number above 0 is needed"),
+        ([*GPT, "--optimizer.name", "adam"], "'adamw', 'sgd'"),
+        ([*GPT, "--seed"], "--seed"),
+        ([*GPT, "again"], "again"),
+        ([*GPT, "--length", "3"], "length = '3' has no unit"),
+        ([*GPT, "--schedule.warmup", "1000 steps"], "does not fit in a run of 3 steps"),
+        ([*GPT, "--micro-batch-size", "5"], "nearest that can: micro_batch_size 4 or 8, or batch_size 30"),
+        ([*GPT, "--batch-size", "0"], "batch_size = 0"),
+        ([*GPT, "--batch-size", "-4"], "batch_size = -4"),
+        ([*GPT, "--clip", "1.0"], "clip = '1.0'"),
+        ([*GPT, "--keep", "0"], "keep = 0"),
+        ([*GPT, "--ema", "2"], "2"),
+        ([*GPT, "--device", "cadu"], "cadu"),
+        ([*GPT, "--model.heads", "3"], "heads"),
+        ([*GPT, "--config", "missing.toml"], "missing.toml"),
+        (["resume"], "which run?"),
+        (["resume", "nowhere"], "no run 'nowhere'"),
+        (["evaluate", "latest"], "no run below"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_shortly_and_nothing_is_written(
+    arguments: list[str], says: str, refused: Refused, tmp_path: Path
+) -> None:
+    assert says in refused(*arguments, status=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xfe\x00"])
+def test_a_text_that_is_missing_empty_or_none_is_a_data_error(
+    content: bytes | None, refused: Refused, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "text.txt").write_bytes(content)
+    assert "text.txt" in refused(*GPT, "--data.path", "text.txt", status=3)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_text_shorter_than_the_context_is_a_data_error(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short")
+    refused(*GPT, "--data.path", "text.txt", status=3)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_installed_command_gives_status_and_message_too(tmp_path: Path) -> None:
+    for arguments, status in ((["train", "gpt", "--lenght", "3"], 2), ([*GPT, "--data.path", "nowhere"], 3)):
+        done = subprocess.run(
+            [*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert len(done.stderr.splitlines()) <= 5
+        assert done.stderr.startswith("error: ")
+
+
+# --- a loss, a model, data that cannot be trained with -----------------------------------------------------------------
+
+
+def per_sample(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def detached(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1]).detach()
+
+
+def read(model: nn.Module, batch: Any) -> float:
+    return float(F.cross_entropy(model(batch[0]), batch[1]).detach())
+
+
+def in_a_list(model: nn.Module, batch: Any) -> Any:
+    return [F.cross_entropy(model(batch[0]), batch[1])]
+
+
+def empty(model: nn.Module, batch: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (per_sample, "tensor of shape (4,)"),
+        (detached, "does not depend on any trainable parameter"),
+        (read, "returned float"),
+        (in_a_list, "returned list"),
+        (empty, "returned NoneType"),
+    ],
+)
+def test_a_loss_that_is_no_loss_is_refused_and_step_0_stands(
+    loss: Any, says: str, run_refused: Refused, tmp_path: Path
+) -> None:
+    assert says in run_refused(2, out="run", loss=loss)
+    assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
+
+
+def frozen() -> nn.Module:
+    return Net().requires_grad_(False)
+
+
+@pytest.mark.parametrize(("model", "says"), [(frozen, "no trainable parameter"), (lambda: 3, "is a int")])
+def test_a_model_that_cannot_be_trained_is_refused(model: Any, says: str, run_refused: Refused, tmp_path: Path) -> None:
+    assert says in run_refused(2, out="run", model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def data(samples: int = 24) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, 8, generator=generator), torch.randint(3, (samples,), generator=generator)
+
+
+PLAIN: dict[str, Any] = {"length": "6 steps", "schedule": None, "early_stopping": None, "evaluate": None}
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_a_target_out_of_range_names_sample_and_step(wrong: int, run_refused: Refused, tmp_path: Path) -> None:
+    inputs, labels = data()
+    labels[17] = wrong
+    said = run_refused(3, out="run", train=(inputs, labels), **PLAIN)
+    order = [17 in ids for ids in batches_of(inputs, labels)]
+    assert f"target {wrong} is out of range at step {order.index(True)}, sample 17" in said
+    assert 0 in Store(tmp_path / "run" / "checkpoints").steps()
+    assert list((tmp_path / "run" / "crash").iterdir())
+
+
+def batches_of(*tensors: Tensor) -> list[list[int]]:
+    run = build(None, train=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
+    return [[int(sample) for part in step.micro_batches for sample in part.ids] for step in run]
+
+
+def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good_step(
+    run_refused: Refused, tmp_path: Path
+) -> None:
+    inputs, labels = data(8)  # one batch: from some pass on, every step would hold it
+    poisoned = inputs.clone()
+    poisoned[5, 2] = float("nan")
+    changes = PLAIN | {"length": "30 steps", "log_every": "4 steps"}
+    said = run_refused(5, out="run", train=(poisoned, labels), **changes)
+    assert "sample 5" in said
+    assert "weights are those after step 0" in said
+    store = Store(tmp_path / "run" / "checkpoints")
+    assert store.steps() == [0]
+    fresh = build(None, train=(inputs, labels), **changes).state.models["model"].state_dict()
+    held = store.at(0).files["model"]
+    assert all(torch.equal(held[name], value) for name, value in fresh.items())
+
+
+def test_a_single_nan_sample_is_skipped_shown_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, labels = data()
+    inputs[5, 2] = float("nan")
+    build(None, train=(inputs, labels), console=True, **(PLAIN | {"log_every": "3 steps"})).train()
+    assert capsys.readouterr().out.count("skipped=") == 2  # each pass of three steps holds it once
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def test_a_source_that_can_only_be_iterated_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
+    assert "can only be iterated" in run_refused(3, out="run", train=Stream(), **PLAIN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_data_set_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
+    assert "empty" in run_refused(3, out="run", train=data(0), **PLAIN)
+    assert not (tmp_path / "run").exists()
+
+
+# --- somebody else's checkpoint ----------------------------------------------------------------------------------------
+
+
+def files_below(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "events"}
+
+
+def wider() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3))
+
+
+def test_a_checkpoint_of_another_model_is_refused_naming_a_tensor_and_left_alone(
+    run_refused: Refused, tmp_path: Path
+) -> None:
+    build("run", length="4 steps", schedule=None).train()
+    before = files_below(tmp_path / "run" / "checkpoints")
+    said = run_refused(4, out="run", length="4 steps", schedule=None, model=wider)
+    assert re.search(r"0\.weight", said)
+    assert "16" in said
+    assert "32" in said
+    assert files_below(tmp_path / "run" / "checkpoints") == before
+
+
+def test_initial_weights_of_nothing_that_fits_are_refused(run_refused: Refused, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
+    assert "none of the 1 tensors" in run_refused(4, out="run", init="other.safetensors")
+    (tmp_path / "pickle.pt").write_bytes(b"\x80\x02.")
+    assert "safetensors files only" in run_refused(4, out="run", init="pickle.pt")
+    assert "no such file" in run_refused(4, out="run", init="nowhere")
+    assert Store(tmp_path / "run" / "checkpoints").steps() == []
+
+
+# --- no place to write -------------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A disk on which everything that changes it fails from the n-th such operation on, `times` times."""
+
+    def __init__(self, kind: int, *, after: int = 0, times: int = 1 << 30) -> None:
+        self.kind, self.left, self.times, self.disk = kind, after, times, Disk()
+
+    def __getattr__(self, name: str) -> Any:
+        held = getattr(self.disk, name)
+        if name not in ("create", "append", "flush", "make_directory"):
+            return held
+
+        def failing(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left < 0 < self.times:
+                self.times -= 1
+                raise OSError(self.kind, os.strerror(self.kind))
+            return held(*arguments)
+
+        return failing
+
+
+def test_an_output_directory_below_a_file_is_refused(run_refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert "cannot write to file/run" in run_refused(2, out="file/run")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_an_output_that_is_a_file_is_refused(run_refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert "cannot write to file" in run_refused(2, out="file")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_takes_nothing_ends_the_run_before_its_first_step(kind: int, run_refused: Refused) -> None:
+    passes = []
+
+    def counted(model: nn.Module, batch: Any) -> Tensor:
+        passes.append(1)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    assert os.strerror(kind) in run_refused(4, out="run", disk=Failing(kind), loss=counted)
+    assert passes == []
+
+
+def operations_of_the_first_save(tmp_path: Path) -> int:
+    counting = Failing(errno.ENOSPC, after=1 << 30)
+    with build(str(tmp_path / "counted"), disk=counting) as run:
+        done = (1 << 30) - counting.left
+        run.stop()
+    return done
+
+
+def test_a_disk_that_is_full_for_a_while_is_told_loudly_and_the_run_ends_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = Failing(errno.ENOSPC, after=operations_of_the_first_save(tmp_path), times=2)
+    build(str(tmp_path / "run"), disk=disk, console=True, length="12 steps").train()
+    assert capsys.readouterr().out.count("NOT SAVED") == 2
+    store = Store(tmp_path / "run" / "checkpoints")
+    assert store.newest_intact() is not None
+    assert store.steps()[0] == 0
+    assert store.steps()[-1] == 12
+
+
+def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_stands(
+    run_refused: Refused, tmp_path: Path
+) -> None:
+    disk = Failing(errno.ENOSPC, after=operations_of_the_first_save(tmp_path))
+    said = run_refused(4, out="run", disk=disk, length="12 steps")
+    assert "step 12" in said
+    assert "step-00000000" in said
+    found = Store(tmp_path / "run" / "checkpoints").newest_intact()
+    assert found is not None
+    assert (found[0].step, found[1]) == (0, [])
