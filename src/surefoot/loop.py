@@ -201,15 +201,20 @@ def update(step: Step, *names: str) -> None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
     rate = task.factors(step.index)
-    latest = None
+    scale = task.precision.loss_scale
+    if scale is not None:
+        factor = factor / scale.scale
+    skipped = torch.zeros((), device=loss.device)
     for name in names or state.trained:
         latest = _update_one(step, state.trained[name], loss, factor, rate)
         if name in state.averages:
             state.averages[name].update(1.0 - latest)
-    assert latest is not None
-    step.skipped = latest if step.skipped is None else torch.maximum(step.skipped, latest)
+        skipped = torch.maximum(skipped, latest)
+    if scale is not None:  # once all gradients made under it are used
+        scale.update(skipped > 0)
+    step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
     if state.buffers is not None:
-        state.buffers.finish(latest == 0)
+        state.buffers.finish(skipped == 0)
     for trained in state.trained.values():
         for parameter in trained.parameters:
             parameter.grad = None  # not zeros: a parameter that a step does not use must not decay or coast in it
@@ -218,8 +223,6 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | float, rate: float) -> Tensor:
     task, optimizer, scale = step.task, trained.optimizer, step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
-    if scale is not None:
-        factor = factor / scale.scale
     norm = gradient_norm(gradients)
     if not isinstance(factor, float):
         norm = norm * factor
@@ -231,7 +234,6 @@ def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | flo
     counted: Tensor | int = 1
     if scale is not None:  # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
         counted = torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
-        scale.update(bad)
     trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
 
     scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)

@@ -35,9 +35,10 @@ class LossScale:
     def update(self, overflowed: Tensor) -> None:
         """Take notice of one step; `overflowed` is a boolean on the device. Waits for nothing."""
         grown = self.good_steps + 1 >= self.interval
-        factor = torch.where(overflowed, 0.5, torch.where(grown, 2.0, 1.0))
+        doubled = self.scale * 2.0  # not past float32: an infinite scale would never halve again
+        kept = torch.where(grown & torch.isfinite(doubled), doubled, self.scale)
         self.good_steps = torch.where(overflowed | grown, 0, self.good_steps + 1)
-        self.scale = self.scale * factor
+        self.scale = torch.where(overflowed, self.scale * 0.5, kept)
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +194,7 @@ def test_too_many_in_a_row_end_the_run_with_the_weights_of_the_last_good_step(
 ) -> None:
     run = build(every_sample_from(2), out=tmp_path / "run", max_bad_steps=most, log_every=log_every, length="12 steps")
     good = None
-    with pytest.raises(sf.DivergedError) as raised, run:
+    with pytest.raises(sf.DivergedError) as raised, run:  # noqa: PT012
         for step in run:
             if step.index == 1:
                 good = bits(run)
@@ -214,7 +216,7 @@ def test_at_the_limit_a_run_goes_on_and_a_good_step_starts_the_count_again() -> 
     bad = [order[0], order[BATCH], order[3 * BATCH], order[4 * BATCH]]  # steps 0 1, 3 4 of each pass
     run = build(data(*bad), max_bad_steps=2, length=f"{3 * STEPS} steps", seed=0, log_every="1 steps")
     skipped = []
-    with pytest.raises(sf.DivergedError) if most_in_a_row(bad, 3 * STEPS) > 2 else nothing_raised():
+    with pytest.raises(sf.DivergedError) if most_in_a_row(bad, 3 * STEPS) > 2 else nullcontext():
         for step in run:
             assert step.skipped is not None
             skipped.append(int(step.skipped))
@@ -231,18 +233,12 @@ def most_in_a_row(bad: list[int], steps: int) -> int:
     return longest
 
 
-def nothing_raised() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
 def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
     """The host looks only at the end, after good batches have come: the weights are still those of the last good step."""
     order = order_of_samples()
     run = build(data(*order[2 * BATCH : 4 * BATCH]), max_bad_steps=1, log_every="1000 steps")
     good, skipped = None, []
-    with pytest.raises(sf.DivergedError, match="at step 2"):
+    with pytest.raises(sf.DivergedError, match="at step 2"):  # noqa: PT012
         for step in run:
             assert step.skipped is not None
             skipped.append(int(step.skipped))
@@ -308,7 +304,7 @@ def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
 
     assert scales == expected
     assert len({scale for scale, _ in scales}) > 2
-    assert any(later > now for (now, _), (later, _) in zip(scales, scales[1:], strict=False))
+    assert any(later > now for (now, _), (later, _) in pairwise(scales))
     torch.testing.assert_close(
         dict(run.state.models["model"].named_parameters()), dict(model.named_parameters()), rtol=1e-5, atol=1e-6
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
+from surefoot import schedules
 from surefoot.config import Settings, run_arguments
 from surefoot.optimizers.specs import named
 
@@ -21,8 +22,8 @@ class Data:
     path: str | None = None
     """A text file, or a directory of them; absent: the source of Python's standard library."""
     tokenizer: Literal["bytes", "characters"] = "bytes"
-    """What a token is: one of 256 bytes of UTF-8, or one of the characters of the training part."""
-    held_out_fraction: float = 0.1
+    """What a token is: one of 256 bytes of UTF-8, or one of the characters that the text has."""
+    held_out_fraction: float = 0.05
     """How much of the end of the text is scored and not trained on."""
 
 
@@ -48,7 +49,7 @@ class Optimizer:
 
     name: Literal["adamw", "sgd"] = "adamw"
     """The optimizer."""
-    lr: float = 4e-3
+    lr: float = 3e-3
     """Base learning rate, reached where warm-up ends."""
     weight_decay: float = 0.1
     """Decoupled decay of matrices; biases, norms and embeddings have none."""
@@ -76,11 +77,11 @@ class Config(Settings):
 
     out: str | None = "runs/gpt"
     """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "1500 steps"
+    length: str = "3000 steps"
     """How long to train."""
-    batch_size: int = 32
+    batch_size: int = 8
     """Windows of one step."""
-    evaluate_every: str = "20%"
+    evaluate_every: str = "25%"
     """How often the held-out part is scored."""
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
@@ -88,6 +89,8 @@ class Config(Settings):
     schedule: Schedule = field(default_factory=Schedule)
     sample_tokens: int = 400
     """How many tokens of sample are shown at the end; 0 shows none."""
+    sample_prompt: str | None = None
+    """What the sample goes on from; absent: a line end, and "def " for the default text."""
 
 
 def build(config: Config) -> sf.Run:
@@ -98,30 +101,34 @@ def build(config: Config) -> sf.Run:
     tokenizer = sf.CharacterTokenizer.of(text) if data.tokenizer == "characters" else sf.ByteTokenizer()
     training, held_out = tokenizer.encode(training_text), tokenizer.encode(held_out_text)
 
-    def model() -> Any:
-        return sf.models.GPT(
-            sf.models.GPTShape(
-                layers=shape.layers,
-                heads=shape.heads,
-                width=shape.width,
-                context=shape.context,
-                vocabulary=tokenizer.vocabulary,
-                dropout=shape.dropout,
-            )
+    try:
+        network = sf.models.GPTShape(
+            layers=shape.layers,
+            heads=shape.heads,
+            width=shape.width,
+            context=shape.context,
+            vocabulary=tokenizer.vocabulary,
+            dropout=shape.dropout,
         )
+    except ValueError as problem:
+        raise sf.ConfigError(f"model: {problem}") from problem
+
+    def model() -> Any:
+        return sf.models.GPT(network)
 
     def loss(model: Any, batch: Any) -> sf.Mean:
         inputs_BT, targets_BT = batch
         return sf.cross_entropy(model(inputs_BT), targets_BT)
 
+    prompt = ("\n" if data.path is not None else "\ndef ") if config.sample_prompt is None else config.sample_prompt
+
     def sample(model: Any) -> str:
-        start = tokenizer.encode(held_out_text[:1])
         tokens = sf.generate.sample(
             model,
-            start.tolist(),
+            tokenizer.encode(prompt).tolist(),
             count=config.sample_tokens,
             context=shape.context,
-            temperature=0.8,
+            temperature=0.7,
             seed=config.seed,
         )
         return tokenizer.decode(tokens)
@@ -134,7 +141,7 @@ def build(config: Config) -> sf.Run:
         loss=loss,
         train=sf.Windows(training, context=shape.context, seed=config.seed),
         optimizer=_optimizer(config.optimizer),
-        schedule=_schedule(config.schedule),
+        schedule=schedules.Schedule(config.schedule.name, warmup=config.schedule.warmup, floor=config.schedule.floor),
         evaluate={"held-out": sf.Split(sf.HeldOut(held_out, context=shape.context), batch_size=64)},
         sample=sample if config.sample_tokens else None,
         best="min held-out/loss",
@@ -150,12 +157,3 @@ def _optimizer(chosen: Optimizer) -> Any:
         weight_decay=chosen.weight_decay,
         settings={"betas": betas, "momentum": chosen.momentum},
     )
-
-
-def _schedule(chosen: Schedule) -> Any:
-    match chosen.name:
-        case "constant":
-            return sf.constant(warmup=chosen.warmup)
-        case "linear":
-            return sf.linear(warmup=chosen.warmup, floor=chosen.floor)
-    return sf.warmup_cosine(warmup=chosen.warmup, floor=chosen.floor)

@@ -1,0 +1,94 @@
+"""A generative adversarial network: two models, two optimizers, one run that is resumed like any other.
+
+The data are points on a ring of eight Gaussians; Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661) with the loss of
+section 3 that does not saturate. Run it:  python examples/gan.py runs/gan
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+
+MODES, NOISE = 8, 4
+Models = Mapping[str, nn.Module]
+
+
+def ring(samples: int = 2048) -> tuple[Tensor]:
+    """Points about eight places on a circle of radius 2."""
+    generator = torch.Generator().manual_seed(0)
+    angle = torch.randint(MODES, (samples,), generator=generator) * (2 * math.pi / MODES)
+    centres = 2 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    return (centres + 0.1 * torch.randn(samples, 2, generator=generator),)
+
+
+def perceptron(inputs: int, outputs: int) -> nn.Module:
+    """Two hidden layers."""
+    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
+
+
+def made_up(models: Models, points: Tensor) -> Tensor:
+    """As many points of the generator's as there are real ones; the noise is a function of (seed, step, micro-batch)."""
+    return torch.as_tensor(models["generator"](torch.randn(len(points), NOISE, device=points.device)))
+
+
+def discriminator_loss(models: Models, batch: tuple[Tensor]) -> Tensor:
+    """Real points are to be told from made-up ones."""
+    (points,) = batch
+    real = models["discriminator"](points)
+    unreal = models["discriminator"](made_up(models, points).detach())
+    return F.softplus(-real).mean() + F.softplus(unreal).mean()
+
+
+def generator_loss(models: Models, batch: tuple[Tensor]) -> Tensor:
+    """Made-up points are to pass for real."""
+    return F.softplus(-models["discriminator"](made_up(models, batch[0]))).mean()
+
+
+def distance_to_the_ring(models: Models, batch: tuple[Tensor]) -> sf.Mean:
+    """How far a made-up point is from the nearest of the eight places."""
+    angle = torch.arange(MODES, device=batch[0].device) * (2 * math.pi / MODES)
+    nearest = torch.cdist(made_up(models, batch[0]), 2 * torch.stack([angle.cos(), angle.sin()], dim=1)).amin(dim=1)
+    return sf.Mean(nearest.sum(), len(nearest))
+
+
+def build(out: str | Path | None = None, **changes: Any) -> sf.Run:
+    """The run, any of whose settings may be changed."""
+    settings: dict[str, Any] = {
+        "model": {"generator": lambda: perceptron(NOISE, 2), "discriminator": lambda: perceptron(2, 1)},
+        "train": ring(),
+        "batch_size": 128,
+        "length": "1500 steps",
+        "optimizer": {
+            "generator": sf.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
+            "discriminator": sf.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
+        },
+        "evaluate": {"ring": sf.Split(ring(), scores=distance_to_the_ring, loss=False)},
+        "evaluate_every": "300 steps",
+        "clip": "off",
+        "out": out,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def train(run: sf.Run) -> None:
+    """Make all steps that are left: the discriminator's update, then the generator's against the new discriminator."""
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, discriminator_loss)
+            sf.update(step, "discriminator")
+            fooled = sf.forward_backward(step, generator_loss)
+            sf.update(step, "generator")
+            step.log(generator_loss=fooled)
+
+
+if __name__ == "__main__":
+    train(build(*sys.argv[1:2]))

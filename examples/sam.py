@@ -1,0 +1,75 @@
+"""Sharpness-aware minimisation in a dozen lines: the same two functions that the loop is made of, called in another order.
+
+Foret et al. 2021, equations 2 and 3 (https://arxiv.org/abs/2010.01412): climb to the worst point within `radius`, take the
+gradient there, and apply it where the weights were. Run it:  python examples/sam.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+
+
+def spirals(samples: int = 600) -> tuple[Tensor, Tensor]:
+    """Two spirals in the plane, with noise, and which of the two each point is on."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(samples) % 2
+    angle = torch.rand(samples, generator=generator).sqrt() * 9
+    sign = 1.0 - 2.0 * labels
+    points = torch.stack([angle.cos() * angle * sign, angle.sin() * angle * sign], dim=1) / 5
+    return points + 0.05 * torch.randn(samples, 2, generator=generator), labels
+
+
+def model() -> nn.Module:
+    """A small classifier of points."""
+    return nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean over points."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def build(**changes: Any) -> sf.Run:
+    """The run, any of whose settings may be changed."""
+    points, labels = spirals()
+    settings: dict[str, Any] = {
+        "model": model,
+        "loss": loss,
+        "train": (points[:500], labels[:500]),
+        "batch_size": 50,
+        "length": "20 epochs",
+        "optimizer": sf.sgd(lr=0.2, momentum=0.9),
+        "schedule": sf.warmup_cosine(warmup="5%"),
+        "evaluate": {"held-out": sf.Split((points[500:], labels[500:]), scores=sf.accuracy)},
+        "evaluate_every": "5 epochs",
+    }
+    return sf.Run(**(settings | changes))
+
+
+def train(run: sf.Run, radius: float = 0.05) -> None:
+    """Make all steps that are left, each with the gradient at the top of the nearby slope."""
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            with torch.no_grad():
+                weights = [held for held in run.state.models["model"].parameters() if held.grad is not None]
+                before = [weight.clone() for weight in weights]
+                gradients = [weight.grad for weight in weights if weight.grad is not None]
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+                torch._foreach_add_(weights, torch._foreach_mul(gradients, radius / (norm + 1e-12)))
+            for weight in weights:
+                weight.grad = None
+            sf.forward_backward(step)
+            with torch.no_grad():
+                torch._foreach_copy_(weights, before)  # not subtracted again: that would round
+            sf.update(step)
+
+
+if __name__ == "__main__":
+    train(build())

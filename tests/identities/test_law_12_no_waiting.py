@@ -1,0 +1,224 @@
+"""Law 12: no function reachable from the step reads a tensor on the host. (3 s)
+
+Twenty steps of the loop under two guards: one sees what torch's own code reads, the other what Python code asks a tensor for
+(`tolist` and `numpy` pass the first unseen on the CPU). The one function allowed to read is known by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import surefoot as sf
+from surefoot.data.feed import Feed
+from surefoot.data.plan import Order
+from surefoot.loop import Step, steps
+from surefoot.micro_batch import MicroBatch
+
+STEPS, ALLOWED = 20, "step_unless_on_cpu"
+READING_OPERATORS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique2"}
+READING_METHODS = {
+    *("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"),
+    *("__complex__", "__contains__", "__repr__", "__format__", "is_nonzero", "equal", "allclose"),
+}
+
+
+def is_allowed() -> bool:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == ALLOWED:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class NoOperatorReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.split(".")[0] in READING_OPERATORS and not is_allowed():
+            raise AssertionError(f"{func} reads a tensor on the host")
+        return func(*args, **(kwargs or {}))
+
+
+class NoMethodReads(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in READING_METHODS and not is_allowed():
+            raise AssertionError(f"Tensor.{func.__name__} reads a tensor on the host")
+        return func(*args, **(kwargs or {}))
+
+
+def nothing_read() -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(NoMethodReads())
+    stack.enter_context(NoOperatorReads())
+    return stack
+
+
+class NothingDue:
+    """A run between whose steps nothing is done."""
+
+    stopping = False
+
+    def evaluate_due(self, done: int) -> bool:
+        return False
+
+    log_due = save_due = evaluate_due
+
+    def evaluate(self, step: Step) -> None: ...
+
+    def log(self) -> None: ...
+
+    save = log
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def counted_loss(model: Any, batch: Any) -> Any:
+    outputs = model(batch[0])
+    right = sf.Mean((outputs.argmax(1) == batch[1]).sum(), len(batch[1]))
+    return sf.cross_entropy(outputs, batch[1]), {"accuracy": right}
+
+
+def build(train: Any, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train": train,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "length": f"{STEPS} steps",
+        "optimizer": sf.adamw(lr=1e-2),
+        "schedule": sf.warmup_cosine(warmup="10%"),
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    inputs = torch.randn(40, 5, generator=generator)
+    inputs[7] = torch.nan  # bad steps are decided without reading too
+    return inputs, torch.randint(3, (40,), generator=generator)
+
+
+def micro_batches() -> list[list[MicroBatch]]:
+    """Those of all steps, gathered beforehand: what happens to data on the host is no part of the step."""
+    feed = Feed(data(), Order(0, samples=40, batch_size=8), seed=0, micro_batch_size=4, device=torch.device("cpu"))
+    feed.start(0)
+    return [feed.micro_batches(step) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": sf.sgd(lr=0.1, momentum=0.9)},
+        {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-2)},
+        {"optimizer": lambda groups: torch.optim.NAdam(groups, lr=1e-2)},
+        {"ema": 0.9},
+        {"clip": "value 0.1"},
+        {"clip": "off", "micro_batch_size": 8},
+        {"loss": counted_loss, "ema": 0.9},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"precision": "fp16", "loss": counted_loss, "clip": "value 0.1", "ema": 0.9},
+    ],
+    ids=lambda changes: ",".join(changes) or "adamw",
+)
+def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
+    run = build(data(), **changes)
+    fed = micro_batches()
+    made = []
+    with nothing_read():
+        for step in steps(
+            run.task,
+            run.state,
+            feed=fed.__getitem__,
+            record=run.meter.add,
+            clock=lambda phase: None,
+            duties=NothingDue(),
+            length=STEPS,
+        ):
+            assert step.norm is not None
+            step.log(norm_again=step.norm, index=step.index)
+            made.append(step)
+
+    assert len(made) == STEPS
+    assert (
+        sum(float(step.skipped) for step in made if step.skipped is not None) >= 4
+    )  # sample 7 comes once in five steps
+    window = run.meter.read()
+    assert window.values["skipped"] >= 4
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: t.item(),
+        float,
+        bool,
+        int,
+        lambda t: t.tolist(),
+        lambda t: t.numpy(),
+        lambda t: t.cpu(),
+        repr,
+        lambda t: f"{t}",
+        lambda t: torch.equal(t, t),
+        torch.nonzero,
+        lambda t: t[t > 0],
+        lambda t: max(t, t + 1),
+    ],
+)
+def test_the_guards_see_a_read(read: Any) -> None:
+    value = torch.tensor([2.0]).squeeze()
+    with pytest.raises(AssertionError, match="reads a tensor"), nothing_read():
+        read(value)
+
+
+def test_only_the_named_function_may_read() -> None:
+    def step_unless_on_cpu(flag: Tensor) -> float:
+        return float(flag)
+
+    with nothing_read():
+        assert step_unless_on_cpu(torch.tensor(2.0)) == 2.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer": sf.sgd(lr=0.1, momentum=0.9)}, {"precision": "fp16", "ema": 0.9}]
+)
+def test_on_a_gpu_twenty_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
+    run = build(data(), **({"device": "cuda"} | changes))
+    fed = [
+        [
+            MicroBatch(tuple(t.cuda() for t in part.batch), part.count, part.index, part.ids, part.epochs)
+            for part in parts
+        ]
+        for parts in micro_batches()
+    ]
+    arguments: dict[str, Any] = {"record": run.meter.add, "clock": lambda phase: None, "duties": NothingDue()}
+    for _ in steps(run.task, run.state, feed=fed.__getitem__, length=2, **arguments):
+        pass  # the first steps load kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in steps(run.task, run.state, feed=fed.__getitem__, length=STEPS, **arguments):
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

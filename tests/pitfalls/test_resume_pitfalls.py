@@ -1,0 +1,236 @@
+"""The lines of PITFALLS.md under "Resume" and "Checkpoints" that one process can show; each test names its line.
+
+Tested elsewhere:
+* epoch starts again, order replayed, random state, step saved before it is incremented, a checkpoint inside an
+  accumulation window, scaler, average, SIGTERM and Ctrl-C: identities/test_law_04_resume.py
+* batches read and thrown away: data/test_plan.py (step one million costs what step 0 costs)
+* kills, disk full, fsync, flipped byte, truncated newest: identities/test_law_09_durability.py, checkpoint/test_store.py
+* a directory with a number for a name: checkpoint/test_store.py; pickle: identities/test_law_10_no_code_in_data.py
+* "success" while nothing was written, a checkpoint of another model: test_bad_input.py
+* one curve on the command line, extending a run: cli/test_verbs.py
+Not yet: another world size, verify by checksums on request.
+
+10 seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import surefoot as sf
+from small_runs import SAMPLES, Augmented, Net, build, train
+from surefoot.checkpoint import Store
+from surefoot.sinks import records
+
+
+def newest(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((out / "checkpoints").glob("step-*")) / "model.safetensors")
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def whole_passes(out: Path, **changes: Any) -> sf.Run:
+    """Four steps are one pass exactly."""
+    return build(out, batch_size=13, micro_batch_size=13, length="3 epochs", evaluate_every="4 steps", **changes)
+
+
+def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -> None:
+    whole_passes(tmp_path / "whole").train()
+    whole_passes(tmp_path / "cut", stop_after="1 epochs").train()
+    run = whole_passes(tmp_path / "cut")
+    assert [step.index for step in run] == list(range(4, 12))
+    assert equal(newest(tmp_path / "cut"), newest(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("stop", [3, 7])  # 6.5 steps are one pass
+def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(stop: int, tmp_path: Path) -> None:
+    seen: list[int] = []
+    for last in (f"{stop} steps", None):
+        for step in build(tmp_path / "run", length="2 epochs", stop_after=last):
+            seen += [int(sample) for part in step.micro_batches for sample in part.ids]
+    assert len(seen) == 2 * SAMPLES
+    assert sorted(seen[:SAMPLES]) == sorted(seen[SAMPLES:]) == list(range(SAMPLES))
+
+
+def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
+    """The score cannot improve on its first value, so the run ends at the sixth evaluation, however often it is cut."""
+
+    def worse(model: Any, batch: Any) -> sf.Mean:
+        return sf.Mean(torch.tensor(1.0), 1)
+
+    data = Augmented()
+    settings: dict[str, Any] = {
+        "evaluate": {"held-out": sf.Split((data.inputs, data.labels), scores=worse)},
+        "evaluate_every": "2 steps",
+        "early_stopping": sf.EarlyStopping("min held-out/worse", patience=5),
+    }
+    for last in ("5 steps", "9 steps", None):
+        run = build(tmp_path / "run", stop_after=last, **settings)
+        run.train()
+    assert run.watch is not None
+    assert (run.state.step, run.watch.step, run.watch.value) == (12, 2, 1.0)
+
+
+def test_the_average_is_remembered(tmp_path: Path) -> None:
+    build(tmp_path / "whole", length="9 steps").train()
+    build(tmp_path / "cut", length="9 steps", stop_after="5 steps").train()
+    build(tmp_path / "cut", length="9 steps").train()
+    averages = [load_file(tmp_path / name / "checkpoints/step-00000009/ema.safetensors") for name in ("whole", "cut")]
+    assert equal(*averages)
+    assert not equal(averages[0], newest(tmp_path / "whole"))
+
+
+def another_data_set() -> Augmented:
+    data = Augmented()
+    data.inputs[3, 3] += 1
+    return data
+
+
+def tensors(data: Augmented) -> Any:
+    return data.inputs, data.labels
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ({}, {"batch_size": 12}, "batch_size was 8, now 12"),
+        ({}, {"micro_batch_size": 2}, "micro_batch_size was 4, now 2"),
+        ({}, {"optimizer": sf.sgd(1e-2)}, "optimizer.name was 'adamw', now 'sgd'"),
+        ({}, {"optimizer": sf.adamw(lr=2e-2, weight_decay=0.05)}, "optimizer.lr was 0.01, now 0.02"),
+        ({}, {"schedule": sf.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
+        ({}, {"seed": 1}, "seed was 0, now 1"),
+        ({}, {"ema": None}, "ema was 0.9, now None"),
+        ({}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
+        ({"train": tensors(Augmented())}, {"train": tensors(another_data_set())}, "data.sha256 was"),
+        ({}, {"train": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
+    ],
+)
+def test_a_run_that_became_another_one_is_refused_naming_both_values(
+    before: dict[str, Any], after: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    """Batch size changed between: silently different data."""
+    build(tmp_path / "run", length="4 steps", **before).train()
+    held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
+    with pytest.raises(sf.CheckpointError, match="cannot resume") as refused:
+        build(tmp_path / "run", length="4 steps", **(before | after)).train()
+    assert says in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 5
+    assert {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")} == held
+
+
+def test_a_finished_run_started_again_says_so_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resuming trains zero steps with exit 0: only where there is nothing left, and then it is said."""
+    build(tmp_path / "run", length="4 steps").train()
+    held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
+    build(tmp_path / "run", length="4 steps", console=True).train()
+    assert "is finished: all 4 steps are made" in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")} == held
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_a_prefix_of_ddp_or_compile_is_accepted_and_named(
+    prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = nn.Sequential(*Net().children()).state_dict()
+    held = {name: value + 1 if value.is_floating_point() else value for name, value in source.items()}
+    save_file({prefix + name: value for name, value in held.items()}, tmp_path / "held.safetensors")
+    with build(None, init=tmp_path / "held.safetensors", console=True) as run:
+        assert equal(run.state.models["model"].state_dict(), held)
+    assert f"renamed: {prefix}0.weight -> 0.weight" in capsys.readouterr().out
+
+
+def test_a_stale_checkpoint_in_the_working_directory_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build(tmp_path / "other", length="4 steps").train()
+    for name in ("checkpoint.pt", "model.safetensors", "last.ckpt"):
+        Path(name).write_bytes((tmp_path / "other/checkpoints/step-00000004/model.safetensors").read_bytes())
+    Path("checkpoints").mkdir()
+    with build(tmp_path / "run", length="4 steps") as run, build(None) as fresh:
+        assert run.state.step == 0
+        assert equal(run.state.models["model"].state_dict(), fresh.state.models["model"].state_dict())
+
+
+def kept(out: Path) -> list[int]:
+    return Store(out / "checkpoints").steps()
+
+
+def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_kept_for_ever(tmp_path: Path) -> None:
+    build(tmp_path / "run", length="12 steps", save_every="1 steps", keep=2, evaluate=None, early_stopping=None).train()
+    assert kept(tmp_path / "run") == [0, 11, 12]
+
+
+def test_keep_every_stays(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluate": None, "early_stopping": None}
+    build(tmp_path / "run", length="12 steps", save_every="1 steps", keep=1, keep_every="5 steps", **changes).train()
+    assert kept(tmp_path / "run") == [0, 5, 10, 12]
+
+
+def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def best_at_the_second(model: Any, batch: Any) -> sf.Mean:
+        calls.append(1)
+        return sf.Mean(torch.tensor(0.0 if len(calls) == 2 else float(len(calls))), 1)
+
+    data = Augmented()
+    split = sf.Split((data.inputs, data.labels), scores=best_at_the_second, batch_size=SAMPLES)
+    build(
+        tmp_path / "run",
+        length="12 steps",
+        keep=1,
+        save_every="3 steps",
+        evaluate={"held-out": split},
+        evaluate_every="2 steps",
+        early_stopping=None,
+        best="min held-out/best_at_the_second",
+    ).train()
+    assert kept(tmp_path / "run") == [0, 4, 12]
+    assert len(list((tmp_path / "run").rglob("model.safetensors"))) == 3
+
+
+def test_records_after_a_resume_are_one_curve_in_the_file_and_in_tensorboard(tmp_path: Path) -> None:
+    """Steps twice in TensorBoard, counters reset, the old log deleted."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def died(model: nn.Module, batch: Any) -> torch.Tensor:
+        if model.training and sys.exc_info()[0] is None:
+            calls.append(1)
+            if len(calls) == 2 * 7 + 1:
+                raise RuntimeError("died")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    calls: list[int] = []
+    changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "save_every": "4 steps"}
+    with pytest.raises(RuntimeError, match="died"):
+        build(tmp_path / "run", loss=died, **changes).train()
+    build(tmp_path / "run", **changes).train()
+    found = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    assert [record["step"] for record in found] == list(range(1, 11))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    shown = events.Scalars("train/loss")
+    assert [event.step for event in shown] == list(range(1, 11))
+    assert [event.value for event in shown] == pytest.approx([record["loss"] for record in found])
+
+
+def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
+    """Counters reset."""
+    train(build(tmp_path / "run", length="8 steps", stop_after="4 steps"))
+    state = Store(tmp_path / "run" / "checkpoints").at(4).state
+    train(build(tmp_path / "run", length="8 steps"))
+    after = Store(tmp_path / "run" / "checkpoints").at(8).state
+    assert float(after["spent_s"]["training"]) > float(state["spent_s"]["training"]) > 0
+    assert after["kept"] != state["kept"]
