@@ -57,17 +57,19 @@ def train(run: sf.Run, radius: float = 0.05) -> None:
     with run:
         for step in run.steps():
             sf.forward_backward(step)
+            weights = [held for held in run.state.models["model"].parameters() if held.grad is not None]
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            before = [weight.detach().clone() for weight in weights]
+            norm = torch.nn.utils.get_total_norm(gradients)
             with torch.no_grad():
-                weights = [held for held in run.state.models["model"].parameters() if held.grad is not None]
-                before = [weight.clone() for weight in weights]
-                gradients = [weight.grad for weight in weights if weight.grad is not None]
-                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-                torch._foreach_add_(weights, torch._foreach_mul(gradients, radius / (norm + 1e-12)))
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    weight.add_(gradient * (radius / (norm + 1e-12)))
             for weight in weights:
                 weight.grad = None
             sf.forward_backward(step)
             with torch.no_grad():
-                torch._foreach_copy_(weights, before)  # not subtracted again: that would round
+                for weight, start in zip(weights, before, strict=True):
+                    weight.copy_(start)  # not subtracted again: that would round
             sf.update(step)
 
 

@@ -119,6 +119,7 @@ def steps(
         step = Step(state.step, feed(state.step), task, state)
         clock("training")
         if opened:
+            seed_generators(fold(task.key, step.index))  # what the caller draws before its first pass, a resume draws too
             yield step
         else:
             forward_backward(step)

@@ -83,3 +83,12 @@ def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
     assert (out / "checkpoints" / "step-00000010").exists()
     assert zygote.run(out, workers=workers) == 0
     assert outcome(out) == uninterrupted
+
+
+@pytest.mark.slow
+def test_compiled_runs_resume_to_the_same_bits_too(zygote: Zygote, tmp_path: Path) -> None:
+    compiled = {"changes": {"compile": True}}
+    assert zygote.run(tmp_path / "whole", **compiled) == 0
+    assert zygote.run(tmp_path / "killed", **{"pass": 21}, **compiled) == SIGKILLED
+    assert zygote.run(tmp_path / "killed", **compiled) == 0
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

@@ -15,7 +15,6 @@ Not yet: another world size, verify by checksums on request.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,7 @@ def test_a_prefix_of_ddp_or_compile_is_accepted_and_named(
     save_file({prefix + name: value for name, value in held.items()}, tmp_path / "held.safetensors")
     with build(None, init=tmp_path / "held.safetensors", console=True) as run:
         assert equal(run.state.models["model"].state_dict(), held)
-    assert f"renamed: {prefix}0.weight -> 0.weight" in capsys.readouterr().out
+    assert f"renamed: {prefix}" in capsys.readouterr().out
 
 
 def test_a_stale_checkpoint_in_the_working_directory_is_not_loaded(
@@ -206,7 +205,7 @@ def test_records_after_a_resume_are_one_curve_in_the_file_and_in_tensorboard(tmp
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def died(model: nn.Module, batch: Any) -> torch.Tensor:
-        if model.training and sys.exc_info()[0] is None:
+        if model.training:
             calls.append(1)
             if len(calls) == 2 * 7 + 1:
                 raise RuntimeError("died")

@@ -1,0 +1,312 @@
+"""Law 8: the numbers that are logged are true. (4 s)
+
+Every one is worked out a second time from what a step shows to the body of the loop. Time is a clock that is told, or slept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.clock import Clock
+from surefoot.loop import Step, steps
+from surefoot.sinks import records
+from surefoot.sinks.jsonl import line
+
+SAMPLES, LENGTH, FEATURES, CLASSES, IGNORED = 40, 6, 5, 4, -100
+Batch = tuple[Tensor, Tensor]
+
+
+def tokens() -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator)
+    targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
+    for sample in range(SAMPLES):
+        targets[sample, (sample * 5) % (LENGTH + 1) :] = IGNORED
+    return inputs, targets
+
+
+def plain_mean(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
+
+
+def counted_mean(model: Any, batch: Batch) -> Any:
+    right = ((model(batch[0]).argmax(2) == batch[1]) & (batch[1] != IGNORED)).sum()
+    return sf.cross_entropy(model(batch[0]), batch[1]), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
+
+
+def counted_targets(batch: Batch) -> int:
+    return int((batch[1] != IGNORED).sum())
+
+
+def build(out: Path | None = None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Linear(FEATURES, CLASSES),
+        "loss": plain_mean,
+        "count": counted_targets,
+        "train": tokens(),
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "length": "12 steps",
+        "optimizer": sf.sgd(lr=0.5),
+        "schedule": sf.warmup_cosine(warmup="3 steps"),
+        "clip": "norm 0.1",
+        "log_every": "5 steps",
+        "precision": "fp32",
+        "device": "cpu",
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def training_records(out: Path) -> list[dict[str, Any]]:
+    return [record for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+
+
+@pytest.mark.parametrize("loss", [plain_mean, counted_mean])
+def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: Any, tmp_path: Path) -> None:
+    run = build(tmp_path / "run", loss=loss)
+    by_step: list[dict[str, float]] = []
+    weights = {"w": torch.empty(0)}
+    model: Any = run.state.models["model"]
+    with run:
+        weights = {name: held.double().clone() for name, held in model.state_dict().items()}
+        for step in run:
+            # the step's own forward passes once more, in float64, with the weights it started from
+            inputs = torch.cat([part.batch[0] for part in step.micro_batches]).double()
+            targets = torch.cat([part.batch[1] for part in step.micro_batches])
+            logits = (inputs @ weights["weight"].T + weights["bias"]).requires_grad_()
+            total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            count = int((targets != IGNORED).sum())
+            (slope,) = torch.autograd.grad(total / count, logits)
+            gradient = torch.cat([torch.einsum("btc,btf->cf", slope, inputs).flatten(), slope.sum((0, 1))])
+            right = int(((logits.argmax(2) == targets) & (targets != IGNORED)).sum())
+            by_step.append(
+                {"total": float(total.detach()), "count": count, "norm": float(gradient.norm()), "right": right}
+            )
+            weights = {name: held.double().clone() for name, held in model.state_dict().items()}
+
+    written = training_records(tmp_path / "run")
+    assert [record["step"] for record in written] == [5, 10, 12]
+    for record, window in zip(written, (by_step[:5], by_step[5:10], by_step[10:]), strict=True):
+        targets_seen = sum(step["count"] for step in window)
+        assert record["targets"] == targets_seen
+        assert record["loss"] == pytest.approx(sum(step["total"] for step in window) / targets_seen, rel=1e-6)
+        assert record["norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
+        assert record["norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
+        assert record["skipped"] == 0
+        if loss is counted_mean:
+            assert record["accuracy"] == sum(step["right"] for step in window) / targets_seen
+
+
+def test_the_logged_rate_is_that_of_the_last_step(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", log_every="1 steps")
+    run.train()
+
+    assert [record["learning_rate"] for record in training_records(tmp_path / "run")] == [
+        0.5 * run.task.factors(step) for step in range(12)
+    ]
+
+
+def test_targets_a_second_times_seconds_are_targets(tmp_path: Path) -> None:
+    build(tmp_path / "run").train()
+
+    for record in training_records(tmp_path / "run"):
+        seconds = record["training_s"] + record["waiting_s"]
+        assert record["targets_per_s"] * seconds == pytest.approx(record["targets"], rel=1e-12)
+
+
+def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) -> None:
+    run = build(tmp_path / "run")
+    with run:
+        for step in run:
+            step.log(index=step.index, squared=torch.tensor(float(step.index**2)), counted=sf.Mean(step.index, 3))
+
+    first, second, last = training_records(tmp_path / "run")
+    assert (first["index"], second["index"], last["index"]) == (2.0, 7.0, 10.5)
+    assert first["squared"] == (0 + 1 + 4 + 9 + 16) / 5
+    assert first["counted"] == (0 + 1 + 2 + 3 + 4) / 15
+
+
+SLEEP_S = 0.02
+
+
+def sleeping_score(model: Any, batch: Any) -> sf.Mean:
+    time.sleep(SLEEP_S)
+    return sf.Mean(1.0, 1)
+
+
+class SleepingData:
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, sample: int) -> Batch:
+        time.sleep(SLEEP_S / 8)
+        return tuple(part[sample] for part in TOKENS)  # type: ignore[return-value]
+
+
+TOKENS = tokens()
+
+
+def sleeping_loss(model: Any, batch: Batch) -> Tensor:
+    if torch.is_grad_enabled():
+        time.sleep(SLEEP_S / 4)  # four micro-batches a step
+    return plain_mean(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase"),
+    [
+        ({"loss": sleeping_loss}, "training_s"),
+        ({"train": SleepingData()}, "waiting_s"),
+        (
+            {"evaluate": {"s": sf.Split(TOKENS, scores=sleeping_score, batch_size=40)}, "evaluate_every": "1 steps"},
+            "evaluating_s",
+        ),
+        ({}, "user_s"),
+    ],
+    ids=["training_s", "waiting_s", "evaluating_s", "user_s"],
+)
+def test_time_is_shown_where_it_went_and_never_twice(changes: dict[str, Any], phase: str, tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    run = build(tmp_path / "run", length="10 steps", **changes)
+    with run:
+        for _ in run:
+            if phase == "user_s":
+                time.sleep(SLEEP_S)
+    over_all_s = time.perf_counter() - begun
+
+    second = training_records(tmp_path / "run")[1]  # the first also holds what torch does once
+    assert second[phase] >= 5 * SLEEP_S * 0.99
+    phases = ("training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
+    assert sum(record[name] for record in training_records(tmp_path / "run") for name in phases) <= over_all_s
+
+
+class SlowSaving:
+    """Duties of which each tells the clock how long it takes."""
+
+    stopping = False
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.windows: list[dict[str, float]] = []
+        self.clock = Clock(now=lambda: self.now)
+
+    def evaluate_due(self, done: int) -> bool:
+        return done % 2 == 0
+
+    def log_due(self, done: int) -> bool:
+        return done % 3 == 0
+
+    def save_due(self, done: int) -> bool:
+        return done % 2 == 1
+
+    def evaluate(self, step: Step) -> None:
+        self.now += 100
+
+    def log(self) -> None:
+        self.now += 10_000
+        self.windows.append(self.clock.window())
+
+    def save(self) -> None:
+        self.now += 1_000_000
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
+    duties = SlowSaving()
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        duties.now += 0.25
+        return plain_mean(model, batch)
+
+    run = build(loss=loss)
+    run.feed.start(0)
+
+    def feed(step: int) -> Any:
+        duties.now += 10
+        return run.feed.micro_batches(step)
+
+    arguments: dict[str, Any] = {"feed": feed, "record": run.meter.add, "clock": duties.clock.enter, "duties": duties}
+    for step in steps(run.task, run.state, length=6, opened=opened, **arguments):
+        if opened:
+            sf.forward_backward(step)
+            sf.update(step)
+        else:
+            duties.now += 7
+
+    user = 0 if opened else 21
+    first = {"training_s": 10_003.0, "waiting_s": 30.0, "evaluating_s": 100.0, "saving_s": 1_000_000.0, "user_s": user}
+    second = first | {"evaluating_s": 200.0, "saving_s": 2_000_000.0}
+    assert duties.windows == [first, second]
+
+
+def test_what_comes_before_the_first_step_is_not_waiting_for_data(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", log_every="1 steps")
+    time.sleep(0.3)
+    begun = time.perf_counter()
+    with run:
+        opened = time.perf_counter() - begun
+        time.sleep(0.3)
+        begun = time.perf_counter()
+        run.train()
+        trained_s = time.perf_counter() - begun
+
+    first = training_records(tmp_path / "run")[0]
+    assert opened > 0
+    assert first["waiting_s"] + first["training_s"] <= trained_s
+
+
+def test_floats_are_written_whole(tmp_path: Path) -> None:
+    run = build(tmp_path / "run")
+    shown = [0.1 + 0.2, 1 / 3, 1e-300, 5e-324, 123456789.123456789, 2.0**-149]
+    with run:
+        for step in run:
+            if step.index == 0:
+                step.log(**{f"value{place}": sf.Mean(value, 1) for place, value in enumerate(shown)})
+
+    text = (tmp_path / "run/metrics.jsonl").read_text()
+    first = next(json.loads(row) for row in text.splitlines() if '"train"' in row)
+    assert [repr(first[f"value{place}"]) for place in range(len(shown))] == [repr(value) for value in shown]
+    losses = [record["loss"] for record in training_records(tmp_path / "run")]
+    assert all(f'"loss": {loss!r}' in text for loss in losses)
+
+
+@pytest.mark.parametrize(("value", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
+def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, word: str, tmp_path: Path) -> None:
+    run = build(tmp_path / "run")
+    with run:
+        for step in run:
+            step.log(own=value)
+
+    for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines():
+        record = json.loads(row, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        if record["kind"] == "train":
+            assert record["own"] is None
+            assert record["nonfinite"] == {"own": word}
+    assert [repr(record["own"]) for record in training_records(tmp_path / "run")] == [word] * 3
+    assert json.loads(line({"own": value}))["own"] is None
+
+
+@pytest.mark.parametrize("stop", [3, 5, 7])
+def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> None:
+    timeless = ("step", "loss", "norm", "norm_max", "targets", "skipped", "learning_rate", "accuracy")
+    build(tmp_path / "whole", loss=counted_mean).train()
+    build(tmp_path / "cut", loss=counted_mean, stop_after=f"{stop} steps").train()
+    build(tmp_path / "cut", loss=counted_mean).train()
+
+    found, expected = (
+        [{key: record[key] for key in timeless} for record in training_records(tmp_path / name)]
+        for name in ("cut", "whole")
+    )
+    assert found == expected
