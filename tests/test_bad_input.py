@@ -86,7 +86,10 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "again"], "again"),
         ([*GPT, "--length", "3"], "length = '3' has no unit"),
         ([*GPT, "--schedule.warmup", "1000 steps"], "does not fit in a run of 3 steps"),
-        ([*GPT, "--micro-batch-size", "5"], "nearest that can: micro_batch_size 4 or 8, or batch_size 30"),
+        (
+            [*GPT, "--batch-size", "32", "--micro-batch-size", "5"],
+            "nearest that can: micro_batch_size 4 or 8, or batch_size 30",
+        ),
         ([*GPT, "--batch-size", "0"], "batch_size = 0"),
         ([*GPT, "--batch-size", "-4"], "batch_size = -4"),
         ([*GPT, "--clip", "1.0"], "clip = '1.0'"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Literal
 
-Phase = Literal["training", "waiting", "evaluating", "saving", "user"]
+Phase = Literal["opening", "training", "waiting", "evaluating", "saving", "user"]
 
 
 class Clock:
@@ -21,10 +21,14 @@ class Clock:
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self.now = now
-        self.phase: Phase = "waiting"
+        self.phase: Phase = "opening"
         self.since = now()
         self.window_s: dict[str, float] = {}
         self.total_s: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Begin to train: what was since the last phase belongs to none."""
+        self.phase, self.since = "waiting", self.now()
 
     def enter(self, phase: Phase) -> None:
         """From now on, time is spent on `phase`."""

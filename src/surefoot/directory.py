@@ -64,15 +64,16 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file so that it is there whole or not at all."""
-        beside = self.path / f".{name}.partial"
+        target = self.path / name
+        beside = target.with_name(f".{target.name}.partial")
         try:
             with beside.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self.path / name)
+            beside.replace(target)
         except OSError as problem:
-            raise CheckpointError(f"cannot write {self.path / name}: {problem.strerror or problem}") from problem
+            raise CheckpointError(f"cannot write {target}: {problem.strerror or problem}") from problem
 
     def add_sitting(self, sitting: dict[str, Any]) -> None:
         """Append one start or resume to environment.json."""

@@ -119,7 +119,9 @@ def steps(
         step = Step(state.step, feed(state.step), task, state)
         clock("training")
         if opened:
-            seed_generators(fold(task.key, step.index))  # what the caller draws before its first pass, a resume draws too
+            seed_generators(
+                fold(task.key, step.index)
+            )  # what the caller draws before its first pass, a resume draws too
             yield step
         else:
             forward_backward(step)
@@ -183,7 +185,10 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     if total is None:
         total = torch.zeros((), device=task.precision.device)
     wide = torch.promote_types(total.dtype, torch.float32)  # a count of whole numbers would be divided in float32
-    factor = 1.0 if counted is None else nominal / torch.as_tensor(counted, device=total.device).to(wide).clamp(min=1)
+    factor: Tensor | float = 1.0
+    if counted is not None:
+        wide_count = torch.as_tensor(counted, device=total.device).to(wide)
+        factor = nominal / torch.where(wide_count > 0, wide_count, 1)
     mean = total if counted is None else total * factor
     step.pending = (mean, factor)
     if step.loss is None:

@@ -33,8 +33,8 @@ class Mean:
     def value(self) -> Tensor | float:
         """Total over count; 0 where nothing was counted, so that an empty part never spreads NaN."""
         if isinstance(self.count, Tensor):
-            return self.total / self.count.clamp(min=1)
-        return self.total / max(self.count, 1)
+            return self.total / torch.where(self.count > 0, self.count, 1)
+        return self.total / (self.count if self.count > 0 else 1)
 
     def detached(self) -> Mean:
         """The same numbers in float64 (float32 on devices without it), cut from the autograd graph; waits for nothing."""

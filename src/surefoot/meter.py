@@ -65,7 +65,7 @@ class Meter:
             if len(skipped):
                 values["loss_of_applied"] = _weighted(measured[measured[:, 4] == 0])
         for name, table in logged.items():
-            values[name] = float(table[:, 1].sum() / table[:, 2].sum().clamp(min=1))
+            values[name] = float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
         return Window(values, [int(index) for index in skipped[:, 0]])
 
     def table(self) -> Tensor:
@@ -116,7 +116,7 @@ class Meter:
 
 def _weighted(rows: Tensor) -> float:
     counted = rows[rows[:, 2] > 0]
-    return float((counted[:, 1] * counted[:, 2]).sum() / counted[:, 2].sum().clamp(min=1))
+    return float(Mean((counted[:, 1] * counted[:, 2]).sum(), counted[:, 2].sum()).value)
 
 
 def _column(values: list[Any]) -> Tensor:

@@ -387,6 +387,7 @@ class Run:
                 return
             self.feed.start(self.state.step)
             self.looped_at = time.monotonic()
+            self.clock.start()
             try:
                 yield from steps(
                     self.task,
@@ -456,8 +457,6 @@ class Run:
         if self.saving is not None:
             self.saving.writer.wait()
             self.saving.say_failure()
-        where = directory.path / "crash"
-        where.mkdir(exist_ok=True)
         stands = narration.standing(self.directory, self.saved_step)
         found = crash.report(
             problem,
@@ -465,7 +464,11 @@ class Run:
             micro_batches=self.supply.again(self.state.step),
             how_to_go_on=stands,
         )
-        directory.write_text(f"crash/step-{self.state.step:08d}.json", json.dumps(found, indent=1))
+        try:
+            (directory.path / "crash").mkdir(exist_ok=True)
+            directory.write_text(f"crash/step-{self.state.step:08d}.json", json.dumps(found, indent=1))
+        except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
+            self._say(f"warning: {another}")
 
     @property
     def saved_step(self) -> int | None:

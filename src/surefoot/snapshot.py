@@ -59,7 +59,6 @@ class Whole:
 def packed(whole: Whole, **facts: Any) -> Contents:
     """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state."""
     state = whole.state
-    names = parameter_names(state.models)
     files: dict[str, dict[str, Tensor]] = {}
     loose = {f"precision/{name}": held for name, held in whole.precision.tensors().items()}
     loose |= {f"meter/{name}": held for name, held in whole.meter.tensors().items()}
@@ -68,6 +67,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
     for name, model in state.models.items():
         files[file_name("model", name)], aliases[name] = contents.model_tensors(model)
     for name, trained in state.trained.items():
+        names = parameter_names(state.models[name])
         files[file_name("optimizer", name)], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names)
         loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
     for name, average in state.averages.items():
@@ -91,7 +91,6 @@ def packed(whole: Whole, **facts: Any) -> Contents:
 def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) -> None:
     """Make everything what it was when `packed` was called; what does not fit raises `CheckpointError`."""
     state, loose = whole.state, found.files["state"]
-    names = parameter_names(state.models)
     wanted = {
         file_name(kind, name)
         for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages))
@@ -105,6 +104,7 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         contents.load_model(model, found.files[file_name("model", name)], found.state["aliases"][name], where=where)
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
+        names = parameter_names(state.models[name])
         contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
     for name, average in state.averages.items():
@@ -127,9 +127,9 @@ def file_name(kind: str, name: str) -> str:
     return kind if name == "model" else f"{kind}-{name}"
 
 
-def parameter_names(models: dict[str, nn.Module]) -> dict[Tensor, str]:
-    """The first name of every parameter within its model."""
-    return {parameter: name for model in models.values() for name, parameter in model.named_parameters()}
+def parameter_names(model: nn.Module) -> dict[Tensor, str]:
+    """The first name of every parameter of a model."""
+    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

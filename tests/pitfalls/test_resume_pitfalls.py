@@ -15,6 +15,7 @@ Not yet: another world size, verify by checksums on request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ import surefoot as sf
 from small_runs import SAMPLES, Augmented, Net, build, train
 from surefoot.checkpoint import Store
 from surefoot.sinks import records
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads for matrices this small wait for each other: seconds a test on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def newest(out: Path) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ from surefoot.checkpoint import Store
 from surefoot.precision import precision
 from surefoot.sinks import records
 from surefoot.sinks.console import number
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads for matrices this small wait for each other: seconds a test on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def held(run: sf.Run) -> dict[str, Tensor]:
@@ -186,7 +196,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
         {"evaluate": None, "early_stopping": None},
         {"sample": lambda model: str(model(torch.randn(2, 8)))},
     ],
-    ids=str,
+    ids=lambda changes: next(iter(changes)),
 )
 def test_observing_more_often_changes_no_weight(changes: dict[str, Any], tmp_path: Path) -> None:
     """Sampling or validating more often changes the training result (random state, mode, loader)."""
@@ -227,15 +237,17 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), scores=slow, batch_size=SAMPLES)
     run = build(tmp_path / "run", length="6 steps", log_every="6 steps", evaluate={"held-out": split})
+    began_at = time.monotonic()
     for _ in run:
         time.sleep(0.05)
+    took_s = time.monotonic() - began_at
     (found,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert found["targets"] == 6 * 8
     seconds = found["training_s"] + found["waiting_s"]
     assert found["targets_per_s"] * seconds == pytest.approx(6 * 8)
     assert found["evaluating_s"] >= 0.6
     assert found["user_s"] >= 0.3
-    assert seconds < 0.3  # six steps of this size take some 20 ms
+    assert seconds + found["evaluating_s"] + found["user_s"] <= took_s  # nothing is counted twice
 
 
 def test_small_rates_are_not_shown_as_zero() -> None:

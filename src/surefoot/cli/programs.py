@@ -77,11 +77,12 @@ def _in_file(path: Path, function: str) -> Program:
     if not path.is_file():
         raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
     path = path.resolve()
-    specification = importlib.util.spec_from_file_location(path.stem, path)
+    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # a file called random.py hides no module
+    specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module  # where dataclasses look up the types of their fields
     sys.path.insert(0, str(path.parent))
     specification.loader.exec_module(module)
     build = vars(module).get(function)

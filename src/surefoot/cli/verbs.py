@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefoot.cli import programs
 from surefoot.cli.flags import configured
 from surefoot.cli.programs import Program
-from surefoot.config import flatten, to_toml, values
+from surefoot.config import flatten, origins, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -34,7 +34,7 @@ def resume(arguments: list[str]) -> None:
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     held = values(text, where=str(run / "config.toml"))
     layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
-    _start(program, layers, arguments[1:], verb="surefoot resume RUN", only=run)
+    _start(program, layers, arguments[1:], verb="surefoot resume RUN", only=run, held=origins(text))
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -84,8 +84,9 @@ def _start(
     *,
     verb: str,
     only: Path | None = None,
+    held: Mapping[str, str] | None = None,
 ) -> None:
-    """Build and train; `only` is the directory that the run must have: that of the one that is resumed."""
+    """Build and train; `only` is the directory that a resumed run must have, `held` the origins its values had before."""
     if program.config is None:
         if arguments:
             raise ConfigError(
@@ -94,9 +95,10 @@ def _start(
         run = program.run()
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
-        config, origins = configured(program.config, layers, arguments, verb=verb)
+        config, found = configured(program.config, layers, arguments, verb=verb)
+        kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
         run = program.run(config)
-        run.configuration = to_toml(config, origins, program.described)
+        run.configuration = to_toml(config, kept, program.described)
     if only is not None and (run.directory is None or run.directory.path.resolve() != only.resolve()):
         raise ConfigError(
             f"resuming {only}, but what made it now builds a run in {run.directory.path if run.directory else 'no directory'}\n"

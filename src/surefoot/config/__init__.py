@@ -1,6 +1,6 @@
 """Configuration: frozen dataclasses to TOML and back, and what every run has; nothing here imports torch."""
 
-from surefoot.config.files import from_toml, program, to_toml, values
+from surefoot.config.files import from_toml, origins, program, to_toml, values
 from surefoot.config.settings import Settings, clipping, run_arguments
 from surefoot.config.tree import differences, flatten, layered, nearest, unflatten
 
@@ -12,6 +12,7 @@ __all__ = [
     "from_toml",
     "layered",
     "nearest",
+    "origins",
     "program",
     "run_arguments",
     "to_toml",

@@ -60,6 +60,22 @@ def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "
     return unflatten(values(text, where=where), kind, base=base, where=where)
 
 
+def origins(text: str) -> dict[str, str]:
+    """The origin of every setting in a config.toml, as its comment says.
+
+    >>> origins("seed = 1  # flag" + chr(10) + "[optimizer]" + chr(10) + "lr = 0.1 # default")
+    {'seed': 'flag', 'optimizer.lr': 'default'}
+    """
+    found: dict[str, str] = {}
+    table = ""
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\[([\w.]+)\]\s*", line):
+            table = f"{heading[1]}."
+        elif setting := re.fullmatch(r"(\w+) = .*#\s*([\w ]+)", line):
+            found[table + setting[1]] = setting[2]
+    return found
+
+
 def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     """The settings that a file names, by dotted name and unchecked, for `layered` or `unflatten`.
 

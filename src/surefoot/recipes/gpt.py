@@ -54,7 +54,7 @@ class Optimizer:
     weight_decay: float = 0.1
     """Decoupled decay of matrices; biases, norms and embeddings have none."""
     betas: tuple[float, float] | None = None
-    """How slowly AdamW's averages of gradient and square move; absent: 0.9 and 0.999."""
+    """How slowly AdamW's averages of gradient and square move; absent: 0.9 and 0.99."""
     momentum: float | None = None
     """Momentum of SGD; absent: 0."""
 
@@ -77,7 +77,7 @@ class Config(Settings):
 
     out: str | None = "runs/gpt"
     """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "3000 steps"
+    length: str = "2500 steps"
     """How long to train."""
     batch_size: int = 8
     """Windows of one step."""
@@ -150,7 +150,7 @@ def build(config: Config) -> sf.Run:
 
 
 def _optimizer(chosen: Optimizer) -> Any:
-    betas = None if chosen.betas is None else tuple(chosen.betas)
+    betas = chosen.betas or ((0.9, 0.99) if chosen.name == "adamw" else None)
     return named(
         chosen.name,
         lr=chosen.lr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TextIO
 
@@ -16,6 +17,7 @@ class Console:
     def __init__(self, length: int, stream: TextIO | None = None) -> None:
         self.length = length
         self.stream = stream
+        self.gone = False
 
     def write(self, record: Record) -> None:
         """Print one record."""
@@ -36,8 +38,15 @@ class Console:
             self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
-        """Print a line of prose."""
-        print(text, file=self.stream or sys.stdout, flush=True)
+        """Print a line of prose; where nobody reads any more (`... | head`), be silent from then on."""
+        if self.gone:
+            return
+        try:
+            print(text, file=self.stream or sys.stdout, flush=True)
+        except BrokenPipeError:
+            self.gone = True
+            if self.stream is None:  # or Python would try to flush it once more at exit, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self) -> None:
         """Nothing is held back."""

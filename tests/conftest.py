@@ -1,0 +1,9 @@
+"""One thread in every test and every process that a test starts: two workers share two cores, and barriers would wait for both."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # reads the variable when it is imported
+
+torch.set_num_threads(1)
