@@ -210,12 +210,13 @@ def update(step: Step, *names: str) -> None:
     scale = task.precision.loss_scale
     if scale is not None:
         factor = factor / scale.scale
-    skipped = torch.zeros((), device=loss.device)
+    skipped = None
     for name in names or state.trained:
         latest = _update_one(step, state.trained[name], loss, factor, rate)
         if name in state.averages:
             state.averages[name].update(1.0 - latest)
-        skipped = torch.maximum(skipped, latest)
+        skipped = latest if skipped is None else torch.maximum(skipped, latest)
+    assert skipped is not None
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
     step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)

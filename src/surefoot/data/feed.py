@@ -90,17 +90,16 @@ class Feed:
         made = []
         for index in range(self.pieces):
             first = index * self.micro_batch_size
-            chosen_ids, chosen_epochs = (
-                ids[first : first + self.micro_batch_size],
-                epochs[first : first + self.micro_batch_size],
-            )
+            chosen = slice(first, first + self.micro_batch_size)
+            chosen_ids, chosen_epochs = (ids, epochs) if self.pieces == 1 else (ids[chosen], epochs[chosen])
             if self.gathers is not None:
                 batch = self._gathered(step, chosen_ids, chosen_epochs)
             else:
                 batch = self.reading.here(step, index) if self.reads is None else self.reads.next()
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
             chosen_ids.flags.writeable = chosen_epochs.flags.writeable = False
-            made.append(MicroBatch(moved(batch, self.device), self.count(batch), index, chosen_ids, chosen_epochs))
+            there = batch if self.device.type == "cpu" else moved(batch, self.device)
+            made.append(MicroBatch(there, self.count(batch), index, chosen_ids, chosen_epochs))
         return made
 
     def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:

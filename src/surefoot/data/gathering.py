@@ -68,7 +68,10 @@ class _Tensors:
     def gather(self, ids: Ids, epochs: Ids) -> list[Tensor]:
         del epochs
         where = torch.from_numpy(ids)
-        return [tensor.index_select(0, where.to(tensor.device, non_blocking=True)) for tensor in self.tensors]
+        return [
+            tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
+            for tensor in self.tensors
+        ]
 
 
 class _Chosen:

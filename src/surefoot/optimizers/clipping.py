@@ -28,7 +28,9 @@ def scale_and_clip(gradients: list[Tensor], *, factor: Tensor | float, norm: Ten
         return
     kind, most = clip
     if kind == "norm":
-        limit = (most / (norm + 1e-6)).clamp_(max=1.0)
+        limit = (
+            (norm + 1e-6).reciprocal_().mul_(most).clamp_(max=1.0)
+        )  # most / (norm + 1e-6), without torch's Python wrapper
         factor = limit if isinstance(factor, float) else limit * factor
     if not isinstance(factor, float):
         torch._foreach_mul_(gradients, factor)

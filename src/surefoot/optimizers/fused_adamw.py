@@ -22,12 +22,15 @@ class StraightToKernel:
     held: list[_GroupState] = field(default_factory=list)
     description: str = "inside the fused AdamW kernel"
 
-    @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step where `found_inf` (float32, on the device) is 0; where it is 1, change no bit of parameters or state."""
+        with torch.no_grad():
+            self._apply(optimizer, found_inf)
+
+    def _apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         if len(self.held) != len(optimizer.param_groups):
             self.held = [_GroupState() for _ in optimizer.param_groups]
-        moved_on = 1.0 - found_inf
+        moved_on = torch.rsub(found_inf, 1.0)
         for group, held in zip(optimizer.param_groups, self.held, strict=True):
             gradients = [parameter.grad for parameter in group["params"]]
             if any(gradient is None for gradient in gradients) or not held.is_of(optimizer, group["params"]):
