@@ -1,0 +1,45 @@
+"""The public API as README.md and docs/your-own-model.md show it, run to the letter. (about 3 s)"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+ROOT = Path(__file__).parents[1]
+
+
+class MyNet(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def images(samples: int, seed: int) -> TensorDataset:
+    """Four kinds of noisy pictures that can be told apart."""
+    kinds = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (samples,), generator=generator)
+    return TensorDataset(kinds[labels] + 0.5 * torch.randn(samples, 8, 8, generator=generator), labels)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/your-own-model.md"])
+def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"MyNet": MyNet, "my_dataset": images(1200, 1), "held_out": images(200, 2)}
+    exec(code[0], dict(names))
+    shown = capsys.readouterr().out
+    accuracies = [float(line.split()[1]) for line in shown.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)]
+    assert len(accuracies) == 30
+    assert accuracies[-1] > 0.9
+    assert (tmp_path / "runs" / "first" / "metrics.jsonl").exists()
+
+    exec(code[0], dict(names))
+    assert "is finished: all 71 steps are made" in capsys.readouterr().out
