@@ -173,7 +173,7 @@ def outcome(out: Path) -> dict[str, Any]:
     return {
         "step": newest.name,
         "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
-        "state": {key: value for key, value in state.items() if key not in ("spent_s", "machine")},
+        "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
         "records": [
             {key: record[key] for key in shown if key in record}
             for record in records(out / "metrics.jsonl")

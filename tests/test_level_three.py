@@ -167,7 +167,7 @@ def sitting() -> Iterator[Sitting]:
 def outcome(out: Path) -> dict[str, Any]:
     found = Store(out / "checkpoints").newest_intact()
     assert found is not None
-    shown = {"spent_s", "machine"}
+    shown = {"clock", "machine"}
     timeless = ("kind", "step", "loss", "norm", "targets", "skipped", "generator_loss", "ring/distance_to_the_ring")
     return {
         "step": found[0].step,

@@ -48,14 +48,19 @@ class Clock:
         self.window_s = {}
         return seconds
 
-    def spent_s(self) -> dict[str, float]:
-        """Seconds in each phase over all sittings of the run."""
+    def state(self) -> dict[str, dict[str, str]]:
+        """What a checkpoint holds: seconds in each phase over all sittings, and those since the last record."""
         self.enter(self.phase)
-        return {
-            phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0)
-            for phase in {**self.total_s, **self.window_s}
-        }
+        phases = {**self.total_s, **self.window_s}
+        total_s = {phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0) for phase in phases}
+        return {"total_s": _written(total_s), "window_s": _written(self.window_s)}
 
-    def load_spent_s(self, spent_s: dict[str, float]) -> None:
-        """Go on counting from what `spent_s` gave."""
-        self.total_s, self.window_s = dict(spent_s), {}
+    def load_state(self, state: dict[str, dict[str, str]]) -> None:
+        """Go on counting: the steps not yet recorded keep the time that they took."""
+        self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}
+        total_s = {phase: float(seconds) for phase, seconds in state["total_s"].items()}
+        self.total_s = {phase: spent - self.window_s.get(phase, 0.0) for phase, spent in total_s.items()}
+
+
+def _written(seconds: dict[str, float]) -> dict[str, str]:
+    return {phase: repr(spent) for phase, spent in seconds.items()}

@@ -80,7 +80,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         "aliases": aliases,
         "optimizer": optimizer,
         "watch": None if whole.watch is None else whole.watch.state(),
-        "spent_s": {phase: repr(seconds) for phase, seconds in whole.clock.spent_s().items()},
+        "clock": whole.clock.state(),
         "kept": kept,
     }
     return Contents(
@@ -113,7 +113,7 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         )
     whole.precision.load_tensors(_under("precision/", loose))
     whole.meter.load_tensors(_under("meter/", loose))
-    whole.clock.load_spent_s({phase: float(seconds) for phase, seconds in found.state["spent_s"].items()})
+    whole.clock.load_state(found.state["clock"])
     if whole.watch is not None:
         whole.watch.load_state(found.state["watch"])
     whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(found.state["kept"])

@@ -310,3 +310,19 @@ def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> Non
         for name in ("cut", "whole")
     )
     assert found == expected
+
+
+def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
+    def slow(model, batch):
+        time.sleep(0.02)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    data = (torch.randn(64, 8), torch.randint(3, (64,)))
+    settings = {"model": lambda: nn.Linear(8, 3), "loss": slow, "train": data, "batch_size": 8, "length": "10 steps"}
+    settings |= {"optimizer": sf.sgd(lr=0.1), "log_every": "10 steps", "out": tmp_path / "run", "console": False}
+    sf.Run(**settings, stop_after="5 steps").train()
+    sf.Run(**settings).train()
+    (record,) = training_records(tmp_path / "run")
+    assert record["targets"] == 80
+    assert record["training_s"] + record["waiting_s"] >= 10 * 0.02
+    assert record["targets_per_s"] * (record["training_s"] + record["waiting_s"]) == pytest.approx(80)
