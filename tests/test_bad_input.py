@@ -361,3 +361,10 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     found = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert found is not None
     assert (found[0].step, found[1]) == (0, [])
+
+
+def test_fp16_on_a_cpu_is_refused_on_the_command_line(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be " * 40)
+    error = refused(*GPT, "--data.path", "text.txt", "--precision", "fp16", "--device", "cpu", status=2)
+    assert "--precision bf16" in error
+    assert not (tmp_path / "runs").exists()

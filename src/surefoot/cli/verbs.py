@@ -104,6 +104,8 @@ def _start(
             f"resuming {only}, but what made it now builds a run in {run.directory.path if run.directory else 'no directory'}\n"
             "  was `out` changed, or is it relative to another directory than this one?"
         )
+    if run.precision.name == "fp16" and run.device.type == "cpu":
+        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
     run.train()
 
 
