@@ -53,6 +53,8 @@ class BatchStatistics:
 
     def finish(self, applied: Tensor) -> None:
         """At the update: the mean over the passes where `applied` (a boolean on the device) holds, else what was before."""
+        if self.passes == 0:  # a step with nothing to count
+            return
         for buffer, before, change in zip(self._buffers(), self.before, self.changes, strict=True):
             # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
             averaged = self.passes > 1 and buffer.is_floating_point()

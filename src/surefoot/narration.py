@@ -75,7 +75,8 @@ def ending(run: Told) -> str:
     lines = [how + (f"; {scores}" if scores else "")]
     if run.watch is not None and run.watch.value is not None:
         lines.append(f"best {run.watch.score}: {number(run.watch.value)} at step {run.watch.step}")
-    if run.directory is not None:
+    by_command = Path(sys.argv[0]).name == "surefoot"
+    if run.directory is not None and (by_command or step < length.steps):
         done = step >= length.steps or run.out_of_patience
         command = f"surefoot evaluate {shlex.quote(str(run.directory.path))}" if done else resume_command(run.directory)
         lines.append(f"{'score it again' if done else 'saved; go on with'}:  {command}")

@@ -338,6 +338,8 @@ class Run:
             found = self.saving.newest()
         if found is None and self.init is not None and self.state.step == 0:
             self._say(load_initial_weights(self.state.models, Path(self.init)))
+            for name, average in self.state.averages.items():
+                average.restart(self.state.models[name])
         if self.directory is not None and self.saving is not None:
             if found is None:
                 self.directory.write_text("config.toml", self.configuration or narration.script_toml(self.described))
@@ -443,7 +445,12 @@ class Run:
         strange = crash.strange_samples(self.supply.again(first))
         stands = narration.standing(self.directory, self.saved_step)
         evaluated_since = self.watch is not None and (self.watch.step or 0) > first
-        if self.saving is not None and not (self.precision.loss_scale or self.whole.kept.objects or evaluated_since):
+        alone = len(self.state.trained) == 1 and self.task.loss is not None  # other updates may have been applied
+        if (
+            self.saving is not None
+            and alone
+            and not (self.precision.loss_scale or self.whole.kept.objects or evaluated_since)
+        ):
             # skipped steps changed nothing, so this is still the state after `first` steps
             self.state.step, self.bad_steps.in_a_row = first, []
             for trained in self.state.trained.values():

@@ -33,7 +33,7 @@ class Saving:
             directory.checkpoints, keep=keep, keep_every=keep_every.due if keep_every else None, disk=disk
         )
         self.writer = Writer(self.store)
-        self.every, self.say = every, say
+        self.every, self.keep_every, self.say = every, keep_every, say
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
         self.begun_at = time.monotonic()
@@ -41,7 +41,7 @@ class Saving:
 
     def due(self, done: int) -> bool:
         """By steps, by the clock, because it was asked for, or because the last try failed a while ago."""
-        if self.asked or self.every.due(done):
+        if self.asked or self.every.due(done) or (self.keep_every is not None and self.keep_every.due(done)):
             return True
         since_s = time.monotonic() - self.begun_at
         if self.every.seconds is not None and since_s >= self.every.seconds:

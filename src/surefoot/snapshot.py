@@ -71,6 +71,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         files[file_name("optimizer", name)], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names)
         loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
     for name, average in state.averages.items():
+        average.copy_buffers(state.models[name])
         files[file_name("ema", name)] = contents.model_tensors(average.model)[0]
     tensors, kept = contents.kept_state(whole.kept.objects)
     loose |= {f"kept/{name}": held for name, held in tensors.items()}

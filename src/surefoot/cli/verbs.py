@@ -32,7 +32,9 @@ def resume(arguments: list[str]) -> None:
     program = programs.again(program_of(text, where=str(run / "config.toml")))
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
-    held = values(text, where=str(run / "config.toml"))
+    of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
+    named = values(text, where=str(run / "config.toml"))
+    held = {name: value for name, value in named.items() if name not in of_one_sitting}
     layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
     _start(program, layers, arguments[1:], verb="surefoot resume RUN", only=run, held=origins(text))
 

@@ -39,6 +39,12 @@ class Ema:
         # is -0.0 only where both terms are, so there is none later either.
         torch._foreach_add_(self._averages, 0.0)
 
+    def restart(self, live: nn.Module) -> None:
+        """Begin again at the model's weights, such as those that were loaded into it."""
+        torch._foreach_copy_(self._averages, self._live)
+        torch._foreach_add_(self._averages, 0.0)
+        self.copy_buffers(live)
+
     def update(self, applied: Tensor) -> None:
         """Move the averages towards the live weights, unless `applied` (a boolean, or 0 or 1) is 0.
 
