@@ -207,7 +207,8 @@ def test_a_target_out_of_range_names_sample_and_step(wrong: int, run_refused: Re
 
 def batches_of(*tensors: Tensor) -> list[list[int]]:
     run = build(None, train=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
-    return [[int(sample) for part in step.micro_batches for sample in part.ids] for step in run]
+    with run:
+        return [[int(sample) for part in step.micro_batches for sample in part.ids] for step in run]
 
 
 def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good_step(

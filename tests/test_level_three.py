@@ -57,12 +57,15 @@ def test_sam_is_a_hand_written_sam_step_for_step(micro_batch_size: int) -> None:
     }
     batches: list[Any] = []
     plain = sam.build(**settings)
-    for step in plain:
-        batches.append([torch.cat(parts) for parts in zip(*(part.batch for part in step.micro_batches), strict=True)])
+    with plain:
+        for step in plain:
+            batches.append(
+                [torch.cat(parts) for parts in zip(*(part.batch for part in step.micro_batches), strict=True)]
+            )
 
     run = sam.build(**settings)
     reference = sam.build(**settings).state.models["model"]
-    rates = [run.task.factors(step) * 0.2 for step in range(30)]
+    rates = [run.parts.task.factors(step) * 0.2 for step in range(30)]
     sam.train(run, radius=0.05)
 
     buffers = [torch.zeros_like(weight) for weight in reference.parameters()]
@@ -91,7 +94,7 @@ def test_sam_learns_the_spirals() -> None:
     run = example("sam").build(console=False, length="60 epochs")
     example("sam").train(run)
 
-    assert run.last_scores["held-out/accuracy"] > 0.8
+    assert run.scores()["held-out/accuracy"] > 0.8
 
 
 # --- two models, two optimizers, real kills --------------------------------------------------------------------------
@@ -214,17 +217,18 @@ def test_each_model_is_moved_by_its_own_optimizer_only() -> None:
     def held(name: str) -> list[Tensor]:
         return [weight.detach().clone() for weight in run.state.models[name].parameters()]
 
-    for step in run.steps():
-        generator, discriminator = held("generator"), held("discriminator")
-        sf.forward_backward(step, gan.discriminator_loss)
-        sf.update(step, "discriminator")
-        assert all(torch.equal(a, b) for a, b in zip(held("generator"), generator, strict=True))
-        assert not any(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
-        discriminator = held("discriminator")
-        sf.forward_backward(step, gan.generator_loss)
-        sf.update(step, "generator")
-        assert all(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
-        assert all(weight.grad is None for model in run.state.models.values() for weight in model.parameters())
+    with run:
+        for step in run.steps():
+            generator, discriminator = held("generator"), held("discriminator")
+            sf.forward_backward(step, gan.discriminator_loss)
+            sf.update(step, "discriminator")
+            assert all(torch.equal(a, b) for a, b in zip(held("generator"), generator, strict=True))
+            assert not any(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
+            discriminator = held("discriminator")
+            sf.forward_backward(step, gan.generator_loss)
+            sf.update(step, "generator")
+            assert all(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
+            assert all(weight.grad is None for model in run.state.models.values() for weight in model.parameters())
 
 
 def test_the_gan_finds_the_ring() -> None:
@@ -233,11 +237,12 @@ def test_the_gan_finds_the_ring() -> None:
     before = run.scores()["ring/distance_to_the_ring"]
     gan.train(run)
 
-    assert run.last_scores["ring/distance_to_the_ring"] < before / 2
+    assert run.scores()["ring/distance_to_the_ring"] < before / 2
 
 
 def test_update_without_a_gradient_says_what_to_call() -> None:
     run = example("gan").build(length="1 steps", evaluate=None, console=False)
-    step = next(iter(run.steps()))
+    with run:
+        step = next(iter(run.steps()))
     with pytest.raises(sf.ConfigError, match="forward_backward"):
         sf.update(step, "generator")

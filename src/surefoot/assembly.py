@@ -69,8 +69,7 @@ def built_state(
             group["initial_lr"] = float(group["lr"])
         trained[name] = Trained(made, parameters, skipping(made, device), torch.zeros((), device=device))
     averages = {} if ema is None else {name: Ema(models[name], ema) for name in trained}
-    buffers = BatchStatistics(models.values())
-    return State(models, trained, averages, buffers=buffers if buffers.owners else None)
+    return State(models, trained, averages, buffers=BatchStatistics(models.values()))
 
 
 def described_optimizers(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 
 class BatchStatistics:
-    """The buffers in the state of some models, from the start of a step to its end."""
+    """The buffers in the state of some models (default: none), from the start of a step to its end."""
 
-    def __init__(self, models: Iterable[nn.Module]) -> None:
+    def __init__(self, models: Iterable[nn.Module] = ()) -> None:
         self.owners = [
             (module, name)
             for model in models
@@ -30,6 +30,8 @@ class BatchStatistics:
 
     def start_pass(self) -> None:
         """Before each forward pass: remember the buffers (first pass of a step), or put them back (later ones)."""
+        if not self.owners:
+            return
         if self.passes == 0:
             self.before = [buffer.detach().clone() for buffer in self._buffers()]
         else:
@@ -38,6 +40,8 @@ class BatchStatistics:
 
     def end_pass(self) -> None:
         """After each forward and backward pass: add what it changed."""
+        if not self.owners:
+            return
         self.passes += 1
         changes = [
             now.detach() - before if now.is_floating_point() else now
@@ -51,15 +55,22 @@ class BatchStatistics:
                 for held, change in zip(self.changes, changes, strict=True)
             ]
 
-    def finish(self, applied: Tensor) -> None:
-        """At the update: the mean over the passes where `applied` (a boolean on the device) holds, else what was before."""
-        if self.passes == 0:  # a step with nothing to count
+    def finish(self, skipped: Tensor) -> None:
+        """At the update: the mean over the passes, or what was before where `skipped` (1.0 on the device) says so."""
+        if self.passes == 0:  # no model has buffers, or a step with nothing to count
             return
+        applied = skipped == 0
         for buffer, before, change in zip(self._buffers(), self.before, self.changes, strict=True):
             # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
             averaged = self.passes > 1 and buffer.is_floating_point()
             after = before + change / self.passes if averaged else buffer.detach()
             buffer.detach().copy_(torch.where(applied, after, before))
+        self.before, self.changes, self.passes = [], [], 0
+
+    def undo(self) -> None:
+        """Put back what passes changed that no update followed; nothing where there were none."""
+        for buffer, before in zip(self._buffers(), self.before, strict=False):
+            buffer.detach().copy_(before)
         self.before, self.changes, self.passes = [], [], 0
 
     def _buffers(self) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError, DataError, SurefootError
 from surefoot.micro_batch import MicroBatch
 
@@ -48,17 +50,24 @@ def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     return sorted(set(found))
 
 
-def report(
-    problem: BaseException, *, step: int, micro_batches: Sequence[MicroBatch], how_to_go_on: str
-) -> dict[str, Any]:
-    """What `crash/` keeps of an error, as JSON."""
-    return {
+def write_report(
+    problem: BaseException,
+    *,
+    step: int,
+    micro_batches: Sequence[MicroBatch],
+    how_to_go_on: str,
+    directory: RunDirectory,
+) -> None:
+    """Keep an error in the run's directory, as crash/step-N.json; `OSError` or `CheckpointError` where that fails."""
+    found = {
         "error": f"{type(problem).__name__}: {problem}",
         "step": step,
         "samples": [[int(sample) for sample in micro_batch.ids] for micro_batch in micro_batches],
         "traceback": traceback.format_exception(problem),
         "how_to_go_on": how_to_go_on,
     }
+    (directory.path / "crash").mkdir(exist_ok=True)
+    directory.write_text(f"crash/step-{step:08d}.json", json.dumps(found, indent=1))
 
 
 def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:

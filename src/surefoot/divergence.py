@@ -1,24 +1,41 @@
-"""Steps that were not applied, seen from the host at each log: since when, from which samples, and what to say."""
+"""How a run that has diverged ends: with the weights of its last good step, and words on the likely cause."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from surefoot import crash, narration
+from surefoot.checkpoint.format import Contents
+from surefoot.errors import DivergedError
 from surefoot.loop import State
+from surefoot.parts import Parts
 
 
-class BadSteps:
-    """The steps skipped in a row up to now, as far as the records that were read tell."""
+def latched(state: State, most: int) -> bool:
+    """True where some optimizer has skipped more than `most` steps in a row; waits for the device."""
+    return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())
 
-    def __init__(self) -> None:
-        self.in_a_row: list[int] = []
 
-    def saw(self, skipped: list[int], *, done: int) -> None:
-        """Take notice of the skipped steps among those read, when `done` steps are made."""
-        for step in skipped:
-            follows = bool(self.in_a_row) and step == self.in_a_row[-1] + 1
-            self.in_a_row = [*self.in_a_row, step] if follows else [step]
-        if self.in_a_row and self.in_a_row[-1] != done - 1:
-            self.in_a_row = []
+def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:
+    """Save the state as that of the last good step, where it is that; say what happened, and what to try."""
+    bad = parts.whole.bad_steps
+    first = bad.in_a_row[0] if bad.in_a_row else parts.state.step
+    strange = crash.strange_samples(parts.supply.again(first))
+    stands = narration.standing(parts)
+    if parts.saving is not None and _nothing_changed_since(parts, first):
+        parts.state.step, bad.in_a_row = first, []
+        for trained in parts.state.trained.values():
+            trained.bad_in_a_row.zero_()
+        parts.saving.finish(first, packed, protected=protected)
+        stands = f"weights are those after step {first}, saved as {parts.saving.store.path(first)}"
+    return DivergedError(
+        narration.divergence(first, strange, stands, optimizer=parts.described["optimizer"], schedule=parts.schedule)
+    )
 
-    def latched(self, state: State, most: int) -> bool:
-        """True where some optimizer has skipped more than `most` steps in a row; waits for the device."""
-        return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())
+
+def _nothing_changed_since(parts: Parts, step: int) -> bool:
+    """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
+    alone = len(parts.state.trained) == 1 and parts.task.loss is not None  # other updates may have been applied
+    watch = parts.whole.watch
+    evaluated = watch is not None and (watch.step or 0) > step
+    return alone and not (parts.whole.precision.loss_scale or parts.whole.kept.objects or evaluated)

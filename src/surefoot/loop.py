@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.errors import ConfigError
 from surefoot.losses import scalar
-from surefoot.means import Mean, add_each
+from surefoot.means import Mean, add_each, correction
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.clipping import Clip, gradient_norm, scale_and_clip
 from surefoot.optimizers.ema import Ema
+from surefoot.optimizers.gradients import Clip, clear, gradient_norm, refuse_unused, scale_and_clip
 from surefoot.optimizers.skipping import Skip
 from surefoot.precision import Precision
+from surefoot.record import refuse_own
 from surefoot.schedules import Factors
 from surefoot.seeding import fold, seed_generators
 
@@ -61,7 +63,12 @@ class State:
     trained: dict[str, Trained]
     averages: dict[str, Ema] = field(default_factory=dict)
     step: int = 0
-    buffers: BatchStatistics | None = None  # None where no model has any
+    buffers: BatchStatistics = field(default_factory=BatchStatistics)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Every trained parameter of every model."""
+        return [parameter for trained in self.trained.values() for parameter in trained.parameters]
 
 
 @dataclass(slots=True)
@@ -82,6 +89,7 @@ class Step:
 
     def log(self, **values: Tensor | float | Mean) -> None:
         """Add values to the records, averaged over the log interval; a tensor waits on the device until then."""
+        refuse_own(values)
         self.logged |= values
 
 
@@ -114,15 +122,24 @@ def steps(
 
     The caller's code runs at `yield`. A step is recorded and saved after it, so a checkpoint holds its effects too.
     """
+    clear(state.parameters)  # what a step that was never finished may have left
+    state.buffers.undo()
     while state.step < length and not duties.stopping:
         clock("waiting")
         step = Step(state.step, feed(state.step), task, state)
         clock("training")
         if opened:
-            seed_generators(
-                fold(task.key, step.index)
-            )  # what the caller draws before its first pass, a resume draws too
-            yield step
+            seed_generators(fold(task.key, step.index))  # what the body draws before its first pass, a resume draws too
+            try:
+                yield step
+            except GeneratorExit:  # `break`: an update that was made counts
+                if step.skipped is not None:
+                    state.step += 1
+                    record(step)
+                raise
+            finally:
+                state.buffers.undo()  # passes that no update followed
+            refuse_unused(state.parameters, step=step.index)
         else:
             forward_backward(step)
             update(step)
@@ -164,12 +181,12 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         if micro_batch.count == 0:
             continue
         seed_generators(fold(task.key, step.index, micro_batch.index))
-        if state.buffers is not None:
-            state.buffers.start_pass()
+        state.buffers.start_pass()
         with task.precision.autocast():
             result = loss(task.forward, micro_batch.batch)
         if isinstance(result, tuple):
             result, further = result
+            refuse_own(further)
             add_each(step.logged, further)
         if isinstance(result, Mean):
             part = scalar(result.total) / nominal
@@ -179,16 +196,11 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
             part = scalar(result) if share == 1.0 else scalar(result) * share
         (part if scale is None else part * scale.scale).backward()  # type: ignore[no-untyped-call]
         total = part.detach() if total is None else total + part.detach()
-        if state.buffers is not None:
-            state.buffers.end_pass()
+        state.buffers.end_pass()
 
     if total is None:
         total = torch.zeros((), device=task.precision.device)
-    wide = torch.promote_types(total.dtype, torch.float32)  # a count of whole numbers would be divided in float32
-    factor: Tensor | float = 1.0
-    if counted is not None:
-        wide_count = torch.as_tensor(counted, device=total.device).to(wide)
-        factor = nominal / torch.where(wide_count > 0, wide_count, 1)
+    factor = correction(nominal, counted, like=total)
     mean = total if counted is None else total * factor
     step.pending = (mean, factor)
     if step.loss is None:
@@ -206,35 +218,21 @@ def update(step: Step, *names: str) -> None:
     if step.pending is None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
-    rate = task.factors(step.index)
     scale = task.precision.loss_scale
     if scale is not None:
         factor = factor / scale.scale
-    skipped = None
-    for name in names or state.trained:
-        latest = _update_one(step, state.trained[name], loss, factor, rate)
-        if name in state.averages:
-            state.averages[name].update(1.0 - latest)
-        skipped = latest if skipped is None else torch.maximum(skipped, latest)
-    assert skipped is not None
+    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
     step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
-    if state.buffers is not None:
-        state.buffers.finish(skipped == 0)
-    for trained in state.trained.values():
-        for parameter in trained.parameters:
-            parameter.grad = None  # not zeros: a parameter that a step does not use must not decay or coast in it
+    state.buffers.finish(skipped)
+    clear(state.parameters)
 
 
-def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | float, rate: float) -> Tensor:
-    task, optimizer, scale = step.task, trained.optimizer, step.task.precision.loss_scale
+def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
+    task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
-    norm = gradient_norm(gradients)
-    if not isinstance(factor, float):
-        norm = norm * factor
-    step.norm = norm
-
+    step.norm = norm = gradient_norm(gradients, factor=factor)
     probe = norm + loss
     bad = torch.ne(probe - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
@@ -242,9 +240,11 @@ def _update_one(step: Step, trained: Trained, loss: Tensor, factor: Tensor | flo
     if scale is not None:  # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
         counted = torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
     trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
-
     scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)
-    for group in optimizer.param_groups:
+    rate = task.factors(step.index)
+    for group in trained.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate
-    trained.skip.apply(optimizer, skipped)
+    trained.skip.apply(trained.optimizer, skipped)
+    if name in step.state.averages:
+        step.state.averages[name].update(1.0 - skipped)
     return skipped

@@ -53,6 +53,21 @@ def summed(means: Iterable[Mean]) -> Mean:
     return total
 
 
+def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) -> Tensor | float:
+    """What a total that was divided by `nominal` is multiplied by to be one divided by what was really counted.
+
+    1.0 where `counted` is None, because `nominal` holds; else a tensor on the device of `like`, in float32 at least (a
+    count of whole numbers would be divided in float32). Where nothing was counted, a total of 0 stays 0.
+
+    >>> float(correction(8, 6, like=torch.zeros(())))
+    1.3333333730697632
+    """
+    if counted is None:
+        return 1.0
+    wide_count = torch.as_tensor(counted, device=like.device).to(torch.promote_types(like.dtype, torch.float32))
+    return nominal / torch.where(wide_count > 0, wide_count, 1)
+
+
 def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
     """Add counted means by name to those that are there, cut from the graph."""
     for name, mean in further.items():

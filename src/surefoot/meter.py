@@ -114,6 +114,21 @@ class Meter:
         ]
 
 
+class BadSteps:
+    """The steps skipped in a row up to now, as far as the records that were read tell."""
+
+    def __init__(self) -> None:
+        self.in_a_row: list[int] = []
+
+    def saw(self, skipped: list[int], *, done: int) -> None:
+        """Take notice of the skipped steps among those read, when `done` steps are made."""
+        for step in skipped:
+            follows = bool(self.in_a_row) and step == self.in_a_row[-1] + 1
+            self.in_a_row = [*self.in_a_row, step] if follows else [step]
+        if self.in_a_row and self.in_a_row[-1] != done - 1:
+            self.in_a_row = []
+
+
 def _weighted(rows: Tensor) -> float:
     counted = rows[rows[:, 2] > 0]
     return float(Mean((counted[:, 1] * counted[:, 2]).sum(), counted[:, 2].sum()).value)

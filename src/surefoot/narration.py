@@ -5,54 +5,31 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from surefoot.directory import RunDirectory
-from surefoot.durations import Length
-from surefoot.loop import State
-from surefoot.precision import Precision
+from surefoot.parts import Parts
 from surefoot.schedules import Schedule
-from surefoot.signals import Signals
 from surefoot.sinks.console import number
-from surefoot.stopping import Watch
 
 
-class Told(Protocol):
-    """What of a run its words are about."""
-
-    state: State
-    length: Length
-    precision: Precision
-    directory: RunDirectory | None
-    device: torch.device
-    micro_batch_size: int
-    first_step: int
-    signals: Signals
-    watch: Watch | None
-    last_scores: dict[str, float]
-
-    @property
-    def out_of_patience(self) -> bool: ...  # noqa: D102
-
-
-def header(run: Told) -> str:
-    """Five lines: model, data, plan, device, directory."""
-    length = run.length
-    sizes = {type(model).__name__: _trainable(model) for model in run.state.models.values()}
+def header(parts: Parts) -> str:
+    """Five lines: model, data, plan, device, directory; said before the first step of a sitting."""
+    length, step, device = parts.length, parts.state.step, parts.device
+    sizes = {type(model).__name__: _trainable(model) for model in parts.state.models.values()}
     models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in sizes.items())
-    passes = length.steps * length.batch_size / length.samples_per_epoch
-    pieces = length.batch_size // run.micro_batch_size
-    cut = f" in {pieces} micro-batches of {run.micro_batch_size}" if pieces > 1 else ""
-    start = f"going on at step {run.first_step}" if run.first_step else "from step 0"
-    threads = f", {torch.get_num_threads()} threads" if run.device.type == "cpu" else ""
+    pieces = length.batch_size // parts.supply.micro_batch_size
+    cut = f" in {pieces} micro-batches of {parts.supply.micro_batch_size}" if pieces > 1 else ""
+    start = f"going on at step {step}" if step else "from step 0"
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     lines = [
         f"model   {models}",
-        f"data    {length.samples_per_epoch:,} samples a pass; {length.steps:,} steps are {passes:.2f} passes",
+        f"data    {length.samples_per_epoch:,} samples a pass; {length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {length.batch_size:,} samples a step{cut}; {start}",
-        f"device  {run.device}, {run.precision.name}{threads}",
-        f"out     {run.directory.path if run.directory else 'nothing is saved: no out was given'}",
+        f"device  {device}, {parts.whole.precision.name}{threads}",
+        f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
     if length.batch_size > length.samples_per_epoch:
         lines.append(
@@ -62,50 +39,46 @@ def header(run: Told) -> str:
     return "\n".join(lines)
 
 
-def ending(run: Told) -> str:
-    """How a sitting ended, with its result, and the commands to type next."""
-    length, step = run.length, run.state.step
-    scores = ", ".join(f"{name} {number(value)}" for name, value in run.last_scores.items())
+def ending(parts: Parts, *, scores: dict[str, float]) -> str:
+    """How a sitting ended, with its last scores, and the commands to type next."""
+    length, step, watch = parts.length, parts.state.step, parts.whole.watch
     if step >= length.steps:
         how = f"finished: {step:,} steps"
-    elif run.out_of_patience and run.watch is not None:
-        how = f"stopped early at step {step:,}: {run.watch.score} has not improved since step {run.watch.step}"
+    elif parts.out_of_patience and watch is not None:
+        how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = f"stopped at step {step:,} of {length.steps:,}"
-    lines = [how + (f"; {scores}" if scores else "")]
-    if run.watch is not None and run.watch.value is not None:
-        lines.append(f"best {run.watch.score}: {number(run.watch.value)} at step {run.watch.step}")
-    by_command = Path(sys.argv[0]).name == "surefoot"
-    if run.directory is not None and (by_command or step < length.steps):
-        done = step >= length.steps or run.out_of_patience
-        command = f"surefoot evaluate {shlex.quote(str(run.directory.path))}" if done else resume_command(run.directory)
-        lines.append(f"{'score it again' if done else 'saved; go on with'}:  {command}")
+    shown = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
+    lines = [how + (f"; {shown}" if shown else "")]
+    if watch is not None and watch.value is not None:
+        lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
+    if parts.directory is not None and not parts.finished:
+        lines.append(f"saved; go on with:  {resume_command(parts.directory)}")
+    elif parts.directory is not None and _by_command():
+        lines.append(f"score it again:  surefoot evaluate {shlex.quote(str(parts.directory.path))}")
     return "\n".join(lines)
 
 
-def finished(run: Told) -> str:
+def finished(parts: Parts) -> str:
     """What is said to someone who starts a finished run again."""
-    where = f" in {run.directory.path}" if run.directory else ""
-    why = (
-        "early stopping ended it"
-        if run.out_of_patience and run.state.step < run.length.steps
-        else f"all {run.length.steps:,} steps are made"
-    )
+    where = f" in {parts.directory.path}" if parts.directory else ""
+    all_made = parts.state.step >= parts.length.steps
+    why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
     return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
 
 
 def resume_command(directory: RunDirectory) -> str:
     """What to type to go on with the run in a directory."""
-    if Path(sys.argv[0]).name == "surefoot":
+    if _by_command():
         return f"surefoot resume {shlex.quote(str(directory.path))}"
     return f"python {shlex.join(sys.argv)}"
 
 
-def standing(directory: RunDirectory | None, saved_step: int | None) -> str:
+def standing(parts: Parts) -> str:
     """Which checkpoint stands, and how to go on from it."""
-    if directory is None or saved_step is None:
+    if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
-    return f"the newest checkpoint is of step {saved_step}; go on with: {resume_command(directory)}"
+    return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory)}"
 
 
 def divergence(step: int, samples: list[int], stands: str, *, optimizer: dict[str, Any], schedule: Schedule) -> str:
@@ -139,6 +112,10 @@ def script_toml(described: dict[str, Any]) -> str:
     document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
     document["run"] = _without_none(described)
     return tomlkit.dumps(document)
+
+
+def _by_command() -> bool:
+    return Path(sys.argv[0]).name == "surefoot"
 
 
 def _trainable(model: torch.nn.Module) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from surefoot.checkpoint.disk import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.directory import RunDirectory
-from surefoot.durations import Every
+from surefoot.sinks import Console
+from surefoot.timetable import Timetable
 
 _RETRY_S = 30.0  # after a save that failed
 
@@ -20,20 +20,12 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self,
-        directory: RunDirectory,
-        *,
-        every: Every,
-        keep: int,
-        keep_every: Every | None,
-        disk: Files,
-        say: Callable[[str], None],
+        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Console | None
     ) -> None:
-        self.store = Store(
-            directory.checkpoints, keep=keep, keep_every=keep_every.due if keep_every else None, disk=disk
-        )
+        keep_every = times.keep.due if times.keep else None
+        self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)
         self.writer = Writer(self.store)
-        self.every, self.keep_every, self.say = every, keep_every, say
+        self.every, self.keep_every, self.console = times.save, times.keep, console
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
         self.begun_at = time.monotonic()
@@ -62,10 +54,12 @@ class Saving:
         self.longest_s = max(self.longest_s, time.monotonic() - self.begun_at)
 
     def say_failure(self) -> None:
-        """Say loudly that the last save failed, where it did."""
+        """Say loudly that the last save failed, where it did; and that old checkpoints cannot be removed."""
+        if self.writer.not_pruned is not None:
+            self._say(f"warning: {self.writer.not_pruned}")
         failure = self.writer.failure()
         if failure is not None:
-            self.say(
+            self._say(
                 f"WARNING: NOT SAVED: {failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
             )
 
@@ -77,6 +71,12 @@ class Saving:
         failure = self.writer.failure()
         if failure is not None:
             raise failure
+        if self.writer.not_pruned is not None:
+            self._say(f"warning: {self.writer.not_pruned}")
+
+    def resumed(self, step: int) -> None:
+        """Take notice that the run stands where a checkpoint was made."""
+        self.begun_step = self.writer.saved = step
 
     def newest(self) -> Contents | None:
         """The newest intact checkpoint; damaged newer ones are named. None where there is none at all."""
@@ -85,24 +85,14 @@ class Saving:
             return None
         contents, damaged = found
         for damage in damaged:
-            self.say(f"warning: {damage}: resuming from step-{contents.step:08d}")
+            self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
+
+    def _say(self, text: str) -> None:
+        if self.console is not None:
+            self.console.say(text)
 
     @property
     def saved_step(self) -> int | None:
         """The last step that is safe, as far as this sitting knows."""
         return self.writer.saved
-
-
-def refused(saved: dict[str, Any], now: dict[str, Any], *, extends_exactly: bool, step: int) -> str | None:
-    """Why a run saved with one length cannot go on with another; None where it can."""
-    if saved["length"] == now["length"]:
-        return None
-    steps = int(str(now["length"]).split()[0])
-    if steps < step:
-        return f"{step} steps are made already"
-    return (
-        None
-        if extends_exactly
-        else "its schedule would have had other rates from the start on; only a constant one can be extended exactly"
-    )

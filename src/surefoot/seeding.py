@@ -44,7 +44,7 @@ def fold(key: int, *address: int) -> int:
 
 
 def seed_generators(bits: int) -> None:
-    """Set Python's, NumPy's and torch's global generators (every CUDA device's too) from 64 bits; about 10 us on the CPU.
+    """Set Python's, NumPy's and torch's global generators (of accelerators too) from 64 bits; about 10 us on the CPU.
 
     The generator objects are seeded directly: `torch.manual_seed` costs 100 us because it queues the seed for lazily
     started devices.
@@ -55,6 +55,8 @@ def seed_generators(bits: int) -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             generator.manual_seed(bits)
+    elif torch.backends.mps.is_available():
+        torch.mps.manual_seed(bits)
 
 
 @contextmanager
@@ -62,6 +64,7 @@ def untouched() -> Iterator[None]:
     """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     try:
         yield
     finally:
@@ -70,3 +73,5 @@ def untouched() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)

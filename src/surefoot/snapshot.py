@@ -15,7 +15,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.clock import Clock
 from surefoot.errors import CheckpointError
 from surefoot.loop import State
-from surefoot.meter import Meter
+from surefoot.meter import BadSteps, Meter
 from surefoot.precision import Precision
 from surefoot.stopping import Watch
 
@@ -50,10 +50,11 @@ class Whole:
 
     state: State
     precision: Precision
-    meter: Meter
-    clock: Clock
-    watch: Watch | None
-    kept: Kept
+    watch: Watch | None = None
+    meter: Meter = field(default_factory=Meter)
+    bad_steps: BadSteps = field(default_factory=BadSteps)
+    clock: Clock = field(default_factory=Clock)
+    kept: Kept = field(default_factory=Kept)
 
 
 def packed(whole: Whole, **facts: Any) -> Contents:
@@ -81,6 +82,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         "aliases": aliases,
         "optimizer": optimizer,
         "watch": None if whole.watch is None else whole.watch.state(),
+        "skipped_in_a_row": whole.bad_steps.in_a_row,
         "clock": whole.clock.state(),
         "kept": kept,
     }
@@ -114,6 +116,7 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         )
     whole.precision.load_tensors(_under("precision/", loose))
     whole.meter.load_tensors(_under("meter/", loose))
+    whole.bad_steps.in_a_row = list(found.state["skipped_in_a_row"])
     whole.clock.load_state(found.state["clock"])
     if whole.watch is not None:
         whole.watch.load_state(found.state["watch"])

@@ -34,12 +34,17 @@ class Watch:
     (1, 1.5, 1)
     """
 
-    def __init__(self, text: str, *, minimum_improvement: float = 0.0) -> None:
+    def __init__(self, text: str, *, minimum_improvement: float = 0.0, patience: int | None = None) -> None:
         self.direction, self.score = parsed(text)
-        self.minimum_improvement = minimum_improvement
+        self.minimum_improvement, self.patience = minimum_improvement, patience
         self.value: float | None = None
         self.step: int | None = None
         self.waited = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """True when there was no improvement for as many evaluations as there is patience."""
+        return self.patience is not None and self.waited >= self.patience
 
     def improved(self, step: int, value: float) -> bool:
         """Take notice of the score after `step` steps; true where it is the best so far."""
@@ -79,7 +84,9 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
     text = best if early_stopping is None else early_stopping.watch
     if text is None:
         return None
-    watch = Watch(text, minimum_improvement=0.0 if early_stopping is None else early_stopping.minimum_improvement)
+    watch = Watch(text)
+    if early_stopping is not None:
+        watch = Watch(text, minimum_improvement=early_stopping.minimum_improvement, patience=early_stopping.patience)
     if watch.score.split("/")[0] not in splits:
         raise ConfigError(
             f"cannot watch {watch.score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"

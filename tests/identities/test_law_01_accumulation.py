@@ -81,7 +81,7 @@ def change_and_step(run: sf.Run, micro_batches: list[MicroBatch]) -> tuple[dict[
     """What one step changes in every parameter: minus the gradient that was applied."""
     model = run.state.models["model"]
     before = {name: held.detach().clone() for name, held in model.named_parameters()}
-    step = Step(0, micro_batches, run.task, run.state)
+    step = Step(0, micro_batches, run.parts.task, run.state)
     sf.forward_backward(step)
     sf.update(step)
     return {name: before[name] - held.detach() for name, held in model.named_parameters()}, step

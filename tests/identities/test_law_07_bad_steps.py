@@ -90,8 +90,9 @@ def order_of_samples() -> list[int]:
     """Which samples each step of a run sees; the same in every run here."""
     found: list[int] = []
     run = build(data())
-    for step in run:
-        found += [int(sample) for part in step.micro_batches for sample in part.ids]
+    with run:
+        for step in run:
+            found += [int(sample) for part in step.micro_batches for sample in part.ids]
     return found
 
 
@@ -121,12 +122,13 @@ def test_a_bad_step_changes_no_bit_and_the_next_one_is_made(
     run = build(data(bad_sample, value=value), optimizer=OPTIMIZERS[name], loss=used)
     held = [bits(run)]
     skipped = []
-    for step in run:
-        held.append(bits(run))
-        assert step.skipped is not None
-        assert step.loss is not None
-        skipped.append(float(step.skipped))
-        assert math.isfinite(float(step.loss)) == (loss_is_finite or step.index != bad_step)
+    with run:
+        for step in run:
+            held.append(bits(run))
+            assert step.skipped is not None
+            assert step.loss is not None
+            skipped.append(float(step.skipped))
+            assert math.isfinite(float(step.loss)) == (loss_is_finite or step.index != bad_step)
 
     assert skipped == [float(index == bad_step) for index in range(STEPS)]
     before, after = held[bad_step], held[bad_step + 1]
@@ -216,7 +218,7 @@ def test_at_the_limit_a_run_goes_on_and_a_good_step_starts_the_count_again() -> 
     bad = [order[0], order[BATCH], order[3 * BATCH], order[4 * BATCH]]  # steps 0 1, 3 4 of each pass
     run = build(data(*bad), max_bad_steps=2, length=f"{3 * STEPS} steps", seed=0, log_every="1 steps")
     skipped = []
-    with pytest.raises(sf.DivergedError) if most_in_a_row(bad, 3 * STEPS) > 2 else nullcontext():
+    with pytest.raises(sf.DivergedError) if most_in_a_row(bad, 3 * STEPS) > 2 else nullcontext(), run:
         for step in run:
             assert step.skipped is not None
             skipped.append(int(step.skipped))
@@ -227,9 +229,10 @@ def most_in_a_row(bad: list[int], steps: int) -> int:
     """The longest row of steps with a bad sample, from the data alone."""
     run = build(data(), length=f"{steps} steps")
     longest = row = 0
-    for step in run:
-        row = row + 1 if any(int(sample) in bad for part in step.micro_batches for sample in part.ids) else 0
-        longest = max(longest, row)
+    with run:
+        for step in run:
+            row = row + 1 if any(int(sample) in bad for part in step.micro_batches for sample in part.ids) else 0
+            longest = max(longest, row)
     return longest
 
 
@@ -238,7 +241,7 @@ def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
     order = order_of_samples()
     run = build(data(*order[2 * BATCH : 4 * BATCH]), max_bad_steps=1, log_every="1000 steps")
     good, skipped = None, []
-    with pytest.raises(sf.DivergedError, match="at step 2"):  # noqa: PT012
+    with pytest.raises(sf.DivergedError, match="at step 2"), run:  # noqa: PT012
         for step in run:
             assert step.skipped is not None
             skipped.append(int(step.skipped))
@@ -263,8 +266,8 @@ def test_a_diverged_run_started_again_says_so_again_and_mended_data_go_on(tmp_pa
 
 def fp16(*, interval: int = 4, **changes: Any) -> sf.Run:
     run = build(data(), precision="fp16", ema=None, schedule=None, clip="off", length="24 steps", **changes)
-    assert run.precision.loss_scale is not None
-    run.precision.loss_scale.interval = interval
+    assert run.parts.whole.precision.loss_scale is not None
+    run.parts.whole.precision.loss_scale.interval = interval
     return run
 
 
@@ -274,17 +277,18 @@ def steep_loss(model: Any, batch: Any) -> Tensor:
 
 
 def scale_of(run: sf.Run) -> tuple[float, int]:
-    assert run.precision.loss_scale is not None
-    return float(run.precision.loss_scale.scale), int(run.precision.loss_scale.good_steps)
+    assert run.parts.whole.precision.loss_scale is not None
+    return float(run.parts.whole.precision.loss_scale.scale), int(run.parts.whole.precision.loss_scale.good_steps)
 
 
 def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
     run = fp16(loss=steep_loss, optimizer=sf.sgd(lr=1e-3, momentum=0.9))
     scales, batches = [], []
     model = fp16(loss=steep_loss).state.models["model"]
-    for step in run:
-        scales.append(scale_of(run))
-        batches.append([part.batch for part in step.micro_batches])
+    with run:
+        for step in run:
+            scales.append(scale_of(run))
+            batches.append([part.batch for part in step.micro_batches])
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=4)
@@ -325,12 +329,13 @@ def test_any_sequence_of_overflows_gives_the_scales_of_torch(start: float, found
 def test_an_overflow_is_skipped_and_shown_but_is_no_sign_of_divergence() -> None:
     run = fp16(loss=steep_loss, max_bad_steps=0, log_every="1 steps")
     before, skipped = bits_of_model(run), 0
-    for step in run:
-        assert step.skipped is not None
-        if float(step.skipped):
-            skipped += 1
-            assert bits_of_model(run) == before
-        before = bits_of_model(run)
+    with run:
+        for step in run:
+            assert step.skipped is not None
+            if float(step.skipped):
+                skipped += 1
+                assert bits_of_model(run) == before
+            before = bits_of_model(run)
 
     assert skipped > 1
     assert float(run.state.trained["model"].bad_in_a_row) == 0
@@ -378,8 +383,8 @@ def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None
             clip="off",
             length="1 steps",
         )
-        if run.precision.loss_scale is not None:
-            run.precision.loss_scale.interval = 1  # grows in every good step
+        if run.parts.whole.precision.loss_scale is not None:
+            run.parts.whole.precision.loss_scale.interval = 1  # grows in every good step
         before = torch.as_tensor(run.state.models["second"].weight).detach().clone()
         run.train()
         return run, before - torch.as_tensor(run.state.models["second"].weight).detach()

@@ -114,7 +114,7 @@ def test_the_logged_rate_is_that_of_the_last_step(tmp_path: Path) -> None:
     run.train()
 
     assert [record["learning_rate"] for record in training_records(tmp_path / "run")] == [
-        0.5 * run.task.factors(step) for step in range(12)
+        0.5 * run.parts.task.factors(step) for step in range(12)
     ]
 
 
@@ -231,14 +231,20 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
         return plain_mean(model, batch)
 
     run = build(loss=loss)
-    run.feed.start(0)
+    supply = run.parts.supply.feed(workers=0)
+    supply.start(0)
 
     def feed(step: int) -> Any:
         duties.now += 10
-        return run.feed.micro_batches(step)
+        return supply.micro_batches(step)
 
-    arguments: dict[str, Any] = {"feed": feed, "record": run.meter.add, "clock": duties.clock.enter, "duties": duties}
-    for step in steps(run.task, run.state, length=6, opened=opened, **arguments):
+    arguments: dict[str, Any] = {
+        "feed": feed,
+        "record": run.parts.whole.meter.add,
+        "clock": duties.clock.enter,
+        "duties": duties,
+    }
+    for step in steps(run.parts.task, run.state, length=6, opened=opened, **arguments):
         if opened:
             sf.forward_backward(step)
             sf.update(step)

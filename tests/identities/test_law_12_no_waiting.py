@@ -147,10 +147,10 @@ def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
     made = []
     with nothing_read():
         for step in steps(
-            run.task,
+            run.parts.task,
             run.state,
             feed=fed.__getitem__,
-            record=run.meter.add,
+            record=run.parts.whole.meter.add,
             clock=lambda phase: None,
             duties=NothingDue(),
             length=STEPS,
@@ -163,7 +163,7 @@ def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
     assert (
         sum(float(step.skipped) for step in made if step.skipped is not None) >= 4
     )  # sample 7 comes once in five steps
-    window = run.meter.read()
+    window = run.parts.whole.meter.read()
     assert window.values["skipped"] >= 4
 
 
@@ -213,12 +213,16 @@ def test_on_a_gpu_twenty_steps_wait_for_nothing(changes: dict[str, Any]) -> None
         ]
         for parts in micro_batches()
     ]
-    arguments: dict[str, Any] = {"record": run.meter.add, "clock": lambda phase: None, "duties": NothingDue()}
-    for _ in steps(run.task, run.state, feed=fed.__getitem__, length=2, **arguments):
+    arguments: dict[str, Any] = {
+        "record": run.parts.whole.meter.add,
+        "clock": lambda phase: None,
+        "duties": NothingDue(),
+    }
+    for _ in steps(run.parts.task, run.state, feed=fed.__getitem__, length=2, **arguments):
         pass  # the first steps load kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in steps(run.task, run.state, feed=fed.__getitem__, length=STEPS, **arguments):
+        for _ in steps(run.parts.task, run.state, feed=fed.__getitem__, length=STEPS, **arguments):
             pass
     finally:
         torch.cuda.set_sync_debug_mode("default")

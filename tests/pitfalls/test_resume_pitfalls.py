@@ -56,7 +56,8 @@ def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -
     whole_passes(tmp_path / "whole").train()
     whole_passes(tmp_path / "cut", stop_after="1 epochs").train()
     run = whole_passes(tmp_path / "cut")
-    assert [step.index for step in run] == list(range(4, 12))
+    with run:
+        assert [step.index for step in run] == list(range(4, 12))
     assert equal(newest(tmp_path / "cut"), newest(tmp_path / "whole"))
 
 
@@ -64,8 +65,9 @@ def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -
 def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(stop: int, tmp_path: Path) -> None:
     seen: list[int] = []
     for last in (f"{stop} steps", None):
-        for step in build(tmp_path / "run", length="2 epochs", stop_after=last):
-            seen += [int(sample) for part in step.micro_batches for sample in part.ids]
+        with build(tmp_path / "run", length="2 epochs", stop_after=last) as run:
+            for step in run:
+                seen += [int(sample) for part in step.micro_batches for sample in part.ids]
     assert len(seen) == 2 * SAMPLES
     assert sorted(seen[:SAMPLES]) == sorted(seen[SAMPLES:]) == list(range(SAMPLES))
 
@@ -85,8 +87,8 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
     for last in ("5 steps", "9 steps", None):
         run = build(tmp_path / "run", stop_after=last, **settings)
         run.train()
-    assert run.watch is not None
-    assert (run.state.step, run.watch.step, run.watch.value) == (12, 2, 1.0)
+    assert run.parts.whole.watch is not None
+    assert (run.state.step, run.parts.whole.watch.step, run.parts.whole.watch.value) == (12, 2, 1.0)
 
 
 def test_the_average_is_remembered(tmp_path: Path) -> None:

@@ -78,14 +78,15 @@ def infinite_at(step: int) -> Any:
 def test_an_infinite_gradient_is_not_clipped_into_nan_and_applied() -> None:
     run = build(None, loss=infinite_at(3), length="6 steps", evaluate=None, early_stopping=None)
     before: dict[str, Tensor] = {}
-    for step in run:
-        if step.index == 3:
-            after = held(run)
-            whole = [name for name, value in after.items() if value.is_floating_point()]
-            assert all(torch.equal(after[name], before[name]) for name in whole)
-            assert step.skipped is not None
-            assert step.skipped.item() == 1
-        before = held(run)
+    with run:
+        for step in run:
+            if step.index == 3:
+                after = held(run)
+                whole = [name for name, value in after.items() if value.is_floating_point()]
+                assert all(torch.equal(after[name], before[name]) for name in whole)
+                assert step.skipped is not None
+                assert step.skipped.item() == 1
+            before = held(run)
     assert all(bool(value.isfinite().all()) for value in before.values())
 
 
@@ -112,9 +113,10 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
         return torch.optim.SGD(halves, lr=1.0)
 
     run = build(None, optimizer=optimizer, length="8 steps", ema=None)
-    for step in run:
-        slow, fast = (group["lr"] for group in step.state.trained["model"].optimizer.param_groups)
-        assert slow / fast == pytest.approx(100)
+    with run:
+        for step in run:
+            slow, fast = (group["lr"] for group in step.state.trained["model"].optimizer.param_groups)
+            assert slow / fast == pytest.approx(100)
 
 
 # --- schedules, as the run uses them -------------------------------------------------------------------------------------
@@ -146,7 +148,8 @@ def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None
         console=False,
     )
     before = next(run.state.models["model"].parameters()).item()
-    next(iter(run))
+    with run:
+        next(iter(run))
     after = next(run.state.models["model"].parameters()).item()
     assert before - after == pytest.approx(0.1 * factor, rel=1e-5)
 
@@ -164,8 +167,9 @@ def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode()
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), scores=mode)
     run = build(None, length="6 steps", evaluate={"held-out": split}, evaluate_every="2 steps", ema=None)
-    for step in run:
-        assert all(part.training for model in step.state.models.values() for part in model.modules())
+    with run:
+        for step in run:
+            assert all(part.training for model in step.state.models.values() for part in model.modules())
     assert modes == {False}
 
 
@@ -221,7 +225,8 @@ def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
 def test_the_logged_loss_is_that_of_all_steps_since_the_last(tmp_path: Path) -> None:
     """Loss of the last micro-batch."""
     run = build(tmp_path / "run", length="9 steps", log_every="3 steps")
-    losses = [step.loss.item() for step in run if step.loss is not None]
+    with run:
+        losses = [step.loss.item() for step in run if step.loss is not None]
     found = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     means = [sum(losses[first : first + 3]) / 3 for first in (0, 3, 6)]
     assert [record["loss"] for record in found] == pytest.approx(means, rel=1e-6)
@@ -238,8 +243,9 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
     split = sf.Split((data.inputs, data.labels), scores=slow, batch_size=SAMPLES)
     run = build(tmp_path / "run", length="6 steps", log_every="6 steps", evaluate={"held-out": split})
     began_at = time.monotonic()
-    for _ in run:
-        time.sleep(0.05)
+    with run:
+        for _ in run:
+            time.sleep(0.05)
     took_s = time.monotonic() - began_at
     (found,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert found["targets"] == 6 * 8
@@ -261,7 +267,8 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.Captu
     """Empty data set: endless loop, silent hang, or exit 0 with loss 0."""
     data = torch.randn(3, 8), torch.randint(3, (3,))
     run = build(None, train=data, length="4 steps", console=True, evaluate=None, early_stopping=None)
-    counts = [sum(part.count for part in step.micro_batches) for step in run]
+    with run:
+        counts = [sum(part.count for part in step.micro_batches) for step in run]
     assert counts == [8, 8, 8, 8]
     assert "each is seen several times a step" in capsys.readouterr().out
 

@@ -48,5 +48,21 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         )
 
 
+def refuse_another_length(saved: Described, now: Described, *, extends_exactly: bool, step: int, where: str) -> None:
+    """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another."""
+    steps = int(str(now["length"]).split()[0])
+    if saved["length"] == now["length"] or (extends_exactly and steps >= step):
+        return
+    why = (
+        f"{step} steps are made already"
+        if steps < step
+        else "its schedule would have had other rates from the start on; only a constant one can be extended exactly"
+    )
+    raise CheckpointError(
+        f"cannot resume {where}: length was {saved['length']}, now {now['length']}\n  {why}\n"
+        "  to train on from its weights: another --out, with --init"
+    )
+
+
 def _shown(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"

@@ -25,6 +25,10 @@ _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 _Remains = list[tuple[Path, OSError]]
 
 
+class NotPrunedError(CheckpointError):
+    """A checkpoint was saved, and an older one that is no longer needed could not be removed."""
+
+
 class Store:
     """The checkpoints under one directory; one process writes, any number read.
 
@@ -100,8 +104,8 @@ class Store:
     def save(self, contents: Contents, *, protected: Collection[int] = ()) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
-        One of the same step is replaced. A `CheckpointError` says whether nothing was saved (then no other
-        checkpoint has been touched) or only something old resists removal. After either, just save again.
+        One of the same step is replaced. A `CheckpointError` says that nothing was saved and no other checkpoint
+        touched; `NotPrunedError`, that all is saved but something old resists removal. After either, just save again.
         """
         target = self.path(contents.step)
         try:
@@ -116,7 +120,7 @@ class Store:
         self.intact.add(contents.step)
         remains = self._prune(contents.step, protected)
         if remains:
-            raise CheckpointError(
+            raise NotPrunedError(
                 f"{target} is saved, but what is no longer needed cannot be removed\n  "
                 + "\n  ".join(f"{path}: {problem.strerror or problem}" for path, problem in remains[:3])
             )

@@ -7,7 +7,7 @@ from threading import Thread
 from traceback import clear_frames
 
 from surefoot.checkpoint.format import Contents
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError
 
 
@@ -22,6 +22,7 @@ class Writer:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.saved: int | None = None
+        self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
         self._failure: CheckpointError | None = None
         self._thread: Thread | None = None
 
@@ -56,9 +57,13 @@ class Writer:
         return self._failure
 
     def _save(self, contents: Contents, protected: Collection[int]) -> None:
-        step = contents.step
+        step, self.not_pruned = contents.step, None
         try:
             self.store.save(contents, protected=protected)
+        except NotPrunedError as problem:
+            del contents
+            _let_go(problem)
+            self.saved, self._failure, self.not_pruned = step, None, problem
         except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
             del contents
             _let_go(problem)

@@ -101,12 +101,12 @@ def _start(
         kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
         run = program.run(config)
         run.configuration = to_toml(config, kept, program.described)
-    if only is not None and (run.directory is None or run.directory.path.resolve() != only.resolve()):
+    if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
-            f"resuming {only}, but what made it now builds a run in {run.directory.path if run.directory else 'no directory'}\n"
+            f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
             "  was `out` changed, or is it relative to another directory than this one?"
         )
-    if run.precision.name == "fp16" and run.device.type == "cpu":
+    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
         raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
     run.train()
 

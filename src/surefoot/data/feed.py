@@ -57,6 +57,7 @@ class Feed:
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
         self.step, self.stop = 0, -1
+        self.latest: int | None = None  # the step last asked for
 
     def start(self, step: int, *, stop: int | None = None) -> None:
         """The next step asked for will be `step`, the last one before `stop`; starts the workers where there are any."""
@@ -70,7 +71,7 @@ class Feed:
         """The micro-batches of a step, which must follow the one asked for before."""
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
-        self.step = step + 1
+        self.step, self.latest = step + 1, step
         if self.reads is None or self.device.type != "cuda":
             return self._made(step)
         current = self.ahead if self.ahead is not None else self._made(step)

@@ -2,7 +2,6 @@
 
 from surefoot.sinks.console import Console
 from surefoot.sinks.jsonl import JsonLines, records
-from surefoot.sinks.record import Record, Sink
 from surefoot.sinks.tensorboard import TensorBoard
 
-__all__ = ["Console", "JsonLines", "Record", "Sink", "TensorBoard", "records"]
+__all__ = ["Console", "JsonLines", "TensorBoard", "records"]

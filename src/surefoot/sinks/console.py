@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-from surefoot.sinks.record import Record
+from surefoot.record import OWN, Record
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "targets_per_s")
 
@@ -28,9 +28,9 @@ class Console:
                 for name in _SHOWN
                 if name in record and not (name == "skipped" and not record[name])
             ]
-            own = [f"{name}={number(value)}" for name, value in record.get("own", {}).items()]
+            users = [f"{name}={number(value)}" for name, value in record.items() if name not in OWN]
             left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
-            self.say(" ".join([f"step={step}/{self.length}", *shown, *own, *left]))
+            self.say(" ".join([f"step={step}/{self.length}", *shown, *users, *left]))
         elif kind == "scores":
             values = [f"{name}={number(value)}" for name, value in record.items() if "/" in name]
             self.say(" ".join([f"step={step}/{self.length}", *values]))

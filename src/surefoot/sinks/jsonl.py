@@ -11,7 +11,7 @@ import math
 from hashlib import sha256
 from pathlib import Path
 
-from surefoot.sinks.record import Record
+from surefoot.record import Record
 
 
 class JsonLines:
@@ -44,9 +44,11 @@ class JsonLines:
         self.file.close()
 
     def _append(self, data: bytes) -> None:
-        self.file.write(data)
-        self.length += len(data)
-        self.hash.update(data)
+        while data:  # one write may take only a part
+            written = self.file.write(data)
+            self.length += written
+            self.hash.update(data[:written])
+            data = data[written:]
 
 
 def line(record: Record) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefoot.sinks.record import Record
+from surefoot.record import Record
 
 
 class TensorBoard:

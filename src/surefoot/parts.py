@@ -1,0 +1,92 @@
+"""What a run is made of, put together and not yet begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surefoot.checkpoint.format import Contents
+from surefoot.directory import RunDirectory, machine
+from surefoot.durations import Length
+from surefoot.loop import State, Task
+from surefoot.saving import Saving
+from surefoot.schedules import Schedule
+from surefoot.scoring import Scoring
+from surefoot.sinks import Console
+from surefoot.snapshot import Whole, packed
+from surefoot.supply import Supply
+from surefoot.timetable import Timetable
+from surefoot.world import deterministic_kernels
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one run. `whole` is all of it that changes; `described` is what makes it this run and no other."""
+
+    task: Task
+    whole: Whole
+    supply: Supply
+    scoring: Scoring
+    timetable: Timetable
+    schedule: Schedule
+    device: torch.device
+    deterministic: bool
+    described: dict[str, Any]
+    directory: RunDirectory | None
+    saving: Saving | None
+    console: Console | None
+    init: str | None
+    sample: Callable[[Any], str] | None
+
+    @property
+    def state(self) -> State:
+        """Models, optimizers and the number of steps made."""
+        return self.whole.state
+
+    @property
+    def length(self) -> Length:
+        """How long the run is."""
+        return self.timetable.length
+
+    @property
+    def out_of_patience(self) -> bool:
+        """True when early stopping has ended the run."""
+        return self.whole.watch is not None and self.whole.watch.exhausted
+
+    @property
+    def finished(self) -> bool:
+        """True when no step is left to be made, in this sitting or any other."""
+        return self.state.step >= self.length.steps or self.out_of_patience
+
+    def packed(self) -> Contents:
+        """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
+        return packed(
+            self.whole,
+            described=self.described,
+            machine=machine(self.device, deterministic=self.deterministic),
+            stopped_early=self.out_of_patience,
+        )
+
+    @property
+    def saved_step(self) -> int | None:
+        """The last step that is safe on disk; None where nothing is."""
+        return None if self.saving is None else self.saving.saved_step
+
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Torch's settings as this run has them; afterwards as they were."""
+        with self.whole.precision.numerics():
+            if not self.deterministic:
+                yield
+                return
+            with deterministic_kernels(self.device):
+                yield
+
+    def say(self, text: str) -> None:
+        """A line of prose on the console, where there is one."""
+        if self.console is not None:
+            self.console.say(text)

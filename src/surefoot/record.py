@@ -1,0 +1,35 @@
+"""One line of metrics, what takes it, and the names in it that are surefoot's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from surefoot.errors import ConfigError
+
+Record = dict[str, Any]
+"""`kind` ("train", "scores", "sample", "resumed"), `step` (steps made), and the values."""
+
+_SPENT = {"training_s", "waiting_s", "evaluating_s", "saving_s", "user_s"}
+_MEASURED = {"loss", "loss_of_applied", "skipped", "norm", "norm_max", "targets", "targets_per_s", "learning_rate"}
+OWN = frozenset({"kind", "step", "text", "nonfinite", "left_s"} | _SPENT | _MEASURED)
+
+
+class Sink(Protocol):
+    """Somewhere records go."""
+
+    def write(self, record: Record) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+def refuse_own(names: Iterable[str]) -> None:
+    """Raise `ConfigError` where a value of the user's would take the place of one of surefoot's.
+
+    >>> refuse_own(["accuracy"])
+    """
+    taken = OWN.intersection(names)
+    if taken:
+        name = min(taken)
+        raise ConfigError(
+            f"a value called {name!r} cannot be logged: a record has a {name!r} of its own\n  give it another name, as in my_{name}"
+        )

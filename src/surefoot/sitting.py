@@ -1,0 +1,263 @@
+"""One sitting of a run: from opening its directory to closing it, with what the loop finds due in between.
+
+A run that is never interrupted has one; each resume adds another. What lives only as long (the loader, the files of records,
+signal handlers, torch's settings) lives here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from surefoot import crash, divergence, narration, snapshot
+from surefoot.checkpoint.compare import differences, refuse_another_length, refuse_differences
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.directory import RunDirectory, environment, machine
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.loop import Step, steps
+from surefoot.parts import Parts
+from surefoot.record import Record, Sink
+from surefoot.saving import Saving
+from surefoot.signals import Signals
+from surefoot.sinks import JsonLines, TensorBoard
+
+
+class Sitting:
+    """The duties of the loop (`surefoot.loop.Duties`), and opening and closing around it."""
+
+    def __init__(self, parts: Parts, *, configuration: str | None) -> None:
+        self.parts, self.whole, self.state = parts, parts.whole, parts.state
+        self.configuration = configuration
+        self.started_at = self.looped_at = time.monotonic()
+        self.signals = Signals(lambda: narration.standing(parts))
+        self.settings = ExitStack()
+        self.sinks: list[Sink] = [parts.console] if parts.console else []
+        self.metrics: JsonLines | None = None
+        self.feed = parts.supply.feed(workers=parts.supply.workers)
+        self.first_step = 0
+        self.asked_to_stop = False
+        self.scores: dict[str, float] = {}  # the last ones
+
+    # --- opening and closing -------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
+        self.signals.install()
+        try:
+            self.settings.enter_context(self.parts.numerics())
+            if self.parts.directory is not None and self.parts.saving is not None:
+                self._open_directory(self.parts.directory, self.parts.saving)
+            else:
+                self._initialise()
+        except BaseException:
+            self.release()
+            raise
+        self.first_step = self.state.step
+        self.parts.say(narration.header(self.parts))
+
+    def close(self, problem: BaseException | None) -> None:
+        """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
+        try:
+            if problem is None or isinstance(problem, GeneratorExit):
+                self._finish()
+            elif isinstance(problem, Exception) and self.parts.directory is not None:
+                self._report(problem, self.parts.directory)
+        finally:
+            self.release()
+        if self.signals.stop is not None and problem is None:
+            raise SystemExit(128 + self.signals.stop)
+
+    def release(self) -> None:
+        """Give signals, settings and files back."""
+        self.signals.restore()
+        self.settings.close()
+        if self.parts.saving is not None:
+            self.parts.saving.writer.close()
+        for sink in self.sinks:
+            sink.close()
+        if self.parts.directory is not None:
+            self.parts.directory.close()
+
+    def _open_directory(self, directory: RunDirectory, saving: Saving) -> None:
+        directory.open()
+        found = saving.newest()
+        if found is None:
+            self._initialise()
+            directory.write_text("config.toml", self.configuration or narration.script_toml(self.parts.described))
+            saving.finish(0, self.parts.packed)
+        else:
+            self._resume(found)
+            saving.resumed(found.step)
+            if self.configuration is not None:
+                directory.write_text("config.toml", self.configuration)
+        now = machine(self.parts.device, deterministic=self.parts.deterministic)
+        data = self.parts.described["data"]
+        directory.add_sitting({"step": self.state.step, "machine": now, **environment(), "data": data})
+        self.metrics = JsonLines(directory.metrics)
+        tensorboard = TensorBoard(directory.path / "tensorboard", from_step=self.state.step)
+        self.sinks += [self.metrics, tensorboard]
+        if found is not None:
+            if found.log is not None and not self.metrics.holds(*found.log):
+                self.parts.say(
+                    f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost"
+                )
+            self.write({"kind": "resumed", "step": self.state.step})
+
+    def _initialise(self) -> None:
+        if self.parts.init is None or self.state.step > 0:
+            return
+        self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init)))
+        for name, average in self.state.averages.items():
+            average.restart(self.state.models[name])
+
+    def _resume(self, found: Contents) -> None:
+        where, parts = f"step-{found.step:08d}", self.parts
+        saved, now = dict(found.state["described"]), json.loads(json.dumps(parts.described))
+        exactly = parts.schedule.extends_exactly
+        refuse_another_length(saved, now, extends_exactly=exactly, step=found.step, where=where)
+        refuse_differences(saved | {"length": now["length"]}, now, where=where)
+        for line in differences(found.state["machine"], machine(parts.device, deterministic=parts.deterministic)):
+            parts.say(f"note: {line}: the run goes on, equal to rounding and no longer bit for bit")
+        snapshot.restore(self.whole, found, where=where, device=parts.device)
+
+    def _finish(self) -> None:
+        parts = self.parts
+        if self.state.step >= parts.length.steps > self.first_step and parts.sample is not None:
+            text = parts.scoring.sample(parts.sample)
+            self.write({"kind": "sample", "step": self.state.step, "text": text})
+        if parts.saving is not None:
+            parts.saving.finish(self.state.step, self._packed, protected=self._best)
+        if self.state.step > self.first_step or self.signals.stop is not None:
+            parts.say(narration.ending(parts, scores=self.scores))
+
+    def _report(self, problem: Exception, directory: RunDirectory) -> None:
+        if self.parts.saving is not None:
+            self.parts.saving.writer.wait()
+            self.parts.saving.say_failure()
+        try:
+            crash.write_report(
+                problem,
+                step=self._step,
+                micro_batches=self.parts.supply.again(self._step),
+                how_to_go_on=narration.standing(self.parts),
+                directory=directory,
+            )
+        except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
+            self.parts.say(f"warning: {another}")
+
+    # --- the loop and its duties ---------------------------------------------------------------------------------
+
+    def steps(self, *, opened: bool) -> Iterator[Step]:
+        """The steps that are left, made or (`opened`) to be made."""
+        parts = self.parts
+        self.whole.kept.refuse_unclaimed()
+        if parts.finished:
+            parts.say(narration.finished(parts))
+            return
+        self.feed.start(self.state.step)
+        self.looped_at = time.monotonic()
+        self.whole.clock.start()
+        try:
+            yield from steps(
+                parts.task,
+                self.state,
+                feed=self.feed.micro_batches,
+                record=self.whole.meter.add,
+                clock=self.whole.clock.enter,
+                duties=self,
+                length=parts.length.steps,
+                opened=opened,
+            )
+        except Exception as problem:
+            cause = crash.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
+            if cause is None:
+                raise
+            raise cause from problem
+        finally:
+            self.feed.close()
+
+    @property
+    def stopping(self) -> bool:
+        """True when no further step is to be made."""
+        timetable, saving = self.parts.timetable, self.parts.saving
+        asked = self.asked_to_stop or self.signals.stop is not None
+        if asked or self.state.step >= timetable.stop_step or self.parts.out_of_patience:
+            return True
+        if timetable.limit_s is None:
+            return False
+        longest_s = saving.longest_s if saving else 0.0
+        return time.monotonic() - self.started_at + 2 * longest_s + 1 > timetable.limit_s
+
+    def evaluate_due(self, done: int) -> bool:
+        """After the last step, and every `evaluate_every`; never where there is nothing to score."""
+        return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
+
+    def log_due(self, done: int) -> bool:
+        """After the last step, and every `log_every`."""
+        return self.parts.timetable.log_due(done)
+
+    def save_due(self, done: int) -> bool:
+        """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
+        saving = self.parts.saving
+        return saving is not None and (done == self.parts.length.steps or self.signals.save or saving.due(done))
+
+    def evaluate(self, step: Step) -> None:
+        """Score every split after a step, record it, and watch the score that decides what is best."""
+        step.scores = self.scores = self.parts.scoring.scores()
+        self.write({"kind": "scores", "step": self.state.step, **step.scores})
+        watch = self.whole.watch
+        if watch is None:
+            return
+        if watch.score not in step.scores:
+            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(step.scores)}")
+        if watch.improved(self.state.step, step.scores[watch.score]) and self.parts.saving is not None:
+            self.parts.saving.asked = True
+
+    def log(self) -> None:
+        """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
+        window = self.whole.meter.read()
+        times = self.whole.clock.window()
+        values: dict[str, Any] = dict(window.values)
+        trained_s = times["training_s"] + times["waiting_s"]
+        if "targets" in values and trained_s > 0:
+            values["targets_per_s"] = values["targets"] / trained_s
+        first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
+        values["learning_rate"] = first["lr"]
+        step_s = (time.monotonic() - self.looped_at) / max(self.state.step - self.first_step, 1)
+        values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
+        self.write({"kind": "train", "step": self.state.step, **values, **times})
+        self.whole.bad_steps.saw(window.skipped, done=self.state.step)
+        if divergence.latched(self.state, self.parts.task.max_bad_steps):
+            raise divergence.ended(self.parts, self._packed, protected=self._best)
+
+    def save(self) -> None:
+        """Copy the state and write it as a checkpoint in the background."""
+        if self.parts.saving is None:
+            raise ConfigError("this run has no directory to save to: give Run(out=...)")
+        self.signals.save = False
+        self.parts.saving.save(self._packed, protected=self._best)
+
+    def write(self, record: Record) -> None:
+        """Hand a record to all that take them."""
+        for sink in self.sinks:
+            sink.write(record)
+
+    @property
+    def _step(self) -> int:
+        """The step that was last begun, whether its end was reached or not."""
+        return self.state.step if self.feed.latest is None else self.feed.latest
+
+    @property
+    def _best(self) -> tuple[int, ...]:
+        watch = self.whole.watch
+        return () if watch is None or watch.step is None else (watch.step,)
+
+    def _packed(self) -> Contents:
+        contents = self.parts.packed()
+        return contents if self.metrics is None else replace(contents, log=self.metrics.state())

@@ -1,0 +1,255 @@
+"""How a sitting begins and ends: `break`, an exception, a loop without `with`, and what a half-made step leaves. (4 s)"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import small_runs
+import surefoot as sf
+from surefoot.data.plan import Order
+from surefoot.record import OWN
+from surefoot.sinks import records
+
+STOP = 6  # the step at which the body ends the run; 26 are made, saved every 4
+End = Callable[[sf.Step], bool]
+
+
+class MishapError(Exception):
+    """An error in the user's own code."""
+
+
+def saved(out: Path) -> dict[str, str]:
+    """The newest checkpoint: its step and the hash of every tensor file."""
+    newest = max((out / "checkpoints").glob("step-*"))
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")} | {
+        "step": newest.name
+    }
+
+
+def logged(out: Path) -> list[Any]:
+    return [(line["step"], line["loss"]) for line in records(out / "metrics.jsonl") if line["kind"] == "train"]
+
+
+def make_steps(run: sf.Run, *, end: End = lambda step: False, middle: End = lambda step: False) -> None:
+    """Level 3, broken off after the update of a step, or between its two halves."""
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            if middle(step):
+                break
+            sf.update(step)
+            if end(step):
+                break
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[Any]]:
+    """What an uninterrupted run leaves."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    small_runs.build(out).train()
+    return saved(out), logged(out)
+
+
+# --- break -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [STOP, 7])  # 7 steps are made: one before a checkpoint is due; 8: at one
+def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
+    with small_runs.build(tmp_path / "run") as run:
+        for step in run:
+            if step.index == stop:
+                break
+    assert run.state.step == stop + 1
+    small_runs.build(tmp_path / "run").train()
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+@pytest.mark.parametrize("stop", [STOP, 7])
+def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_path: Path) -> None:
+    make_steps(small_runs.build(tmp_path / "run"), end=lambda step: step.index == stop)
+    assert saved(tmp_path / "run")["step"] == f"step-{stop + 1:08d}"
+    make_steps(small_runs.build(tmp_path / "run"))
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+def test_break_before_the_update_leaves_nothing_of_the_step(whole: Any, tmp_path: Path) -> None:
+    """Its passes have changed batch statistics and gradients, which are put back."""
+    make_steps(small_runs.build(tmp_path / "run"), middle=lambda step: step.index == STOP)
+    assert saved(tmp_path / "run")["step"] == f"step-{STOP:08d}"
+    make_steps(small_runs.build(tmp_path / "run"))
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+def test_in_one_process_a_run_goes_on_after_a_half_made_step() -> None:
+    broken, plain = small_runs.build(None), small_runs.build(None)
+    make_steps(broken, middle=lambda step: step.index == STOP)
+    make_steps(broken)
+    make_steps(plain)
+    weights, expected = (run.state.models["model"].state_dict() for run in (broken, plain))
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+# --- an exception ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["between steps", "before the update"])
+def test_after_an_exception_the_newest_checkpoint_stands_and_a_resume_ends_bit_equal(
+    opened: bool, whole: Any, tmp_path: Path
+) -> None:
+    run = small_runs.build(tmp_path / "run")
+    with pytest.raises(MishapError), run:  # noqa: PT012
+        for step in run.steps() if opened else run:
+            if opened:
+                sf.forward_backward(step)
+            if step.index == STOP:
+                raise MishapError
+            if opened:
+                sf.update(step)
+    assert saved(tmp_path / "run")["step"] == "step-00000005"  # a new best score
+    small_runs.build(tmp_path / "run").train()
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["between steps", "before the update"])
+def test_a_crash_is_filed_under_the_step_whose_body_it_was(opened: bool, tmp_path: Path) -> None:
+    run = small_runs.build(tmp_path / "run")
+    with pytest.raises(MishapError), run:  # noqa: PT012
+        for step in run.steps() if opened else run:
+            if step.index == STOP:
+                raise MishapError
+            if opened:
+                sf.forward_backward(step)
+                sf.update(step)
+    (file,) = (tmp_path / "run" / "crash").iterdir()
+    report = json.loads(file.read_text())
+    ids = Order(0, samples=small_runs.SAMPLES, batch_size=8).ids(STOP)[0].tolist()
+    assert file.name == f"step-{STOP:08d}.json"
+    assert (report["step"], [sample for part in report["samples"] for sample in part]) == (STOP, ids)
+    assert "the newest checkpoint is of step 5" in report["how_to_go_on"]
+
+
+def test_an_exception_inside_a_step_leaves_nothing_to_the_next_sitting_of_the_same_process() -> None:
+    """The first of two micro-batches has gone backward when the loss of the second fails."""
+    passes = [0]
+
+    def failing(model: nn.Module, batch: Any) -> Any:
+        if model.training:
+            passes[0] += 1
+            if passes[0] == 2 * STOP + 2:
+                raise MishapError
+        return small_runs.loss(model, batch)
+
+    broken, plain = small_runs.build(None, loss=failing), small_runs.build(None)
+    with pytest.raises(MishapError):
+        broken.train()
+    broken.train()
+    plain.train()
+    weights, expected = (run.state.models["model"].state_dict() for run in (broken, plain))
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+# --- without `with` --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use",
+    [list, lambda run: list(run.steps()), lambda run: run.stop(), lambda run: run.save()],
+    ids=["for step in run", "run.steps", "run.stop", "run.save"],
+)
+def test_outside_of_with_a_run_says_what_to_type_and_touches_nothing(use: Any, tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"write `with run:` around it, or call run\.train\(\)"):
+        use(small_runs.build(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_inside_and_outside_of_with_is_the_same(whole: Any, tmp_path: Path) -> None:
+    with small_runs.build(tmp_path / "run") as run:
+        run.train()
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+# --- gradients nobody used -------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_ends_with_unused_gradients_is_refused() -> None:
+    run = small_runs.build(None)
+    with pytest.raises(sf.ConfigError, match="step 0 ended with gradients that no update used"), run:  # noqa: PT012
+        for step in run.steps():
+            sf.forward_backward(step)
+
+
+def test_gradients_that_were_there_before_the_run_do_not_reach_its_first_step() -> None:
+    def prepared(gradient: float | None) -> nn.Module:
+        torch.manual_seed(0)
+        model = small_runs.Net()
+        for parameter in model.parameters():
+            parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
+        return model
+
+    stale, fresh = (small_runs.build(None, model=prepared(gradient), ema=None) for gradient in (1e3, None))
+    stale.train()
+    fresh.train()
+    weights, expected = (run.state.models["model"].state_dict() for run in (stale, fresh))
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+def test_a_pass_made_only_to_look_changes_no_batch_statistic() -> None:
+    """A probe: forward and backward, the gradients let go, no update."""
+
+    def body(step: sf.Step, probing: bool) -> None:
+        if step.index != STOP:
+            sf.forward_backward(step)
+            sf.update(step)
+        elif probing:
+            sf.forward_backward(step)
+            for parameter in step.state.models["model"].parameters():
+                parameter.grad = None
+
+    weights = []
+    for probing in (False, True):
+        with small_runs.build(None) as run:
+            for step in run.steps():
+                body(step, probing)
+        weights.append(run.state.models["model"].state_dict())
+    assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
+
+
+# --- names in a record -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["loss", "step", "kind", "learning_rate", "saving_s"])
+def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
+
+    run = small_runs.build(None)
+    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"), run:  # noqa: PT012
+        for step in run:
+            step.log(**{name: 1.0})
+    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"):
+        small_runs.build(None, loss=loss).train()
+
+
+def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Path) -> None:
+    data = small_runs.Augmented()
+    data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too
+    small_runs.build(tmp_path / "run", train=data).train()
+    names = {name for line in records(tmp_path / "run" / "metrics.jsonl") for name in line if "/" not in name}
+    assert "loss_of_applied" in names
+    assert names - OWN == set()
+
+
+def test_values_of_the_users_own_are_shown_on_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+    with small_runs.build(None, console=True, length="3 steps") as run:
+        for step in run:
+            step.log(warmth=step.index)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step=3/3 loss"))
+    assert " warmth=1 " in line
