@@ -32,14 +32,6 @@ def example(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # --- SAM -------------------------------------------------------------------------------------------------------------
 
 

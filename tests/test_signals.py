@@ -15,7 +15,6 @@ PROGRAM = """
 import sys, time
 sys.path.insert(0, {tests!r})
 import torch
-torch.set_num_threads(1)
 from small_runs import build, loss, train
 
 def slow(model, batch):

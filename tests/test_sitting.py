@@ -253,3 +253,50 @@ def test_values_of_the_users_own_are_shown_on_the_console(capsys: pytest.Capture
             step.log(warmth=step.index)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step=3/3 loss"))
     assert " warmth=1 " in line
+
+
+# --- how it is told --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "told"), [("mine.py", False), ("/usr/bin/surefoot", True)])
+def test_only_a_run_of_the_command_line_is_told_how_to_score_it(
+    command: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [command])
+    small_runs.build(tmp_path / "run", length="2 steps", console=True).train()
+    assert ("surefoot evaluate" in capsys.readouterr().out) == told
+
+
+def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run(tmp_path: Path) -> None:
+    class Vanishing(small_runs.Augmented):
+        gone = False
+
+        def __getitem__(self, sample: int) -> Any:
+            if self.gone:
+                raise OSError("the disk is gone")
+            return super().__getitem__(sample)
+
+    data = Vanishing()
+    run = small_runs.build(tmp_path / "run", train=data)
+    with pytest.raises(MishapError), run:  # noqa: PT012
+        for step in run:
+            if step.index == STOP:
+                data.gone = True
+                raise MishapError
+    (file,) = (tmp_path / "run" / "crash").iterdir()
+    assert json.loads(file.read_text())["samples"] == []
+
+
+def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() -> None:
+    seen: list[bool] = []
+
+    def settings(model: nn.Module, batch: Any) -> sf.Mean:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return sf.Mean(0.0, 1)
+
+    data = small_runs.Augmented()
+    split = sf.Split((data.inputs, data.labels), scores=settings)
+    run = small_runs.build(None, evaluate={"held-out": split}, deterministic=True)
+    run.scores()
+    assert set(seen) == {True}
+    assert not torch.are_deterministic_algorithms_enabled()

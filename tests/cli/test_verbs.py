@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -220,6 +221,57 @@ def test_a_changed_program_is_named_when_it_is_resumed(program: Path, capsys: py
     program.write_text(PROGRAM + "\n# changed\n")
     main(["resume", "mine"])
     assert "has changed since this run began" in capsys.readouterr().out
+
+
+def test_what_ended_the_last_sitting_does_not_end_the_resumed_one(program: Path) -> None:
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0"]
+    of_one_sitting = ["--stop-after=2 steps", "--time-limit=10 min"]
+    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--out=runs/a", *small, *of_one_sitting])
+    assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000002"
+    main(["resume", "a"])
+    assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000005"
+
+
+def test_a_program_that_came_with_the_run_is_not_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever sends a run directory sends data: a file of Python in it must not run because config.toml says so."""
+    main(["train", "program.py:build", "--length", "3 steps"])
+    evil = Path("runs/mine/program.py").resolve()
+    evil.write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
+    config = Path("runs/mine/config.toml")
+    config.write_text(config.read_text().replace(str(program), str(evil)))
+    for verb in ("resume", "evaluate"):
+        assert refused(verb, "mine") == 2
+        assert "names a program inside the run" in capsys.readouterr().err
+    assert not Path("canary").exists()
+
+
+def test_out_of_memory_has_its_own_status_and_says_what_to_make_smaller(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As CUDA raises it; the CPU has no such error."""
+    raising = 'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")'
+    program.write_text(
+        PROGRAM.replace("F.mse_loss(model(batch[0]), batch[1])", "fail()") + f"\ndef fail():\n    {raising}\n"
+    )
+    assert refused("train", "program.py:plain") == 6
+    said = capsys.readouterr().err
+    assert said.startswith("error: CUDA out of memory")
+    assert "--micro-batch-size" in said
+    assert "Traceback" not in said
+
+
+def test_a_reader_that_goes_away_ends_no_run(program: Path) -> None:
+    """`surefoot train ... | head -1`."""
+    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "train", "program.py:plain"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+        assert (process.wait(), said) == (0, "")
+    assert max(Path("runs/plain/checkpoints").glob("step-*")).name == "step-00000008"
 
 
 def interrupted_at(step: int) -> Any:

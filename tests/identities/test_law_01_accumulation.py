@@ -15,30 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_mean, counted_targets, plain_mean, tokens
 from surefoot.loop import Step
 from surefoot.micro_batch import MicroBatch
 
-SAMPLES, LENGTH, FEATURES, CLASSES, IGNORED = 12, 7, 5, 4, -100
+SAMPLES = 12
 CUTS = [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7], [1, 11], [3, 1, 6, 2], [11, 1]]
-Batch = tuple[Tensor, Tensor]
-
-
-def tokens() -> Batch:
-    """Sequences with 0 to 7 counted targets each: any mean of means is far off."""
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator, dtype=torch.float64)
-    targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
-    for sample in range(SAMPLES):
-        targets[sample, (sample * 5) % (LENGTH + 1) :] = IGNORED
-    return inputs, targets
-
-
-def plain_mean(model: Any, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
-
-
-def counted_mean(model: Any, batch: Batch) -> sf.Mean:
-    return sf.cross_entropy(model(batch[0]), batch[1])
 
 
 def weighted_mean(model: Any, batch: Batch) -> sf.Mean:
@@ -46,10 +28,6 @@ def weighted_mean(model: Any, batch: Batch) -> sf.Mean:
     weights = (batch[1] != IGNORED).double() * 0.7
     each = F.cross_entropy(model(batch[0]).movedim(2, 1), batch[1], ignore_index=IGNORED, reduction="none")
     return sf.Mean((each * weights).sum(), weights.sum())
-
-
-def counted_targets(batch: Batch) -> int:
-    return int((batch[1] != IGNORED).sum())
 
 
 def one_a_sample(batch: Batch) -> int:
@@ -60,7 +38,7 @@ def run_of(loss: Any, *, clip: str = "off", model: Any = None) -> sf.Run:
     return sf.Run(
         model=model or (lambda: nn.Linear(FEATURES, CLASSES).double()),
         loss=loss,
-        train=tokens(),
+        train=tokens(SAMPLES, seed=1, dtype=torch.float64),
         batch_size=SAMPLES,
         length="8 steps",
         optimizer=sf.sgd(lr=1.0),
@@ -90,7 +68,7 @@ def change_and_step(run: sf.Run, micro_batches: list[MicroBatch]) -> tuple[dict[
 def by_autograd(clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
     """The gradient of the mean over all counted targets, without any of our own code."""
     model = run_of(None).state.models["model"]
-    loss = plain_mean(model, tokens())
+    loss = plain_mean(model, tokens(SAMPLES, seed=1, dtype=torch.float64))
     loss.backward()
     if clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -114,7 +92,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, count: Any, sizes: list[int]) -> None:
     gradient, mean = by_autograd()
 
-    found, step = change_and_step(run_of(loss), cut(tokens(), sizes, count))
+    found, step = change_and_step(run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes, count))
 
     assert_same(found, gradient)
     assert_same(step.loss, mean)
@@ -126,7 +104,7 @@ def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, coun
 def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: list[int]) -> None:
     gradient, _ = by_autograd(clip=0.05)
 
-    found, _ = change_and_step(run_of(loss, clip="norm 0.05"), cut(tokens(), sizes))
+    found, _ = change_and_step(run_of(loss, clip="norm 0.05"), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
 
     assert_same(found, gradient)
 
@@ -136,7 +114,7 @@ def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: lis
     ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
 )
 def test_a_wholly_ignored_micro_batch_contributes_nothing(loss: Any, count: Any, place: int) -> None:
-    inputs, targets = tokens()
+    inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
     ignored = (inputs[:3], torch.full_like(targets[:3], IGNORED))
     parts = cut((inputs, targets), [5, 7], count)
     nothing = np.zeros(0, dtype=np.int64)
@@ -152,7 +130,7 @@ def test_a_wholly_ignored_micro_batch_contributes_nothing(loss: Any, count: Any,
     ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
 )
 def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(loss: Any, count: Any) -> None:
-    inputs, targets = tokens()
+    inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
 
     found, step = change_and_step(run_of(loss), cut((inputs, torch.full_like(targets, IGNORED)), [5, 7], count))
 
@@ -169,7 +147,7 @@ def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> No
 
     values = []
     for sizes in CUTS:
-        _, step = change_and_step(run_of(loss), cut(tokens(), sizes))
+        _, step = change_and_step(run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
         values.append(float(step.logged["accuracy"].value))
 
     assert values == [values[0]] * len(CUTS)
@@ -196,18 +174,29 @@ def test_batch_statistics_are_the_mean_over_the_micro_batches_of_the_step(sizes:
     norm.running_var.fill_(3.0)
     # every micro-batch by itself, from the statistics at the start of the step, with the weights at its start
     ends = []
-    for part in cut(tokens(), sizes):
+    for part in cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes):
         if part.count:
             alone: Any = run_of(normalised_loss, model=Normalised).state.models["model"]
             alone.load_state_dict(run.state.models["model"].state_dict())
             alone(part.batch[0])
             ends.append((alone[2].running_mean.clone(), alone[2].running_var.clone()))
 
-    change_and_step(run, cut(tokens(), sizes))
+    change_and_step(run, cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
 
     assert_same(norm.running_mean, torch.stack([mean for mean, _ in ends]).mean(0))
     assert_same(norm.running_var, torch.stack([variance for _, variance in ends]).mean(0))
     assert int(norm.num_batches_tracked) == 1  # it counts steps
+
+
+@pytest.mark.parametrize("sizes", [[12], [4, 4, 4]], ids=str)
+def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: list[int]) -> None:
+    run = run_of(normalised_loss, model=Normalised)
+    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+    inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
+    _, step = change_and_step(run, cut((inputs, torch.full_like(targets, IGNORED)), sizes))
+    assert (float(step.loss), float(step.norm), float(step.skipped)) == (0.0, 0.0, 0.0)
+    after = run.state.models["model"].state_dict()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 6])
@@ -217,7 +206,7 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(micro_batch_size: i
             model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
             loss=plain_mean,
             count=counted_targets,
-            train=tokens(),
+            train=tokens(SAMPLES, seed=1, dtype=torch.float64),
             batch_size=12,
             micro_batch_size=size,
             length="10 steps",

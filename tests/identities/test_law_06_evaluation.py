@@ -10,19 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from ragged import CLASSES, FEATURES, IGNORED, LENGTH, Batch, counted_mean, counted_targets, plain_mean, tokens
 
-SAMPLES, LENGTH, FEATURES, CLASSES, IGNORED = 23, 6, 5, 4, -100  # 23 is prime: every batch size but 1 and 23 is ragged
+SAMPLES = 23  # prime: every batch size but 1 and 23 is ragged
 SIZES = [1, 2, 5, 8, 11, 22, 23, 64]
-Batch = tuple[Tensor, Tensor]
-
-
-def tokens() -> Batch:
-    generator = torch.Generator().manual_seed(2)
-    inputs = torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator)
-    targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
-    for sample in range(SAMPLES):
-        targets[sample, (sample * 5) % (LENGTH + 1) :] = IGNORED  # some samples have no target at all
-    return inputs, targets
 
 
 class Net(nn.Module):
@@ -33,14 +24,6 @@ class Net(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.as_tensor(self.layers(self.norm(inputs)))
-
-
-def plain_mean(model: Any, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
-
-
-def counted_mean(model: Any, batch: Batch) -> sf.Mean:
-    return sf.cross_entropy(model(batch[0]), batch[1])
 
 
 def with_further(model: Any, batch: Batch) -> Any:
@@ -60,20 +43,18 @@ def several(model: Any, batch: Batch) -> dict[str, sf.Mean]:
     }
 
 
-def counted_targets(batch: Batch) -> int:
-    return int((batch[1] != IGNORED).sum())
-
-
 def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: Any = None, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
         "count": counted_targets,
-        "train": tokens(),
+        "train": tokens(SAMPLES, seed=2),
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.adamw(lr=1e-2),
-        "evaluate": {"held-out": sf.Split(dataset or tokens(), scores=[entropy, several], batch_size=size)},
+        "evaluate": {
+            "held-out": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)
+        },
         "evaluate_every": "1000 steps",
         "ema": ema,
         "precision": "fp32",
@@ -92,7 +73,7 @@ def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
     """The whole split at once, in evaluation mode and float64."""
     model: Any = run.state.models["model"] if ema is None else run.state.averages["model"].model
     model = model.double().eval()
-    inputs, targets = tokens()
+    inputs, targets = tokens(SAMPLES, seed=2)
     with torch.no_grad():
         logits = model(inputs.double())
         each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
@@ -123,7 +104,7 @@ class OneByOne:
         return SAMPLES
 
     def __getitem__(self, sample: int) -> Batch:
-        inputs, targets = tokens()
+        inputs, targets = tokens(SAMPLES, seed=2)
         return inputs[sample], targets[sample]
 
 
@@ -141,7 +122,7 @@ def test_without_a_batch_size_the_micro_batch_size_is_taken_and_changes_nothing(
 
 
 def test_a_split_with_a_batch_that_counts_nothing_has_a_finite_score() -> None:
-    inputs, targets = tokens()
+    inputs, targets = tokens(SAMPLES, seed=2)
     targets[:12] = IGNORED
     expected = scores(23, counted_mean, dataset=(inputs, targets))[1]["held-out/loss"]
 

@@ -252,7 +252,24 @@ def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
     assert bits(run) == good
 
 
-def test_a_diverged_run_started_again_says_so_again_and_mended_data_go_on(tmp_path: Path) -> None:
+def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_first_bad_step(tmp_path: Path) -> None:
+    """The gradient of one of two models is infinite from step 2 on; the other model goes on learning."""
+
+    def loss_of_two(models: Any, batch: Any) -> Tensor:
+        sound = F.cross_entropy(models["sound"](batch[0].clamp(max=1.0)), batch[1])
+        return sound + loss_of_infinite_gradient(models["sick"], batch)
+
+    marked = data(*order_of_samples()[2 * BATCH :], value=1000.0)
+    run = build(
+        marked, model={"sound": Net, "sick": Net}, loss=loss_of_two, ema=None, max_bad_steps=1, out=tmp_path / "run"
+    )
+    with pytest.raises(sf.DivergedError, match="the newest checkpoint is of step 0"):
+        run.train()
+    assert run.state.step == 4
+    assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
+
+
+def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"out": tmp_path / "run", "max_bad_steps": 1, "length": "6 steps"}
     for _ in range(2):
         with pytest.raises(sf.DivergedError, match="at step 2"):

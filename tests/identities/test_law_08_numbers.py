@@ -17,35 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_targets, plain_mean, tokens
 from surefoot.clock import Clock
 from surefoot.loop import Step, steps
 from surefoot.sinks import records
 from surefoot.sinks.jsonl import line
 
-SAMPLES, LENGTH, FEATURES, CLASSES, IGNORED = 40, 6, 5, 4, -100
-Batch = tuple[Tensor, Tensor]
+SAMPLES = 40
 
 
-def tokens() -> Batch:
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator)
-    targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
-    for sample in range(SAMPLES):
-        targets[sample, (sample * 5) % (LENGTH + 1) :] = IGNORED
-    return inputs, targets
-
-
-def plain_mean(model: Any, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
-
-
-def counted_mean(model: Any, batch: Batch) -> Any:
+def with_accuracy(model: Any, batch: Batch) -> Any:
     right = ((model(batch[0]).argmax(2) == batch[1]) & (batch[1] != IGNORED)).sum()
     return sf.cross_entropy(model(batch[0]), batch[1]), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
-
-
-def counted_targets(batch: Batch) -> int:
-    return int((batch[1] != IGNORED).sum())
 
 
 def build(out: Path | None = None, **changes: Any) -> sf.Run:
@@ -53,7 +36,7 @@ def build(out: Path | None = None, **changes: Any) -> sf.Run:
         "model": lambda: nn.Linear(FEATURES, CLASSES),
         "loss": plain_mean,
         "count": counted_targets,
-        "train": tokens(),
+        "train": tokens(SAMPLES, seed=5),
         "batch_size": 8,
         "micro_batch_size": 2,
         "length": "12 steps",
@@ -73,7 +56,7 @@ def training_records(out: Path) -> list[dict[str, Any]]:
     return [record for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
 
 
-@pytest.mark.parametrize("loss", [plain_mean, counted_mean])
+@pytest.mark.parametrize("loss", [plain_mean, with_accuracy])
 def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: Any, tmp_path: Path) -> None:
     run = build(tmp_path / "run", loss=loss)
     by_step: list[dict[str, float]] = []
@@ -105,7 +88,7 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: 
         assert record["norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
         assert record["norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
         assert record["skipped"] == 0
-        if loss is counted_mean:
+        if loss is with_accuracy:
             assert record["accuracy"] == sum(step["right"] for step in window) / targets_seen
 
 
@@ -155,7 +138,7 @@ class SleepingData:
         return tuple(part[sample] for part in TOKENS)  # type: ignore[return-value]
 
 
-TOKENS = tokens()
+TOKENS = tokens(SAMPLES, seed=5)
 
 
 def sleeping_loss(model: Any, batch: Batch) -> Tensor:
@@ -307,9 +290,9 @@ def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, 
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> None:
     timeless = ("step", "loss", "norm", "norm_max", "targets", "skipped", "learning_rate", "accuracy")
-    build(tmp_path / "whole", loss=counted_mean).train()
-    build(tmp_path / "cut", loss=counted_mean, stop_after=f"{stop} steps").train()
-    build(tmp_path / "cut", loss=counted_mean).train()
+    build(tmp_path / "whole", loss=with_accuracy).train()
+    build(tmp_path / "cut", loss=with_accuracy, stop_after=f"{stop} steps").train()
+    build(tmp_path / "cut", loss=with_accuracy).train()
 
     found, expected = (
         [{key: record[key] for key in timeless} for record in training_records(tmp_path / name)]

@@ -11,10 +11,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from surefoot.checkpoint import Contents, DamageError, Store, read, read_manifest, verify, write
+from surefoot.cli.main import main
+from surefoot.data.shards import TokenShards, write_shards
+from surefoot.errors import DataError
+from surefoot.sinks import records
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py"))
 
@@ -209,6 +214,34 @@ def test_a_hostile_file_in_a_checkpoint_runs_nothing(
     assert [each.path for each in damaged] == ([] if accepted else [store.path(2)])
     assert accepted or sound or verify(store.path(2))
     store.newest_step()
+    assert not canary.exists()
+    assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: str(hostile.__name__))
+def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
+    hostile: Callable[[Path, Path], bytes], tmp_path: Path
+) -> None:
+    canary, data = tmp_path / "canary", hostile(tmp_path / "canary", tmp_path / "scratch")
+    modules = set(sys.modules)
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b'{"kind": "train", "step": 1}\n' + data + b'\n{"kind": "train", "step": 2}\n'
+    )
+    assert [record["step"] for record in records(tmp_path / "metrics.jsonl")] == [1, 2]
+    write_shards(np.arange(9), tmp_path / "shards", vocabulary=9)
+    (tmp_path / "shards" / "tokens.json").write_bytes(data)
+    with pytest.raises(DataError, match=r"tokens\.json"):
+        TokenShards.open(tmp_path / "shards")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_bytes(data)
+    for verb in ("resume", "evaluate"):
+        with pytest.raises(SystemExit) as end:
+            main([verb, str(run)])
+        assert end.value.code == 2
+    with pytest.raises(SystemExit) as end:
+        main(["train", "gpt", "--config", str(run / "config.toml"), "--out", str(tmp_path / "other")])
+    assert end.value.code == 2
     assert not canary.exists()
     assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}
 

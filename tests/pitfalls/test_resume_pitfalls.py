@@ -15,7 +15,6 @@ Not yet: another world size, verify by checksums on request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ import surefoot as sf
 from small_runs import SAMPLES, Augmented, Net, build, train
 from surefoot.checkpoint import Store
 from surefoot.sinks import records
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads for matrices this small wait for each other: seconds a test on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def newest(out: Path) -> dict[str, torch.Tensor]:
@@ -187,6 +177,56 @@ def test_keep_every_stays(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"evaluate": None, "early_stopping": None}
     build(tmp_path / "run", length="12 steps", save_every="1 steps", keep=1, keep_every="5 steps", **changes).train()
     assert kept(tmp_path / "run") == [0, 5, 10, 12]
+
+
+def test_keep_every_saves_where_nothing_else_does(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluate": None, "early_stopping": None}
+    build(tmp_path / "run", length="12 steps", save_every="1000 steps", keep_every="5 steps", **changes).train()
+    assert kept(tmp_path / "run") == [0, 5, 10, 12]
+
+
+def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"length": "12 steps", "evaluate_every": "2 steps", "early_stopping": None}
+    build(tmp_path / "run", best="min held-out/loss", stop_after="6 steps", **changes).train()
+    run = build(tmp_path / "run", best="max held-out/accuracy", **changes)
+    run.train()
+    watch = run.parts.whole.watch
+    assert watch is not None
+    assert watch.step is not None
+    assert watch.step > 6
+    scores = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
+    assert watch.value == max(line["held-out/accuracy"] for line in scores if line["step"] > 6)
+
+
+def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None:
+    build(tmp_path / "first", length="6 steps").train()
+    build(tmp_path / "second", init=tmp_path / "first", stop_after="1 steps").train()
+    start = tmp_path / "second" / "checkpoints" / "step-00000000"
+    model, average = load_file(start / "model.safetensors"), load_file(start / "ema.safetensors")
+    assert equal(model, newest(tmp_path / "first"))
+    assert equal(average, model)
+
+
+def test_averaged_weights_are_saved_with_the_statistics_of_the_live_model(tmp_path: Path) -> None:
+    build(tmp_path / "run", length="7 steps").train()
+    end = tmp_path / "run" / "checkpoints" / "step-00000007"
+    model, average = load_file(end / "model.safetensors"), load_file(end / "ema.safetensors")
+    statistics = [name for name in model if "running" in name or "tracked" in name]
+    assert len(statistics) == 3
+    assert equal({name: average[name] for name in statistics}, {name: model[name] for name in statistics})
+    assert not torch.equal(average["0.weight"], model["0.weight"])
+
+
+def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "checkpoints" / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
+    build(tmp_path / "run", length="6 steps", save_every="2 steps", console=True).train()
+    said = capsys.readouterr().out
+    assert "warning: " in said
+    assert "is saved, but what is no longer needed cannot be removed" in said
+    assert "NOT SAVED" not in said
+    assert kept(tmp_path / "run")[-1] == 6
 
 
 def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:

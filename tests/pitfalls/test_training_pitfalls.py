@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,6 @@ from surefoot.checkpoint import Store
 from surefoot.precision import precision
 from surefoot.sinks import records
 from surefoot.sinks.console import number
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads for matrices this small wait for each other: seconds a test on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def held(run: sf.Run) -> dict[str, Tensor]:

@@ -56,12 +56,14 @@ def found(name: str) -> Program:
     raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
-def again(described: dict[str, Any]) -> Program:
-    """The program that a run's config.toml names."""
+def again(described: dict[str, Any], *, run: Path) -> Program:
+    """The program that the config.toml of a run names; never a file inside the run, which holds data and no code."""
     match described:
         case {"kind": "recipe", "recipe": str(name)}:
             return found(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
+            if Path(path).resolve().is_relative_to(run.resolve()):
+                raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
             program = _in_file(Path(path), function)
             if program.described["sha256"] != digest:
                 print(f"note: {path} has changed since this run began: what it goes on with may not be what it was")

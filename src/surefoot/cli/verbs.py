@@ -29,7 +29,7 @@ def resume(arguments: list[str]) -> None:
     """`surefoot resume RUN [settings]`: go on from the newest intact checkpoint; settings that change no result may change."""
     run = _run_directory(arguments)
     text = _text(run / "config.toml")
-    program = programs.again(program_of(text, where=str(run / "config.toml")))
+    program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
@@ -44,7 +44,7 @@ def evaluate(arguments: list[str]) -> None:
     run_path = _run_directory(arguments)
     rest, which = _option(arguments[1:], "--checkpoint")
     text = _text(run_path / "config.toml")
-    program = programs.again(program_of(text, where=str(run_path / "config.toml")))
+    program = programs.again(program_of(text, where=str(run_path / "config.toml")), run=run_path)
     held = {name: value for name, value in values(text).items() if name != "init"}  # its weights are replaced at once
     config = (
         None

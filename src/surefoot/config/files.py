@@ -105,6 +105,8 @@ def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{where} is no file of settings: it is nested without end") from None
     except tomllib.TOMLDecodeError as problem:
         found = re.search(r"at line (\d+)", str(problem))
         line = f"\n  {text.splitlines()[int(found[1]) - 1].strip()}" if found else ""

@@ -166,7 +166,7 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
             _DTYPES[found["dtype"]],
             found["format_version"],
         )
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
             f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again"
         ) from problem

@@ -70,7 +70,9 @@ def records(path: Path) -> list[Record]:
     for text in path.read_bytes().split(b"\n"):
         try:
             record = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
             continue
         if record["kind"] == "resumed":
             kept = [earlier for earlier in kept if earlier["step"] <= record["step"]]
