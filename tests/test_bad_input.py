@@ -2,7 +2,7 @@
 
 Library calls go through the command line too (`surefoot train FILE.py:build`), in this process but for two real commands.
 Data sets that cannot be trained on are in data/test_samples.py, texts in data/test_text.py, a damaged or full store in
-checkpoint/test_store.py and identities/test_law_09_durability.py, settings in files in test_config.py. 15 seconds.
+checkpoint/test_store.py and identities/test_law_09_durability.py, settings in files in test_config.py. 9 seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Configuration: exact round trips, and what a user is told about mistakes; 4 seconds."""
+"""Configuration: exact round trips, and what a user is told about mistakes; 2 seconds."""
 
 from __future__ import annotations
 

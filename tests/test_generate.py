@@ -1,4 +1,4 @@
-"""Sampling: what it draws, and that training cannot notice it; 2 seconds."""
+"""Sampling: what it draws, and that training cannot notice it; 1 second."""
 
 from __future__ import annotations
 

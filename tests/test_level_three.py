@@ -1,4 +1,4 @@
-"""Loops of the user's own from `run.steps()`, `forward_backward` and `update`: as exact as the one on the page. (20 s)"""
+"""Loops of the user's own from `run.steps()`, `forward_backward` and `update`: as exact as the one on the page. (31 s)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond, against torch; 4 seconds."""
+"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond, against torch; 1 second."""
 
 from __future__ import annotations
 

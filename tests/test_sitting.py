@@ -1,4 +1,4 @@
-"""How a sitting begins and ends: `break`, an exception, a loop without `with`, and what a half-made step leaves. (4 s)"""
+"""How a sitting begins and ends: `break`, an exception, a loop without `with`, and what a half-made step leaves. (3 s)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law 1: gradients do not depend on how the global batch is cut into micro-batches. (4 s)
+"""Law 1: gradients do not depend on how the global batch is cut into micro-batches. (1 s)
 
 In float64, so that only arithmetic that is wrong can differ; the gradient is read off as the change that SGD at rate 1 makes.
 """

@@ -1,4 +1,4 @@
-"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, with which workers. (8 s)"""
+"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, with which workers. (2 s)"""
 
 from __future__ import annotations
 

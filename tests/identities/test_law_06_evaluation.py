@@ -1,4 +1,4 @@
-"""Law 6: a score over a split does not depend on the evaluation batch size; a partial batch counts for what it holds. (3 s)"""
+"""Law 6: a score over a split does not depend on the evaluation batch size; a partial batch counts for what it holds. (2 s)"""
 
 from __future__ import annotations
 

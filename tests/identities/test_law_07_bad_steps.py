@@ -1,4 +1,4 @@
-"""Law 7: a step whose loss or gradient is not finite changes no bit, is counted and shown, and too many end the run. (8 s)"""
+"""Law 7: a step whose loss or gradient is not finite changes no bit, is counted and shown, and too many end the run. (2 s)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law 8: the numbers that are logged are true. (4 s)
+"""Law 8: the numbers that are logged are true. (3 s)
 
 Every one is worked out a second time from what a step shows to the body of the loop. Time is a clock that is told, or slept.
 """

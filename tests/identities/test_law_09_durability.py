@@ -3,7 +3,7 @@
 A save is cut off, or made to fail, at each of its operations on files in turn; in a power cut all that was
 not flushed is lost, kept or torn, in many combinations, by a small model of a file system. Then always: the
 newest intact checkpoint is the old or the new one; those that the save had no business with are intact; the
-next save succeeds, and leaves no litter. About 18 seconds.
+next save succeeds, and leaves no litter. 19 seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Law 10: nothing surefoot writes or reads is pickled; no file it opens can make it run code. Two seconds."""
+"""Law 10: nothing surefoot writes or reads is pickled; no file it opens can make it run code. 1 second."""
 
 from __future__ import annotations
 

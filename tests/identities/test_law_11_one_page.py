@@ -1,4 +1,4 @@
-"""Law 11: the loop is one page, and nobody else goes backward or takes an optimizer's step. (0.2 s)"""
+"""Law 11: the loop is one page, and nobody else goes backward or takes an optimizer's step. (1 s)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law 12: no function reachable from the step reads a tensor on the host. (3 s)
+"""Law 12: no function reachable from the step reads a tensor on the host. (1 s)
 
 Twenty steps of the loop under two guards: one sees what torch's own code reads, the other what Python code asks a tensor for
 (`tolist` and `numpy` pass the first unseen on the CPU). The one function allowed to read is known by name.

@@ -1,4 +1,4 @@
-"""Law 13: importing surefoot does nothing, and `surefoot --help` answers without torch. (1 s)
+"""Law 13: importing surefoot does nothing, and `surefoot --help` answers without torch. (2 s)
 
 In a fresh interpreter each time: this one has imported everything already.
 """

@@ -1,4 +1,4 @@
-"""The GPT: causality, positions, what it starts from, and number formats; 3 seconds."""
+"""The GPT: causality, positions, what it starts from, and number formats; 1 second."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None
 
 
 def test_averaged_weights_are_saved_with_the_statistics_of_the_live_model(tmp_path: Path) -> None:
-    build(tmp_path / "run", length="7 steps").train()
+    build(tmp_path / "run", length="7 steps", evaluate=None, early_stopping=None).train()
     end = tmp_path / "run" / "checkpoints" / "step-00000007"
     model, average = load_file(end / "model.safetensors"), load_file(end / "ema.safetensors")
     statistics = [name for name in model if "running" in name or "tracked" in name]
