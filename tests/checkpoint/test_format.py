@@ -1,4 +1,4 @@
-"""One checkpoint on disk: what is written comes back, and nothing else is taken for it. About 3 seconds."""
+"""One checkpoint on disk: what is written comes back, and nothing else is taken for it. 1 second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints exist and which stay, and the writer beside the training. About 6 seconds."""
+"""Which checkpoints exist and which stay, and the writer beside the training. 7 seconds."""
 
 from __future__ import annotations
 

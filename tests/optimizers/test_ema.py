@@ -1,4 +1,4 @@
-"""Averaged weights: their closed form, and that nothing changes what it should not; 2 seconds."""
+"""Averaged weights: their closed form, and that nothing changes what it should not; 1 second."""
 
 from __future__ import annotations
 

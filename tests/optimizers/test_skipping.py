@@ -1,4 +1,4 @@
-"""A skipped step changes no bit, in each of the three ways; 5 seconds."""
+"""A skipped step changes no bit, in each of the three ways; 1 second."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ Tested elsewhere:
 * one curve on the command line, extending a run: cli/test_verbs.py
 Not yet: another world size, verify by checksums on request.
 
-10 seconds.
+3 seconds.
 """
 
 from __future__ import annotations
