@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.generate import sample
+from surefoot.generate import sample, samples, stream
+from surefoot.models.gpt import GPT, GPTShape
+from surefoot.seeding import fold
 
 VOCABULARY = 5
 CHANCES = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
@@ -90,10 +92,69 @@ def test_tiny_temperature_does_not_overflow():
     assert draw(Fixed(torch.tensor([1e30, 0.0, 0.0, 0.0, 0.0])), temperature=1e-10) == [0] * 21
 
 
-def test_model_sees_at_most_the_last_context_tokens():
+def test_model_sees_at_most_context_tokens_and_goes_on_from_half_of_them():
     model = Fixed()
-    drawn = draw(model, tokens=[1, 2, 3], count=4, context=4)
-    assert model.seen == [[drawn[max(0, end - 4) : end]] for end in range(3, 7)]
+    drawn = draw(model, tokens=[1, 2, 3], count=6, context=4)
+    shown = [(0, 3), (0, 4), (3, 5), (3, 6), (3, 7), (6, 8)]
+    assert model.seen == [[drawn[first:end]] for first, end in shown]
+
+
+def test_of_a_prompt_longer_than_the_context_the_model_sees_its_end():
+    model = Fixed()
+    draw(model, tokens=[0, 1, 2, 3, 4], count=1, context=3)
+    assert model.seen == [[[2, 3, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "left"), [(0.01, {0}), (0.5, {0}), (0.51, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})]
+)
+def test_top_p_leaves_the_likeliest_that_together_reach_it(top_p, left):
+    """Chances of 0.5, 0.3, 0.15, 0.05 and 0."""
+    assert set(draw(count=600, top_p=top_p)[1:]) == left
+
+
+def test_nothing_is_drawn_after_the_end():
+    drawn = draw(count=400, end=1)
+    assert 1 not in drawn
+    assert len(drawn) < 401
+
+
+def test_a_stream_gives_the_tokens_of_sample_one_by_one():
+    assert list(stream(Fixed(), [3, 1], count=20, context=4)) == sample(Fixed(), [3, 1], count=20, context=4)[2:]
+
+
+def gpt(family="modern", **changes):
+    torch.manual_seed(3)
+    model = GPT(GPTShape(layers=2, heads=2, width=16, context=12, vocabulary=20, family=family, **changes))
+    for parameter in model.parameters():  # as if it had been trained
+        nn.init.normal_(parameter, std=0.3)
+    return model.double()
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+@pytest.mark.parametrize("prompt", [[3], list(range(11)), list(range(15))], ids=len)
+def test_a_cache_changes_no_token_even_past_the_context(family, prompt):
+    settings = {"count": 40, "context": 12, "temperature": 0.9, "seed": 4}
+    assert sample(gpt(family), prompt, caching=True, **settings) == sample(gpt(family), prompt, **settings)
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+def test_logits_through_a_cache_are_those_without(family):
+    model, tokens_BT = gpt(family).eval(), torch.randint(20, (3, 12))
+    cache = model.new_cache(3)
+    parts = [model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BT), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+def test_prompts_together_give_the_same_texts_as_each_alone(batch_size, caching):
+    prompts = [[1, 2, 3], [4], [5, 6, 7], [8, 9], [10, 11, 12], [13]]
+    settings = {"count": 20, "context": 12, "temperature": 0.9, "end": 0, "seed": 4, "caching": caching}
+    together = samples(gpt(), prompts, batch_size=batch_size, **settings)
+    expected = [sample(gpt(), prompt, **(settings | {"seed": fold(4, place)})) for place, prompt in enumerate(prompts)]
+    assert together == expected
+    assert len({len(text) for text in together}) > 1  # some ended earlier
 
 
 def test_model_runs_in_evaluation_mode_without_gradients():
@@ -131,6 +192,8 @@ def test_global_generators_are_left_as_found():
         ({"temperature": -0.5}, "temperature = -0.5"),
         ({"temperature": float("nan")}, "temperature = nan"),
         ({"top_k": 0}, "top_k = 0"),
+        ({"top_p": 0.0}, "top_p = 0"),
+        ({"top_p": 1.5}, "top_p = 1.5"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(options, named):

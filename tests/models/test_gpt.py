@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from surefoot.generate import sample
 from surefoot.losses import chunked_cross_entropy, cross_entropy
-from surefoot.models.gpt import GPT, GPTShape, causal_attention, rotated, rotations
+from surefoot.models.attention import causal_attention, rotated, rotations
+from surefoot.models.gpt import GPT, GPTShape
 
 SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
 
@@ -124,7 +125,7 @@ def test_queries_values_and_mlp_start_with_unit_size_at_any_width():
 
 def test_every_block_starts_as_identity():
     model, x_BTC = gpt(), torch.randn(2, 16, 32)
-    assert torch.equal(model.blocks[0](x_BTC, model.cosines, model.sines), x_BTC)
+    assert torch.equal(model.blocks[0](x_BTC, (model.cosines, model.sines)), x_BTC)
 
 
 def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun():

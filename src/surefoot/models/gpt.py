@@ -1,25 +1,36 @@
-"""A decoder-only transformer: rotary positions, RMS norms before each part, query-key norms, squared ReLU, no biases.
+"""A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
+
+modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU.
+gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3).
 
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-EPSILON = 1e-6  # of every norm; nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
+from surefoot.models.attention import Cache, causal_attention, normed, rotated, rotations
+
+EPSILON = 1e-6  # of RMS norms; nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
+LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
 
 
 @dataclass(frozen=True)
 class GPTShape:
-    """The size of a GPT; `width` must be a multiple of twice the `heads`.
+    """The size and family of a GPT. `width` is a multiple of the `heads`, of twice the heads where positions are rotary.
 
     >>> GPTShape(layers=4, heads=4, width=128, context=64, vocabulary=65).parameters
     804480
+    >>> GPTShape(layers=12, heads=12, width=768, context=1024, vocabulary=50257, family="gpt2", tied=True).parameters
+    124439808
     """
 
     layers: int
@@ -28,69 +39,112 @@ class GPTShape:
     context: int
     vocabulary: int
     dropout: float = 0.0  # fraction of units, of attention weights too
+    family: Literal["modern", "gpt2"] = "modern"
+    activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
     tied: bool = False  # the head's matrix is the embedding's
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.context, self.vocabulary) < 1:
             raise ValueError(f"every size must be 1 or more: {self}")
-        if self.width % (2 * self.heads):
+        if self.family == "modern" and self.width % (2 * self.heads):
             raise ValueError(
                 f"width = {self.width} must be a multiple of 2 x heads = {2 * self.heads}: "
                 "rotary positions turn pairs of channels"
             )
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout = {self.dropout} must be a fraction, at least 0 and below 1")
 
     @property
+    def hidden(self) -> int:
+        """Units between the two layers of an MLP: four widths; with SwiGLU's third matrix 8/3, in eights of units.
+
+        Shazeer 2020, section 2 (https://arxiv.org/abs/2002.05202): two thirds, so that the number of parameters stays.
+        """
+        return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
+
+    @property
     def parameters(self) -> int:
-        """How many numbers are trained: embedding, head, and in each block 12 width^2 in matrices and 4 norms' gains."""
-        block = 12 * self.width**2 + 2 * self.width + 2 * (self.width // self.heads)
-        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * block + self.width
+        """How many numbers are trained."""
+        width, hidden = self.width, self.hidden
+        matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
+        if self.family == "gpt2":
+            block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
+            outside = self.context * width + 2 * width
+        else:
+            block = matrices + 2 * width + 2 * (width // self.heads)
+            outside = width
+        return (1 if self.tied else 2) * self.vocabulary * width + self.layers * block + outside
 
 
 class GPT(nn.Module):
     """Tokens (B, T) of whole numbers, T up to `shape.context`, to logits (B, T, V) of the token after each.
+
+    `checkpointing`: in training keep only each block's input and compute the block again in the backward pass; a third more
+    arithmetic for a fraction of the memory (Chen et al. 2016: https://arxiv.org/abs/1604.06174). Changes no bit.
 
     >>> model = GPT(GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
     torch.Size([3, 16, 10])
     """
 
-    cosines: Tensor  # (context, D)
+    cosines: Tensor  # (context, D), where positions are rotary
     sines: Tensor
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTShape, *, checkpointing: bool = False) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.checkpointing = shape, checkpointing
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.dropout = nn.Dropout(shape.dropout)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.width, eps=EPSILON)
+        self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
+        self.norm = _norm(shape)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
-        self.register_buffer("cosines", cos_TD, persistent=False)
-        self.register_buffer("sines", sin_TD, persistent=False)
-        self._initialise()
+        if self.positions is None:
+            cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
+            self.register_buffer("cosines", cos_TD, persistent=False)
+            self.register_buffer("sines", sin_TD, persistent=False)
+        if shape.family == "gpt2":
+            self._initialise_gpt2()
+        else:
+            self._initialise_modern()
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits of the next token at every place."""
-        logits_BTV: Tensor = self.head(self.hidden(tokens_BT))
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits of the next token at every place; with a cache the tokens go on from those that it holds."""
+        logits_BTV: Tensor = self.head(self.hidden(tokens_BT, cache))
         return logits_BTV
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
+    def hidden(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """What the head turns into logits, (B, T, C); for a loss that never holds all logits at once."""
-        time = tokens_BT.shape[1]
-        if time > self.shape.context:
-            raise ValueError(f"{time} tokens are more than the model's context of {self.shape.context}")
-        cos_TD, sin_TD = self.cosines[:time], self.sines[:time]
-        x_BTC = self.dropout(self.embedding(tokens_BT))
+        before = 0 if cache is None else cache.length
+        end = before + tokens_BT.shape[1]
+        if end > self.shape.context:
+            raise ValueError(f"{end} tokens are more than the model's context of {self.shape.context}")
+        x_BTC = self.embedding(tokens_BT)
+        rotation = None
+        if self.positions is None:
+            rotation = self.cosines[before:end], self.sines[before:end]
+        else:
+            x_BTC = x_BTC + self.positions.weight[before:end]
+        x_BTC = self.dropout(x_BTC)
         for block in self.blocks:
-            x_BTC = block(x_BTC, cos_TD, sin_TD)
+            if self.checkpointing and self.training:
+                x_BTC = checkpoint(block, x_BTC, rotation, cache, use_reentrant=False)
+            else:
+                x_BTC = block(x_BTC, rotation, cache)
         normed_BTC: Tensor = self.norm(x_BTC)
         return normed_BTC
 
+    def new_cache(self, batch: int) -> Cache:
+        """An empty cache for `batch` rows, in the type and on the device of the weights."""
+        weight = self.embedding.weight
+        shape = self.shape
+        size = (shape.layers, batch, shape.heads, shape.context, shape.width // shape.heads)
+        return Cache(size, device=weight.device, dtype=weight.dtype)
+
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialise_modern(self) -> None:
         """Matrices by fan-in; what writes into the residual stream starts at zero, so that every block starts as identity.
 
         Zero-initialised residual branches: Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). The head starts
@@ -113,46 +167,73 @@ class GPT(nn.Module):
         nn.init.constant_(self.norm.weight, min(1.0, 1.0 / (0.02 * self.shape.width)))
         self.head.weight = self.embedding.weight
 
+    @torch.no_grad()
+    def _initialise_gpt2(self) -> None:
+        """Deviation 0.02 throughout, biases 0; what writes into the residual stream is smaller by the root of their number.
+
+        Radford et al. 2019, section 2.3, and the code published with it.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for matrix in (block.attention.out, block.mlp.down):
+                nn.init.normal_(matrix.weight, std=0.02 / math.sqrt(2 * self.shape.layers))
+        if self.shape.tied:
+            self.head.weight = self.embedding.weight
+
 
 class Block(nn.Module):
     """Attention, then two layers at each place, both added to the residual stream."""
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTShape, layer: int = 0) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=EPSILON)
-        self.attention = Attention(shape)
-        self.mlp_norm = nn.RMSNorm(shape.width, eps=EPSILON)
+        self.attention_norm = _norm(shape)
+        self.attention = Attention(shape, layer)
+        self.mlp_norm = _norm(shape)
         self.mlp = MLP(shape)
 
-    def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """The residual stream after this block."""
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), cos_TD, sin_TD)
+    def forward(
+        self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """The residual stream after this block; `rotation` are the cosines and sines (T, D) of rotary positions."""
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
         y_BTC: Tensor = x_BTC + self.mlp(self.mlp_norm(x_BTC))
         return y_BTC
 
 
 class Attention(nn.Module):
-    """Causal self-attention with normalised queries and keys.
+    """Causal self-attention; in the modern family with normalised queries and keys.
 
     Query-key norms: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245).
     """
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTShape, layer: int = 0) -> None:
         super().__init__()
-        self.heads, self.drop_fraction = shape.heads, shape.dropout
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
-        self.query_norm = nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
-        self.key_norm = nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
-        self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.heads, self.drop_fraction, self.layer = shape.heads, shape.dropout, layer
+        gpt2 = shape.family == "gpt2"
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=gpt2)
+        self.query_norm = None if gpt2 else nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
+        self.key_norm = None if gpt2 else nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
+        self.out = nn.Linear(shape.width, shape.width, bias=gpt2)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    def forward(
+        self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
+    ) -> Tensor:
         """What each place gathers from itself and the places before it."""
         batch, time, width = x_BTC.shape
         parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads).chunk(3, dim=2)
         q_BHTD, k_BHTD, v_BHTD = (part_BTHD.transpose(1, 2) for part_BTHD in parts_BTHD)
-        q_BHTD = rotated(normed(q_BHTD, self.query_norm), cos_TD, sin_TD)
-        k_BHTD = rotated(normed(k_BHTD, self.key_norm), cos_TD, sin_TD)
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTD, k_BHTD = normed(q_BHTD, self.query_norm), normed(k_BHTD, self.key_norm)
+        if rotation is not None:
+            q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
+        if cache is not None:
+            k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
         y_BTC: Tensor = self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(batch, time, width)))
@@ -160,58 +241,37 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Up to four times the width, squared ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668), and down."""
+    """Up, a nonlinearity, and down, each place by itself.
+
+    Squared ReLU: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668). SwiGLU: Shazeer 2020, equation 6
+    (https://arxiv.org/abs/2002.05202); its gate and its values come from one matrix. GELU in the approximation by tanh, as
+    GPT-2 has it: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
+    """
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
-        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+        gpt2 = shape.family == "gpt2"
+        self.activation = shape.activation or ("gelu" if gpt2 else "relu2")
+        wide = 2 * shape.hidden if self.activation == "swiglu" else shape.hidden
+        self.up = nn.Linear(shape.width, wide, bias=gpt2)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=gpt2)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Each place by itself."""
-        y_BTC: Tensor = self.dropout(self.down(F.relu(self.up(x_BTC)).square()))
+        match self.activation:
+            case "swiglu":
+                gate, value = self.up(x_BTC).chunk(2, dim=-1)
+                inner = F.silu(gate) * value
+            case "gelu":
+                inner = F.gelu(self.up(x_BTC), approximate="tanh")
+            case _:
+                inner = F.relu(self.up(x_BTC)).square()
+        y_BTC: Tensor = self.dropout(self.down(inner))
         return y_BTC
 
 
-def normed(x_BHTD: Tensor, norm: nn.RMSNorm) -> Tensor:
-    """`norm` in the type of its gain: autocast hands it bfloat16, which its fused kernel refuses with a warning."""
-    y_BHTD: Tensor = norm(x_BHTD.to(norm.weight.dtype))
-    return y_BHTD
-
-
-def causal_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, drop_fraction: float) -> Tensor:
-    """Scaled dot-product attention over the places up to each, in the type of `v_BHTD`; computed in float32 on the CPU.
-
-    torch 2.13's backward pass in bfloat16 on the CPU is 2 to 17 times slower than in float32 for heads of 32 or 64 channels
-    and up to 256 tokens, which makes whole autocast runs slower than float32 ones.
-    """
-    dtype = v_BHTD.dtype
-    if v_BHTD.device.type != "cpu":
-        return F.scaled_dot_product_attention(
-            q_BHTD.to(dtype), k_BHTD.to(dtype), v_BHTD, dropout_p=drop_fraction, is_causal=True
-        )
-    wide = torch.promote_types(dtype, torch.float32)
-    with torch.autocast("cpu", enabled=False):
-        y_BHTD = F.scaled_dot_product_attention(
-            q_BHTD.to(wide), k_BHTD.to(wide), v_BHTD.to(wide), dropout_p=drop_fraction, is_causal=True
-        )
-    return y_BHTD.to(dtype)
-
-
-def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, D) of the angles by which place t turns the pairs of channels (i, i + D/2).
-
-    Su et al. 2021, section 3.2.2 (https://arxiv.org/abs/2104.09864), with the base 10,000.
-    """
-    frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
-    angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
-    angles_TD = torch.cat([angles_Td, angles_Td], dim=1)
-    return angles_TD.cos(), angles_TD.sin()
-
-
-def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
-    first, second = x_BHTD.chunk(2, dim=-1)
-    turned: Tensor = x_BHTD * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD
-    return turned
+def _norm(shape: GPTShape) -> nn.LayerNorm | nn.RMSNorm:
+    if shape.family == "gpt2":
+        return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)
+    return nn.RMSNorm(shape.width, eps=EPSILON)

@@ -1,0 +1,85 @@
+"""Attention over earlier places: the product itself, rotary positions, and a cache of keys and values.
+
+Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H heads, D channels of a head.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Cache:
+    """Keys and values of the tokens seen so far, so that each new token costs one place and not all of them.
+
+    `size` is (layers, B, H, the most tokens, D).
+    """
+
+    def __init__(self, size: tuple[int, int, int, int, int], *, device: torch.device, dtype: torch.dtype) -> None:
+        self.keys = torch.empty(size, device=device, dtype=dtype)
+        self.values = torch.empty(size, device=device, dtype=dtype)
+        self.length = 0
+
+    def extended(self, layer: int, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values (B, H, S, D) of one layer, the new ones taken in; `length` moves on after the last layer."""
+        end = self.length + k_BHTD.shape[2]
+        self.keys[layer, :, :, self.length : end] = k_BHTD
+        self.values[layer, :, :, self.length : end] = v_BHTD
+        if layer == len(self.keys) - 1:
+            self.length = end
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+
+def normed(x_BHTD: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """`norm` in the type of its gain: autocast hands it bfloat16, which its fused kernel refuses with a warning."""
+    y_BHTD: Tensor = norm(x_BHTD.to(norm.weight.dtype))
+    return y_BHTD
+
+
+def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
+    """Scaled dot-product attention over the places up to each, in the type of `v_BHSD`; computed in float32 on the CPU.
+
+    The queries are those of the last T of S places.
+
+    torch 2.13's backward pass in bfloat16 on the CPU is 2 to 17 times slower than in float32 for heads of 32 or 64 channels
+    and up to 256 tokens, which makes whole autocast runs slower than float32 ones.
+    """
+    time, so_far = q_BHTD.shape[2], k_BHSD.shape[2]
+    causal = time == so_far
+    mask_TS = None
+    if not causal and time > 1:
+        mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(so_far - time)
+    dtype = v_BHSD.dtype
+    on_cpu = v_BHSD.device.type == "cpu"
+    computed = torch.promote_types(dtype, torch.float32) if on_cpu else dtype
+    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD.to(computed),
+            k_BHSD.to(computed),
+            v_BHSD.to(computed),
+            attn_mask=mask_TS,
+            dropout_p=drop_fraction,
+            is_causal=causal,
+        )
+    return y_BHTD.to(dtype)
+
+
+def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, D) of the angles by which place t turns the pairs of channels (i, i + D/2).
+
+    Su et al. 2021, section 3.2.2 (https://arxiv.org/abs/2104.09864), with the base 10,000.
+    """
+    frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
+    angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
+    angles_TD = torch.cat([angles_Td, angles_Td], dim=1)
+    return angles_TD.cos(), angles_TD.sin()
+
+
+def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
+    first, second = x_BHTD.chunk(2, dim=-1)
+    turned: Tensor = x_BHTD * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD
+    return turned
