@@ -16,6 +16,13 @@ from surefoot.models.attention import causal_attention, rotated, rotations
 from surefoot.models.gpt import GPT, GPTShape
 
 SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
+KINDS = {
+    "modern": SMALL,
+    "modern with SwiGLU, tied": replace(SMALL, activation="swiglu", tied=True),
+    "gpt2": replace(SMALL, family="gpt2", tied=True),
+    "gpt2, untied": replace(SMALL, family="gpt2"),
+}
+every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
 
 
 def gpt(shape=SMALL, *, trained=False):
@@ -32,17 +39,19 @@ def tokens(*shape, vocabulary=SMALL.vocabulary):
     return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(9))
 
 
+@every_kind
 @pytest.mark.parametrize("place", [1, 7, 15])
-def test_a_changed_token_leaves_all_earlier_logits_unchanged(place):
-    model, before = gpt(trained=True), tokens(3, 16)
+def test_a_changed_token_leaves_all_earlier_logits_unchanged(place, shape):
+    model, before = gpt(shape, trained=True), tokens(3, 16)
     after = before.clone()
     after[:, place] = (after[:, place] + 1) % SMALL.vocabulary
     assert_close(model(after)[:, :place], model(before)[:, :place], rtol=0, atol=0)
 
 
+@every_kind
 @pytest.mark.parametrize("place", [0, 7, 14])
-def test_a_changed_token_changes_all_logits_from_its_place_on(place):
-    model, before = gpt(trained=True), tokens(1, 16)
+def test_a_changed_token_changes_all_logits_from_its_place_on(place, shape):
+    model, before = gpt(shape, trained=True), tokens(1, 16)
     after = before.clone()
     after[:, place] = (after[:, place] + 1) % SMALL.vocabulary
     assert ((model(after) - model(before)).abs().amax(dim=(0, 2)) > 1e-4).nonzero().flatten().tolist() == list(
@@ -78,8 +87,9 @@ def test_rotation_keeps_lengths_and_leaves_the_first_place_alone():
     assert_close(turned_TD[0], x_TD[0], rtol=0, atol=0)
 
 
-def test_order_of_earlier_tokens_matters():
-    model, row = gpt(trained=True), tokens(1, 16)
+@every_kind
+def test_order_of_earlier_tokens_matters(shape):
+    model, row = gpt(shape, trained=True), tokens(1, 16)
     swapped = row.clone()
     swapped[:, [2, 5]] = row[:, [5, 2]]
     assert (model(swapped)[:, -1] - model(row)[:, -1]).abs().max() > 1e-4
@@ -90,9 +100,10 @@ def test_first_loss_is_ln_of_the_vocabulary():
     assert_close(loss.value.item(), math.log(SMALL.vocabulary), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
 @pytest.mark.parametrize("width", [32, 128, 512])
-def test_first_loss_of_a_tied_model_is_close_to_ln_of_the_vocabulary(width):
-    shape = replace(SMALL, width=width, vocabulary=1000, tied=True)
+def test_first_loss_of_a_tied_model_is_close_to_ln_of_the_vocabulary(width, family):
+    shape = replace(SMALL, width=width, vocabulary=1000, tied=True, family=family)
     inputs = tokens(16, 16, vocabulary=1000)
     loss = cross_entropy(gpt(shape)(inputs), inputs.flip(0))
     assert_close(loss.value.item(), math.log(1000), rtol=0, atol=0.1)
@@ -128,17 +139,72 @@ def test_every_block_starts_as_identity():
     assert torch.equal(model.blocks[0](x_BTC, (model.cosines, model.sines)), x_BTC)
 
 
-def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun():
-    model = gpt(trained=True)
+def test_gpt2_starts_with_the_documented_deviations():
+    model = gpt(replace(SMALL, layers=8, width=256, vocabulary=300, family="gpt2"))
+    block = model.blocks[1]
+    found = {
+        "embedding": model.embedding.weight.std(),
+        "positions": model.positions.weight.std(),
+        "qkv": block.attention.qkv.weight.std(),
+        "out": block.attention.out.weight.std(),
+        "down": block.mlp.down.weight.std(),
+    }
+    expected = {"embedding": 0.02, "positions": 0.02, "qkv": 0.02, "out": 0.005, "down": 0.005}
+    # 6 % is over five standard errors of a deviation taken over 4,096 values or more
+    assert_close({name: std.item() for name, std in found.items()}, expected, rtol=0.06, atol=0)
+    assert [name for name, parameter in model.named_parameters() if "bias" in name and parameter.any()] == []
+
+
+def test_gpt2_is_the_one_of_transformers():
+    """The same weights give the same logits; their Conv1D keeps matrices the other way round."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    model = gpt(KINDS["gpt2"], trained=True).eval()
+    settings = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 50}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings)).eval()
+    names = {
+        "transformer.wte": "embedding", "transformer.wpe": "positions", "transformer.ln_f": "norm", "transformer.h": "blocks",
+        "ln_1": "attention_norm", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
+        "ln_2": "mlp_norm", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down", "lm_head": "head",
+    }  # fmt: skip
+    own = model.state_dict()
+    for name, parameter in theirs.named_parameters():
+        translated = name
+        for there, here in names.items():
+            translated = translated.replace(there, here)
+        other_way_round = parameter.ndim == 2 and any(part in name for part in ("c_attn", "c_proj", "c_fc"))
+        turned = own[translated].T if other_way_round else own[translated]
+        parameter.data.copy_(turned)
+    assert_close(model(tokens(2, 16)), theirs(tokens(2, 16)).logits, rtol=1e-4, atol=1e-4)
+
+
+@every_kind
+def test_computing_blocks_again_changes_no_bit_of_the_gradient(shape):
+    def gradients(checkpointing):
+        model = gpt(replace(shape, dropout=0.3), trained=True)
+        model.checkpointing = checkpointing
+        torch.manual_seed(1)
+        cross_entropy(model(tokens(4, 16)), tokens(4, 16).flip(0)).value.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert all(torch.equal(one, other) for one, other in zip(gradients(True), gradients(False), strict=True))
+
+
+@every_kind
+def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun(shape):
+    model = gpt(shape, trained=True)
     cross_entropy(model(tokens(4, 16)), tokens(4, 16).flip(0)).value.backward()
     assert [name for name, parameter in model.named_parameters() if not parameter.grad.any()] == []
 
 
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("family", "activation"), [("modern", None), ("modern", "swiglu"), ("modern", "gelu"), ("gpt2", None)]
+)
 @pytest.mark.parametrize("size", [(1, 1, 8, 10), (3, 4, 64, 257), (12, 12, 768, 100)])
-def test_parameter_count_is_the_closed_form(size, tied):
+def test_parameter_count_is_the_closed_form(size, tied, family, activation):
     layers, heads, width, vocabulary = size
-    shape = GPTShape(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, tied=tied)
+    parts = {"tied": tied, "family": family, "activation": activation}
+    shape = GPTShape(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, **parts)
     with torch.device("meta"):
         model = GPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
@@ -213,7 +279,16 @@ def test_dropout_acts_in_training_only():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"heads": 3}, {"width": 2}, {"layers": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"context": 0}]
+    "wrong",
+    [
+        {"activation": "swiglu", "family": "gpt2"},
+        {"heads": 3},
+        {"width": 2},
+        {"layers": 0},
+        {"dropout": 1.0},
+        {"dropout": -0.1},
+        {"context": 0},
+    ],
 )
 def test_a_shape_that_cannot_be_built_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -53,6 +53,10 @@ class GPTShape:
             )
         if self.width % self.heads:
             raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+        if self.family == "gpt2" and self.activation not in (None, "gelu"):
+            raise ValueError(
+                f"activation = {self.activation!r}: a gpt2 has gelu; the modern family takes relu2 and swiglu"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout = {self.dropout} must be a fraction, at least 0 and below 1")
 
