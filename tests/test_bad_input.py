@@ -60,7 +60,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         def builds() -> sf.Run:
             return build(out, **changes)
 
-        monkeypatch.setattr(programs, "found", lambda name: programs.Program(builds, None, {"kind": "file"}))
+        monkeypatch.setattr(programs, "found", lambda name: programs.Program(builds, None, {"kind": "file"}, {}))
         return refused("train", "mine.py", status=status)
 
     return said

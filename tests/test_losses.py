@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from surefoot.errors import ConfigError
-from surefoot.losses import chunked_cross_entropy, cross_entropy, scalar
+from surefoot.losses import chunked_cross_entropy, cross_entropy, linear_cross_entropy, scalar
 from surefoot.means import Mean, summed
 
 CLASSES, CHANNELS = 7, 5
@@ -154,6 +154,25 @@ def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk):
         chunked_cross_entropy(
             torch.zeros(hidden), torch.zeros(head), torch.zeros(targets, dtype=torch.long), chunk=chunk
         )
+
+
+@pytest.mark.parametrize("classes", [CLASSES, 20_000], ids=["held at once", "in pieces"])
+@pytest.mark.parametrize("torch_has_it", [True, False])
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(classes, torch_has_it, counted, monkeypatch):
+    if torch_has_it and not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    monkeypatch.setattr("surefoot.losses._TORCH_HAS_IT", torch_has_it)
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(3, 30, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)
+    head = torch.randn(classes, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)
+    targets = torch.randint(classes, (3, 30), generator=generator)
+    targets[:, 20:] = -100
+    if not counted:
+        targets[:] = -100
+    apart, together = cross_entropy(hidden @ head.T, targets), linear_cross_entropy(hidden, head, targets)
+    assert_close((together.total, together.count), (apart.total, apart.count), rtol=1e-12, atol=0)
+    assert_close(gradient(together.value, hidden, head), gradient(apart.value, hidden, head), rtol=1e-9, atol=1e-12)
 
 
 def test_a_scalar_that_depends_on_a_parameter_passes_as_it_is():

@@ -7,21 +7,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
+    from surefoot.data.bpe import BpeTokenizer
+    from surefoot.data.choices import Question, choice_accuracy, choices, cloze
     from surefoot.data.mixture import Mixture
-    from surefoot.data.text import held_out_split, load_text, stdlib_text
-    from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer
+    from surefoot.data.text import (
+        encode_documents,
+        held_out_documents,
+        held_out_split,
+        load_documents,
+        stdlib_documents,
+    )
+    from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, tokenizer_from_json
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
-    from surefoot.evaluate import Split, accuracy
+    from surefoot.evaluate import Split, accuracy, perplexity
     from surefoot.loop import Step, forward_backward, update
-    from surefoot.losses import cross_entropy
+    from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
     from surefoot.optimizers.specs import adamw, sgd
     from surefoot.run import Run
-    from surefoot.schedules import constant, linear, warmup_cosine
+    from surefoot.schedules import (
+        constant,
+        exponential,
+        inverse_sqrt,
+        join,
+        linear,
+        one_cycle,
+        polynomial,
+        step_decay,
+        warm_restarts,
+        warmup_cosine,
+        warmup_stable_decay,
+    )
+    from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
 
 __all__ = [
+    "BpeTokenizer",
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
@@ -32,6 +54,7 @@ __all__ = [
     "HeldOut",
     "Mean",
     "Mixture",
+    "Question",
     "Run",
     "Split",
     "Step",
@@ -40,36 +63,74 @@ __all__ = [
     "Windows",
     "accuracy",
     "adamw",
+    "choice_accuracy",
+    "choices",
+    "cloze",
     "constant",
     "cross_entropy",
     "data",
+    "encode_documents",
+    "exponential",
     "forward_backward",
     "generate",
+    "held_out_documents",
     "held_out_split",
+    "inverse_sqrt",
+    "join",
     "linear",
-    "load_text",
+    "linear_cross_entropy",
+    "load_documents",
+    "load_weights",
     "losses",
     "models",
+    "one_cycle",
+    "perplexity",
+    "polynomial",
     "sgd",
-    "stdlib_text",
+    "stdlib_documents",
+    "step_decay",
+    "tokenizer_from_json",
     "update",
+    "warm_restarts",
     "warmup_cosine",
+    "warmup_stable_decay",
     "write_shards",
 ]
 
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
     "data.mixture": ("Mixture",),
-    "data.text": ("held_out_split", "load_text", "stdlib_text"),
-    "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer"),
+    "data.bpe": ("BpeTokenizer",),
+    "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
+    "data.text": (
+        "encode_documents",
+        "held_out_documents",
+        "held_out_split",
+        "load_documents",
+        "stdlib_documents",
+    ),
+    "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
-    "evaluate": ("Split", "accuracy"),
+    "evaluate": ("Split", "accuracy", "perplexity"),
     "loop": ("Step", "forward_backward", "update"),
-    "losses": ("cross_entropy",),
+    "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
     "optimizers.specs": ("adamw", "sgd"),
     "run": ("Run",),
-    "schedules": ("constant", "linear", "warmup_cosine"),
+    "schedules": (
+        "constant",
+        "exponential",
+        "inverse_sqrt",
+        "join",
+        "linear",
+        "one_cycle",
+        "polynomial",
+        "step_decay",
+        "warm_restarts",
+        "warmup_cosine",
+        "warmup_stable_decay",
+    ),
+    "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
 }
 _ROOMS = ("data", "generate", "losses", "models")

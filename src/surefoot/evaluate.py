@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from surefoot.means import Mean, add_each
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
+_LARGEST_EXPONENT = 709.0  # math.exp of more overflows
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
 
 
@@ -23,14 +25,15 @@ class Split:
     """A named data set to score.
 
     Each of `scores` is a function of (model, batch) that returns a counted `Mean`, logged under the function's name, or a
-    dictionary of them. The run's loss is scored beside them unless `loss` is false. `batch_size` changes memory and speed,
-    never a score.
+    dictionary of them. The run's loss is scored beside them unless `loss` is false. `derived` are functions of all means of
+    this split by name (`perplexity`, say, which is no mean itself). `batch_size` changes memory and speed, never a score.
     """
 
     dataset: Any
     scores: Score | Sequence[Score] = ()
     batch_size: int | None = None
     loss: bool = True
+    derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
 
 
 class Counted(Protocol):
@@ -51,6 +54,15 @@ def accuracy(model: Any, batch: Any) -> Mean:
     guesses = model(inputs).argmax(dim=1)
     counted = labels >= 0
     return Mean(((guesses == labels) & counted).sum(), counted.sum())
+
+
+def perplexity(scores: Mapping[str, float]) -> float:
+    """The exponential of the mean loss in nats; infinite where that is. Only of a loss that is not smoothed.
+
+    >>> round(perplexity({"loss": math.log(50.0)}), 6)
+    50.0
+    """
+    return math.exp(scores["loss"]) if scores["loss"] < _LARGEST_EXPONENT else math.inf
 
 
 def scored(

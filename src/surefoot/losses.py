@@ -15,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from surefoot.errors import ConfigError
 from surefoot.means import Mean
 
+_HELD_AT_ONCE = 16_384  # classes
+_TORCH_HAS_IT = hasattr(F, "linear_cross_entropy")
+
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Mean:
     """Cross-entropy in nats over all targets but the ignored ones, as (sum, count) on the device.
@@ -73,9 +76,35 @@ def chunked_cross_entropy(
 
     flat_targets = targets.reshape(-1)
     parts = zip(torch.split(hidden.reshape(-1, hidden.shape[-1]), chunk), torch.split(flat_targets, chunk), strict=True)
-    # not F.linear_cross_entropy: its chunks (torch 2.13) fall out of torch.compile
     totals = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
     return Mean(torch.stack(totals).sum(), (flat_targets != ignore_index).sum())
+
+
+def linear_cross_entropy(hidden: Tensor, head_weight: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Mean:
+    """`cross_entropy` of `hidden @ head_weight.T` in the way that suits its size and this torch.
+
+    hidden (..., D), head_weight (C, D), targets (...). Up to 16,384 classes all logits are held at once, which is fastest; beyond,
+    in pieces: torch's own `F.linear_cross_entropy` where this torch has it (2.12), else, and under torch.compile, which its
+    pieces fall out of (2.13), `chunked_cross_entropy`.
+
+    >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
+    >>> round(float(mean.value), 4), int(mean.count)
+    (1.3863, 10)
+    """
+    if head_weight.shape[0] <= _HELD_AT_ONCE:
+        return cross_entropy(F.linear(hidden, head_weight), targets, ignore_index=ignore_index)
+    if not _TORCH_HAS_IT or torch.compiler.is_compiling():
+        return chunked_cross_entropy(hidden, head_weight, targets, ignore_index=ignore_index)
+    flat_targets = targets.reshape(-1)
+    total = F.linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]),
+        head_weight,
+        flat_targets,
+        reduction="sum",
+        ignore_index=ignore_index,
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
+    return Mean(total, (flat_targets != ignore_index).sum())
 
 
 def scalar(loss: Any) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from surefoot.directory import RunDirectory
 from surefoot.parts import Parts
-from surefoot.schedules import Schedule
+from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import number
 
 
@@ -81,7 +81,9 @@ def standing(parts: Parts) -> str:
     return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory)}"
 
 
-def divergence(step: int, samples: list[int], stands: str, *, optimizer: dict[str, Any], schedule: Schedule) -> str:
+def divergence(
+    step: int, samples: list[int], stands: str, *, optimizer: dict[str, Any], schedule: Schedule | Joined
+) -> str:
     """Why a run was ended after steps that were not finite, and what to try."""
     rate = optimizer.get("lr")
     lines = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.loop import State, Task
 from surefoot.saving import Saving
-from surefoot.schedules import Schedule
+from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
 from surefoot.sinks import Console
 from surefoot.snapshot import Whole, packed
@@ -32,7 +32,8 @@ class Parts:
     supply: Supply
     scoring: Scoring
     timetable: Timetable
-    schedule: Schedule
+    schedule: Schedule | Joined  # in steps
+    schedule_written: Schedule | Joined  # as it was given, percentages and all
     device: torch.device
     deterministic: bool
     described: dict[str, Any]
@@ -41,6 +42,7 @@ class Parts:
     console: Console | None
     init: str | None
     sample: Callable[[Any], str] | None
+    files: dict[str, str]  # of the run's directory, by name
 
     @property
     def state(self) -> State:
@@ -69,6 +71,15 @@ class Parts:
             described=self.described,
             machine=machine(self.device, deterministic=self.deterministic),
             stopped_early=self.out_of_patience,
+        )
+
+    def with_schedule(self, schedule: Schedule | Joined, *, of_steps: int) -> Parts:
+        """The same run with a schedule whose percentages are of `of_steps`, the length with which the run began."""
+        return replace(
+            self,
+            task=replace(self.task, factors=schedule.factors(self.length)),
+            schedule=schedule,
+            described=self.described | {"schedule": schedule.described(), "schedule_of_steps": of_steps},
         )
 
     @property

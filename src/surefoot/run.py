@@ -28,7 +28,7 @@ from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.parts import Parts
 from surefoot.precision import precision as chosen_precision
 from surefoot.saving import Saving
-from surefoot.schedules import Schedule, constant
+from surefoot.schedules import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
 from surefoot.sinks import Console
@@ -55,7 +55,8 @@ class Run:
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
-    sample: a function of the model that returns text to show after the last step.
+    sample: a function of the model that returns text to show after the last step, and every `sample_every`.
+    files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -70,7 +71,7 @@ class Run:
         length: str,
         optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
         loss: Loss | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Joined | None = None,
         evaluate: Mapping[str, Split] | None = None,
         out: str | Path | None = None,
         seed: int = 0,
@@ -85,6 +86,7 @@ class Run:
         deterministic: bool = False,
         log_every: str = "50 steps",
         evaluate_every: str = "1 epochs",
+        sample_every: str | None = None,
         save_every: str = "5 min",
         keep: int = 3,
         keep_every: str | None = None,
@@ -96,6 +98,7 @@ class Run:
         early_stopping: EarlyStopping | None = None,
         init: str | Path | None = None,
         sample: Callable[[Any], str] | None = None,
+        files: Mapping[str, str] | None = None,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -108,12 +111,14 @@ class Run:
             length=length,
             log_every=log_every,
             evaluate_every=evaluate_every,
+            sample_every=sample_every,
             save_every=save_every,
             keep_every=keep_every,
             stop_after=stop_after,
             time_limit=time_limit,
         )
-        shape = (schedule or constant()).resolved(times.length)
+        schedule = schedule or constant()
+        in_steps = schedule.resolved(times.length)
         watch = watched(best, early_stopping, splits=evaluate or {})
 
         models = assembly.built_models(model, seed=seed, device=place)
@@ -126,7 +131,7 @@ class Run:
             key=stream_key(seed, "train"),
             precision=numbers,
             clip=clipping(clip),
-            factors=shape.factors(times.length),
+            factors=in_steps.factors(times.length),
             max_bad_steps=max_bad_steps,
         )
         supply = Supply(train, plan, seed, micro_batch_size, place, workers, count, collate)
@@ -139,7 +144,8 @@ class Run:
             supply=supply,
             scoring=scoring,
             timetable=times,
-            schedule=shape,
+            schedule=in_steps,
+            schedule_written=schedule,
             device=place,
             deterministic=deterministic,
             described={
@@ -148,7 +154,8 @@ class Run:
                 "batch_size": batch_size,
                 "micro_batch_size": micro_batch_size,
                 "optimizer": assembly.described_optimizers(optimizer, state),
-                "schedule": vars(shape),
+                "schedule": in_steps.described(),
+                "schedule_of_steps": times.length.steps,
                 "clip": clip,
                 "precision": numbers.name,
                 "compile": compile,
@@ -162,6 +169,7 @@ class Run:
             console=said,
             init=None if init is None else str(init),
             sample=sample,
+            files=dict(files or {}),
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open
@@ -209,7 +217,7 @@ class Run:
             raise ConfigError("this run is open already")
         sitting = Sitting(self.parts, configuration=self.configuration)
         sitting.open()
-        self.sitting = sitting
+        self.sitting, self.parts = sitting, sitting.parts
         return self
 
     def __exit__(

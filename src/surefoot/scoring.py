@@ -51,6 +51,7 @@ class Scoring:
                 precision=self.precision,
                 seed=self.supply.seed,
             )
+            scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}
         return found
 

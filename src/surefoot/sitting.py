@@ -90,6 +90,8 @@ class Sitting:
         if found is None:
             self._initialise()
             directory.write_text("config.toml", self.configuration or narration.script_toml(self.parts.described))
+            for name, text in self.parts.files.items():
+                directory.write_text(name, text)
             saving.finish(0, self.parts.packed)
         else:
             self._resume(found)
@@ -118,9 +120,12 @@ class Sitting:
 
     def _resume(self, found: Contents) -> None:
         where, parts = f"step-{found.step:08d}", self.parts
-        saved, now = dict(found.state["described"]), json.loads(json.dumps(parts.described))
-        exactly = parts.schedule.extends_exactly
-        refuse_another_length(saved, now, extends_exactly=exactly, step=found.step, where=where)
+        saved = dict(found.state["described"])
+        began = replace(parts.length, steps=int(saved["schedule_of_steps"]))
+        schedule = parts.schedule_written.resolved(began)
+        refuse_another_length(saved, parts.length, schedule=schedule, step=found.step, where=where)
+        self.parts = parts = parts.with_schedule(schedule, of_steps=began.steps)
+        now = json.loads(json.dumps(parts.described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         for line in differences(found.state["machine"], machine(parts.device, deterministic=parts.deterministic)):
             parts.say(f"note: {line}: the run goes on, equal to rounding and no longer bit for bit")
@@ -129,8 +134,7 @@ class Sitting:
     def _finish(self) -> None:
         parts = self.parts
         if self.state.step >= parts.length.steps > self.first_step and parts.sample is not None:
-            text = parts.scoring.sample(parts.sample)
-            self.write({"kind": "sample", "step": self.state.step, "text": text})
+            self._write_sample()
         if parts.saving is not None:
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
         if self.state.step > self.first_step or self.signals.stop is not None:
@@ -195,8 +199,8 @@ class Sitting:
         return time.monotonic() - self.started_at + 2 * longest_s + 1 > timetable.limit_s
 
     def evaluate_due(self, done: int) -> bool:
-        """After the last step, and every `evaluate_every`; never where there is nothing to score."""
-        return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
+        """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
+        return self._scores_due(done) or self._sample_due(done)
 
     def log_due(self, done: int) -> bool:
         """After the last step, and every `log_every`."""
@@ -208,7 +212,19 @@ class Sitting:
         return saving is not None and (done == self.parts.length.steps or self.signals.save or saving.due(done))
 
     def evaluate(self, step: Step) -> None:
-        """Score every split after a step, record it, and watch the score that decides what is best."""
+        """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
+        if self._scores_due(self.state.step):
+            self._score(step)
+        if self._sample_due(self.state.step):
+            self._write_sample()
+
+    def _scores_due(self, done: int) -> bool:
+        return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
+
+    def _sample_due(self, done: int) -> bool:
+        return self.parts.sample is not None and self.parts.timetable.sample_due(done)
+
+    def _score(self, step: Step) -> None:
         step.scores = self.scores = self.parts.scoring.scores()
         self.write({"kind": "scores", "step": self.state.step, **step.scores})
         watch = self.whole.watch
@@ -247,6 +263,11 @@ class Sitting:
         """Hand a record to all that take them."""
         for sink in self.sinks:
             sink.write(record)
+
+    def _write_sample(self) -> None:
+        assert self.parts.sample is not None
+        text = self.parts.scoring.sample(self.parts.sample)
+        self.write({"kind": "sample", "step": self.state.step, "text": text})
 
     @property
     def _step(self) -> int:

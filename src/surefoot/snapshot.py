@@ -18,6 +18,7 @@ from surefoot.loop import State
 from surefoot.meter import BadSteps, Meter
 from surefoot.precision import Precision
 from surefoot.stopping import Watch
+from surefoot.world import one_process
 
 
 @dataclass
@@ -124,6 +125,19 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
     for name, held in list(whole.kept.objects.items()):
         whole.kept.add(name, held)
     state.step = found.step
+
+
+def load_weights(model: nn.Module, found: Contents, *, name: str = "model", device: str = "auto") -> None:
+    """Give a model the weights of a checkpoint as they are evaluated (averaged, where the run had averages), on a device.
+
+    `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
+    """
+    averaged = file_name("ema", name)
+    file = averaged if averaged in found.files else file_name("model", name)
+    if file not in found.files:
+        raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
+    contents.load_model(model, found.files[file], found.state["aliases"].get(name, {}), where=f"step {found.step}")
+    model.to(one_process(device).device).eval()
 
 
 def file_name(kind: str, name: str) -> str:

@@ -14,6 +14,7 @@ class Timetable:
     length: Length
     log: Every
     evaluate: Every
+    sample: Every  # besides the one after the last step
     save: Every  # in steps or in seconds
     keep: Every | None  # checkpoints kept for good
     stop_step: int  # the sitting ends here; the schedule does not know
@@ -22,6 +23,10 @@ class Timetable:
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
         return self.evaluate.due(done) or done == self.length.steps
+
+    def sample_due(self, done: int) -> bool:
+        """Every `sample_every`, but not after the last step: that has a sample of its own."""
+        return self.sample.due(done) and done < self.length.steps
 
     def log_due(self, done: int) -> bool:
         """After the last step, and every `log_every`."""
@@ -35,6 +40,7 @@ def timetable(
     length: str,
     log_every: str,
     evaluate_every: str,
+    sample_every: str | None,
     save_every: str,
     keep_every: str | None,
     stop_after: str | None,
@@ -50,6 +56,7 @@ def timetable(
         length=whole,
         log=every(log_every, length=whole, setting="log_every"),
         evaluate=every(evaluate_every, length=whole, setting="evaluate_every"),
+        sample=every(sample_every, length=whole, setting="sample_every"),
         save=every(save_every, length=whole, time=True, setting="save_every"),
         keep=every(keep_every, length=whole, setting="keep_every") if keep_every else None,
         stop_step=stop_step,

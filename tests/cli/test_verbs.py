@@ -32,8 +32,16 @@ class Optimizer:
 class Config:
     length: str
     out: str = "runs/mine"
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "wsd", "wsd in steps"] = "constant"
+    stop_after: str | None = None
     optimizer: Optimizer = field(default_factory=Optimizer)
+
+SCHEDULES = {
+    "constant": sf.constant(2),
+    "cosine": sf.warmup_cosine(2),
+    "wsd": sf.warmup_stable_decay("25%", cooldown="25%"),
+    "wsd in steps": sf.warmup_stable_decay(2, cooldown=2),
+}
 
 def build(config: Config):
     generator = torch.Generator().manual_seed(0)
@@ -42,7 +50,7 @@ def build(config: Config):
         model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         train=data, batch_size=6, length=config.length, optimizer=sf.adamw(lr=config.optimizer.lr),
-        schedule=sf.constant(2) if config.schedule == "constant" else sf.warmup_cosine(2),
+        schedule=SCHEDULES[config.schedule], stop_after=config.stop_after,
         evaluate={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
         best="min all/loss", keep=9, out=config.out,
     )
@@ -152,7 +160,36 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
     assert refused("resume", "mine", "--length", "9 steps") == 4
     said = capsys.readouterr().err
     assert "length was 5 steps, now 9 steps" in said
-    assert "only a constant one can be extended exactly" in said
+    assert "with another length its schedule has other rates from step 3 on, and 5 steps are made" in said
+    assert "constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins" in said
+    assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
+
+
+def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_length(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Percentages stay what they were of the 8 steps with which it began, also in the sittings after that."""
+    main(["train", "program.py:build", "--length", "12 steps", "--schedule", "wsd in steps", "--out", "runs/long"])
+    main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd", "--stop-after", "7 steps"])
+    monkeypatch.setattr("surefoot.loop.update", interrupted_at(9))
+    with pytest.raises(KeyboardInterrupt):
+        main_unguarded("resume", "mine", "--length", "12 steps")
+    monkeypatch.undo()
+    monkeypatch.chdir(program.parent)
+    assert max(weights("runs/mine")) < "step-00000012"
+    main(["resume", "mine"])
+    assert weights("runs/mine") == weights("runs/long")
+
+
+def test_a_wsd_run_is_not_extended_once_its_cooldown_has_begun(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd"])
+    before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
+    assert refused("resume", "mine", "--length", "12 steps") == 4
+    said = capsys.readouterr().err
+    assert "length was 8 steps, now 12 steps" in said
+    assert "its cool-down begins at step 7 of a run of 8, and 8 steps are made" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 

@@ -5,7 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot.data.text import held_out_split, load_text, stdlib_text
+from surefoot.data.text import (
+    encode_documents,
+    held_out_documents,
+    held_out_split,
+    load_documents,
+    stdlib_documents,
+)
+from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from surefoot.errors import DataError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -14,50 +21,50 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 def test_a_file_is_read_as_it_is(tmp_path):
     text = "one\r\ntwo\n\nthr\u00e9e"
     (tmp_path / "a.txt").write_bytes(text.encode())
-    assert load_text(tmp_path / "a.txt") == text
+    assert load_documents(tmp_path / "a.txt") == {"a.txt": text}
 
 
 def test_a_directory_is_its_text_files_sorted_by_path(tmp_path):
     (tmp_path / "sub").mkdir()
     for name, text in {"b.txt": "2", "a.md": "1\n", "sub/c.py": "3", "picture.png": "no", ".hidden": "no"}.items():
         (tmp_path / name).write_text(text)
-    assert load_text(str(tmp_path)) == "1\n2\n3\n"
+    assert list(load_documents(str(tmp_path)).items()) == [("a.md", "1\n"), ("b.txt", "2\n"), ("sub/c.py", "3\n")]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
-    assert load_text(tmp_path / "a.txt") == "abc"
+    assert load_documents(tmp_path / "a.txt") == {"a.txt": "abc"}
 
 
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match=r"no file or directory .*gone\.txt"):
-        load_text(tmp_path / "gone.txt")
+        load_documents(tmp_path / "gone.txt")
 
 
 @pytest.mark.parametrize("text", ["", " \n\n"])
 def test_an_empty_file_is_refused(tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(DataError, match=r"a\.txt holds no text"):
-        load_text(tmp_path / "a.txt")
+        load_documents(tmp_path / "a.txt")
 
 
 def test_a_directory_without_text_says_which_files_count(tmp_path):
     (tmp_path / "a.csv").write_text("1,2")
     with pytest.raises(DataError, match=r"no file ends in \.txt"):
-        load_text(tmp_path)
+        load_documents(tmp_path)
 
 
 def test_a_file_that_is_no_text_is_named_with_the_byte(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 noir")
     with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text: byte 3 is 0xe9"):
-        load_text(tmp_path)
+        load_documents(tmp_path)
 
 
 def test_the_standard_library_is_large_and_always_the_same():
-    text = stdlib_text()
-    assert len(text) > 5_000_000
-    assert "class JSONEncoder" in text
-    assert text == stdlib_text()
+    documents = stdlib_documents()
+    assert sum(map(len, documents.values())) > 5_000_000
+    assert "class JSONEncoder" in documents["json/encoder.py"]
+    assert list(documents.items()) == list(stdlib_documents().items())
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
@@ -76,7 +83,37 @@ def test_a_part_of_nothing_is_refused(whole, fraction):
         held_out_split(whole, held_out_fraction=fraction)
 
 
+def letters(*names):
+    return {name: name * 100 for name in names}
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.3, 0.8])
+def test_whole_documents_are_held_out_until_they_make_up_the_fraction(fraction):
+    training, held_out = held_out_documents(letters(*"abcdefghijklmnopqrst"), held_out_fraction=fraction)
+    assert sorted([*training, *held_out]) == list(letters(*"abcdefghijklmnopqrst").values())
+    assert len(held_out) == round(20 * fraction)
+
+
+def test_what_is_held_out_does_not_depend_on_the_order_or_on_what_is_added():
+    _, few = held_out_documents(letters(*"abcdefghij"), held_out_fraction=0.3)
+    _, turned = held_out_documents(letters(*"jihgfedcba"), held_out_fraction=0.3)
+    _, more = held_out_documents(letters(*"abcdefghijklmnopqrst"), held_out_fraction=0.3)
+    assert set(few) == set(turned)
+    assert len(set(few) & set(more)) >= 2  # one that was just within the fraction may have been pushed out by a new one
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, 0.9])
+def test_holding_out_all_or_none_of_the_documents_is_refused(fraction):
+    with pytest.raises(DataError, match="of 2 documents leaves nothing"):
+        held_out_documents(letters("a", "b"), held_out_fraction=fraction)
+
+
+def test_each_document_is_followed_by_its_end():
+    assert encode_documents(["ab", "", "c"], ByteTokenizer()).tolist() == [97, 98, 256, 256, 99, 256]
+    assert encode_documents(["ab", "", "c"], CharacterTokenizer("abc")).tolist() == [0, 1, 2]
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
 def test_tiny_shakespeare_is_read_whole():
-    text = load_text(SHARED / "tinyshakespeare" / "input.txt")
+    text = load_documents(SHARED / "tinyshakespeare" / "input.txt")["input.txt"]
     assert (len(text), len(set(text))) == (1_115_394, 65)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.data.bpe import BpeTokenizer
 from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, tokenizer_from_json
 from surefoot.errors import DataError
 
@@ -26,9 +30,9 @@ def test_characters_give_back_every_text_they_were_made_from(text):
     assert ids.max() < tokenizer.vocabulary == len(set(text))
 
 
-@given(st.text(min_size=1))
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_tokenizer_from_json_is_the_same(text):
-    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer()):
+    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BpeTokenizer.trained([text], vocabulary=260)):
         again = tokenizer_from_json(tokenizer.to_json())
         assert type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
         assert again.to_json() == tokenizer.to_json()
@@ -68,7 +72,7 @@ def test_a_token_outside_the_vocabulary_is_named(token):
         CharacterTokenizer("abc").decode([0, token])
 
 
-@pytest.mark.parametrize("token", [-1, 256])
+@pytest.mark.parametrize("token", [-1, 257])
 def test_a_number_that_is_no_byte_is_named(token):
     with pytest.raises(DataError, match=f"token {token} is outside"):
         ByteTokenizer().decode([0, token])
@@ -85,7 +89,7 @@ def test_a_set_that_is_none_is_refused(characters, what):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3", "{}", '{"kind": "words"}', '{"kind": "characters"}', '{"kind": "bytes", "x": 1}']
+    "text", ["", "3", "{}", "[" * 100_000, '{"kind": "words"}', '{"kind": "characters"}', '{"kind": "bytes", "x": 1}']
 )
 def test_what_describes_no_tokenizer_is_refused(text):
     with pytest.raises(DataError, match="no description of a tokenizer"):
@@ -95,3 +99,80 @@ def test_what_describes_no_tokenizer_is_refused(text):
 def test_a_description_of_another_kind_is_refused():
     with pytest.raises(DataError, match="of characters, asked for was one of bytes"):
         ByteTokenizer.from_json(CharacterTokenizer("ab").to_json())
+
+
+# --- byte pairs --------------------------------------------------------------------------------------------------------
+
+TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
+BPE = BpeTokenizer.trained([TEXT], vocabulary=270)
+GPT2 = Path(__file__).parents[2].parent / "shared" / "data" / "gpt2-bpe"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_pairs_give_back_every_text_and_count_its_bytes(text):
+    tokens = BPE.encode(text)
+    assert BPE.decode(tokens) == text
+    assert BPE.byte_counts[tokens].sum() == len(text.encode())
+
+
+def test_byte_pairs_are_fewer_than_bytes_on_the_text_they_were_made_from():
+    assert len(BPE.encode(TEXT)) < 0.5 * len(TEXT.encode())
+    assert BPE.vocabulary == 270
+
+
+def test_the_same_text_gives_the_same_byte_pairs():
+    assert BpeTokenizer.trained(iter([TEXT]), vocabulary=270).to_json() == BPE.to_json()
+
+
+def test_many_texts_are_encoded_as_each_alone():
+    texts = ["the cat", "", TEXT]
+    assert [tokens.tolist() for tokens in BPE.encode_all(texts)] == [BPE.encode(text).tolist() for text in texts]
+
+
+def test_a_text_that_looks_like_the_end_of_a_document_is_text():
+    assert BPE.end not in BPE.encode("<|endoftext|>")
+    assert BPE.decode(BPE.encode("<|endoftext|>")) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()], ids=["byte pairs", "bytes"])
+def test_the_end_of_a_document_is_no_text(tokenizer):
+    assert tokenizer.decode([tokenizer.end, *tokenizer.encode("a"), tokenizer.end]) == "a"
+    assert tokenizer.byte_counts[tokenizer.end] == 0
+
+
+def test_bytes_of_characters_are_those_of_utf8():
+    tokenizer = CharacterTokenizer.of(TEXT)
+    assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+@pytest.mark.skipif(not GPT2.is_dir(), reason="shared/data is not beside the project")
+def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
+    tokenizer = BpeTokenizer.load(GPT2)
+    assert (tokenizer.vocabulary, tokenizer.end) == (50257, 50256)
+    assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    assert BpeTokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+def test_a_tokenizer_of_the_library_is_loaded(tmp_path):
+    BPE.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert BpeTokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+
+
+def test_a_tokenizer_that_is_not_of_bytes_is_refused(tmp_path):
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
+    with pytest.raises(DataError, match=r"words\.json is no byte-level tokenizer"):
+        BpeTokenizer.load(tmp_path / "words.json")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "{}", "[" * 100_000])
+def test_what_is_no_tokenizer_is_named(content, tmp_path):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        BpeTokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_too_few_byte_pairs_are_refused():
+    with pytest.raises(DataError, match="vocabulary = 256"):
+        BpeTokenizer.trained([TEXT], vocabulary=256)

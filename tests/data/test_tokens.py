@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from surefoot.data.feed import in_order
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.data.shards import write_shards
-from surefoot.data.text import held_out_split, load_text
+from surefoot.data.text import held_out_split, load_documents
 from surefoot.data.tokenizers import CharacterTokenizer
 from surefoot.data.tokens import HeldOut, Windows
 from surefoot.errors import DataError
@@ -160,7 +160,7 @@ def test_a_context_of_nothing_is_refused():
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
 def test_tiny_shakespeare_is_covered_whole():
-    training, held_out = held_out_split(load_text(SHARED / "tinyshakespeare"))
+    training, held_out = held_out_split(load_documents(SHARED / "tinyshakespeare")["input.txt"])
     tokenizer = CharacterTokenizer.of(training)
     assert tokenizer.vocabulary == 65
     windows = Windows(tokenizer.encode(training), context=256, seed=0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from surefoot.checkpoint.contents import shortened
+from surefoot.durations import Length
 from surefoot.errors import CheckpointError
+from surefoot.schedules import Joined, Schedule
 
 Described = Mapping[str, Any]
 
@@ -48,18 +51,33 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         )
 
 
-def refuse_another_length(saved: Described, now: Described, *, extends_exactly: bool, step: int, where: str) -> None:
-    """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another."""
-    steps = int(str(now["length"]).split()[0])
-    if saved["length"] == now["length"] or (extends_exactly and steps >= step):
+def refuse_another_length(
+    saved: Described, length: Length, *, schedule: Schedule | Joined, step: int, where: str
+) -> None:
+    """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another.
+
+    `schedule` is in steps, percentages taken of the length with which the run began: where one run is longer than the
+    other, their rates differ from some step on, and that one must not be made yet.
+    """
+    before = int(str(saved["length"]).split()[0])
+    if before == length.steps:
         return
-    why = (
-        f"{step} steps are made already"
-        if steps < step
-        else "its schedule would have had other rates from the start on; only a constant one can be extended exactly"
-    )
+    shorter = replace(length, steps=min(before, length.steps))
+    if step > length.steps:
+        why = f"{step} steps are made already"
+    elif schedule.extends_exactly(step, shorter):
+        return
+    elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
+        begins = schedule.shared_steps(shorter)
+        why = f"its cool-down begins at step {begins} of a run of {shorter.steps}, and {step} steps are made"
+    else:
+        why = (
+            f"with another length its schedule has other rates from step {schedule.shared_steps(shorter)} on,"
+            f" and {step} steps are made\n"
+            "  constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins"
+        )
     raise CheckpointError(
-        f"cannot resume {where}: length was {saved['length']}, now {now['length']}\n  {why}\n"
+        f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
         "  to train on from its weights: another --out, with --init"
     )
 

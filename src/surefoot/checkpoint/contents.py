@@ -45,7 +45,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping
     saved = {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}
     problems = tensor_differences(saved, live)
     if problems:
-        raise CheckpointError(f"cannot resume: {where} holds another model\n  " + "\n  ".join(shortened(problems)))
+        raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
     with torch.no_grad():
         for name, value in live.items():
             value.copy_(saved[name])

@@ -14,12 +14,13 @@ _HELP = """surefoot trains PyTorch models without losing its footing.
   surefoot train FILE.py:build    a run of your own: build() or build(config: YourDataclass) returns a surefoot.Run
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint (--checkpoint newest, best, or a step)
+  surefoot predict RUN INPUT...   use the trained model: continue a prompt
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows where an error came from.
 Exit status: 0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 130 and 143 stopped by a signal, saved.
 """
 
-_VERBS = {"train": verbs.train, "resume": verbs.resume, "evaluate": verbs.evaluate}
+_VERBS = {"train": verbs.train, "resume": verbs.resume, "evaluate": verbs.evaluate, "predict": verbs.predict}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,11 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it."""
+    """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
+
+    `names` is what else its module defines: PRESETS, and `predict` with its settings `Predict`, where it has them.
+    """
 
     build: Callable[..., Any]
     config: type[Any] | None
     described: dict[str, Any]
+    names: Mapping[str, Any]
+
+    def preset(self, name: str | None) -> dict[str, Any]:
+        """The values of a preset by dotted name; none for None."""
+        presets = self.names.get("PRESETS", {})
+        if name is None or name in presets:
+            return dict(presets[name]) if name is not None else {}
+        close = nearest(name, presets)
+        meant = f"did you mean {close}?" if close else f"there are: {', '.join(presets) or 'none'}"
+        raise ConfigError(f"no preset {name!r}: {meant}")
 
     def run(self, *config: Any) -> Run:
         """What the function builds, which must be a run."""
@@ -47,7 +60,7 @@ def found(name: str) -> Program:
     """The recipe called `name`, or the function of "FILE.py:function"."""
     if name in NAMES:
         module = importlib.import_module(f"surefoot.recipes.{name}")
-        return Program(module.build, module.Config, {"kind": "recipe", "recipe": name})
+        return Program(module.build, module.Config, {"kind": "recipe", "recipe": name}, vars(module))
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
@@ -96,7 +109,7 @@ def _in_file(path: Path, function: str) -> Program:
         "function": function,
         "sha256": sha256(path.read_bytes()).hexdigest(),
     }
-    return Program(build, _config_of(build, path), described)
+    return Program(build, _config_of(build, path), described, vars(module))
 
 
 def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:

@@ -1,11 +1,12 @@
-"""The verbs: train, resume, evaluate."""
+"""The verbs: train, resume, evaluate, predict."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import programs
 from surefoot.cli.flags import configured
@@ -14,6 +15,9 @@ from surefoot.config import flatten, origins, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
+if TYPE_CHECKING:
+    from surefoot.checkpoint import Contents
+
 
 def train(arguments: list[str]) -> None:
     """`surefoot train RECIPE|FILE.py:build [--config FILE.toml] [settings]`: a run from its start, or from where it stands."""
@@ -21,8 +25,8 @@ def train(arguments: list[str]) -> None:
         raise ConfigError("train what? surefoot train gpt, or surefoot train FILE.py:build")
     program = programs.found(arguments[0])
     rest, file = _option(arguments[1:], "--config")
-    layers = [("file", values(_text(Path(file)), where=file))] if file else []
-    _start(program, layers, rest, verb=f"surefoot train {arguments[0]}")
+    in_file = values(_text(Path(file)), where=file) if file else {}
+    _start(program, _layers(program, in_file, rest), rest, verb=f"surefoot train {arguments[0]}")
 
 
 def resume(arguments: list[str]) -> None:
@@ -43,40 +47,80 @@ def evaluate(arguments: list[str]) -> None:
     """`surefoot evaluate RUN [--checkpoint newest|best|STEP]`: score a checkpoint on the splits that the run has."""
     run_path = _run_directory(arguments)
     rest, which = _option(arguments[1:], "--checkpoint")
-    text = _text(run_path / "config.toml")
-    program = programs.again(program_of(text, where=str(run_path / "config.toml")), run=run_path)
-    held = {name: value for name, value in values(text).items() if name != "init"}  # its weights are replaced at once
-    config = (
-        None
-        if program.config is None
-        else configured(program.config, [("file", held)], rest, verb="surefoot evaluate RUN")[0]
-    )
+    program, config = _of_run(run_path, rest, verb="surefoot evaluate RUN")
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=None)
-    from surefoot.checkpoint import Store
-
-    store = Store(run_path / "checkpoints")
-    contents = store.newest_intact()
-    if contents is None:
-        raise CheckpointError(f"{run_path} holds no checkpoint")
-    chosen = contents[0]
-    for damage in contents[1]:
-        print(f"warning: {damage}")
-    if which == "best":
-        best = (chosen.state.get("watch") or {}).get("step")
-        if best is None:
-            raise CheckpointError(f"{run_path} has no best checkpoint: no score was watched, or none seen yet")
-        chosen = store.at(best)
-    elif which not in (None, "newest"):
-        if not which.isdigit():
-            raise ConfigError(
-                f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}"
-            )
-        chosen = store.at(int(which))
+    chosen = _checkpoint(run_path, which)
     run = program.run() if config is None else program.run(config)
     run.load(chosen)
     for name, value in run.scores().items():
         print(f"step={chosen.step} {name}={value!r}")
+
+
+def predict(arguments: list[str]) -> None:
+    """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP] [settings]`: use the model that a run has trained.
+
+    One input is answered as it is made; several, or those of `--file`, one JSON object a line.
+    """
+    run_path = _run_directory(arguments)
+    rest, which = _option(arguments[1:], "--checkpoint")
+    place = next((place for place, argument in enumerate(rest) if argument.startswith("--")), len(rest))
+    inputs, flags = rest[:place], rest[place:]
+    program, config = _of_run(run_path, [], verb="surefoot predict RUN")
+    if "predict" not in program.names or "Predict" not in program.names:
+        raise ConfigError(
+            f"{run_path} is not a run of a recipe that predicts: its program defines no predict()\n"
+            "  load its weights yourself: surefoot.checkpoint.Store(RUN + '/checkpoints').newest_intact()"
+        )
+    asked = configured(program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT")[0]
+    if inputs == ["-"]:
+        inputs = [sys.stdin.read()]
+    for piece in program.names["predict"](config, asked, inputs, run=run_path, checkpoint=_checkpoint(run_path, which)):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _of_run(run: Path, flags: list[str], *, verb: str) -> tuple[Program, Any]:
+    """What made a run, and its configuration with some flags changed (None where it takes none)."""
+    text = _text(run / "config.toml")
+    program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
+    if program.config is None:
+        return program, None
+    held = {name: value for name, value in values(text).items() if name != "init"}  # its weights are replaced at once
+    return program, configured(program.config, [("file", held)], flags, verb=verb)[0]
+
+
+def _checkpoint(run: Path, which: str | None) -> Contents:
+    """The newest intact checkpoint of a run, the best, or that of a step; damaged ones are named."""
+    from surefoot.checkpoint import Store
+
+    store = Store(run / "checkpoints")
+    contents = store.newest_intact()
+    if contents is None:
+        raise CheckpointError(f"{run} holds no checkpoint")
+    chosen, damaged = contents
+    for damage in damaged:
+        print(f"warning: {damage}", file=sys.stderr)
+    if which in (None, "newest"):
+        return chosen
+    if which == "best":
+        best = (chosen.state.get("watch") or {}).get("step")
+        if best is None:
+            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
+        return store.at(best)
+    if not which.isdigit():
+        raise ConfigError(
+            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}"
+        )
+    return store.at(int(which))
+
+
+def _layers(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """What stands below the flags: the preset that the flags or the file name, and the file."""
+    _, flagged = _option(flags, "--preset")
+    name = in_file.get("preset") if flagged is None else flagged
+    preset = program.preset(name if isinstance(name, str) else None)
+    return [("preset", preset)] * bool(preset) + [("file", in_file)] * bool(in_file)
 
 
 def _start(

@@ -13,6 +13,8 @@ from surefoot.errors import ConfigError
 class Settings:
     """What every run has; a recipe's Config adds its parts. Durations are text with a unit."""
 
+    preset: str | None = None
+    """A complete configuration to start from; files and flags change it. Absent: the defaults."""
     out: str | None = None
     """Directory of the run; it goes on by itself where there is a checkpoint. Absent: nothing is written."""
     seed: int = 0
@@ -39,6 +41,8 @@ class Settings:
     """When a record is written; the one moment at which the host waits for the device."""
     evaluate_every: str = "1 epochs"
     """When the splits are scored; always after the last step too."""
+    sample_every: str | None = None
+    """When a sample is shown, besides the one at the end. Absent: only then."""
     save_every: str = "5 min"
     """When a checkpoint is written, in steps or time; always at the start and after the last step too."""
     keep: int = 3
@@ -79,7 +83,7 @@ def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
 
 
 def run_arguments(config: Settings) -> dict[str, Any]:
-    """What `surefoot.Run` takes of a recipe's configuration: the settings that every run has, by name.
+    """What `surefoot.Run` takes of a recipe's configuration: the settings that every run has, by name, but the preset's.
 
     `early_stopping` is here the number of evaluations to wait. Which score that is about only the recipe
     knows, so where it is not None the recipe must put an `EarlyStopping` in its place.
@@ -87,4 +91,4 @@ def run_arguments(config: Settings) -> dict[str, Any]:
     >>> run_arguments(Settings(length="2 epochs", batch_size=8))["batch_size"]
     8
     """
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(Settings)}
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(Settings) if field.name != "preset"}

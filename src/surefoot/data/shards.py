@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -55,7 +55,24 @@ class TokenShards:
 
     def __len__(self) -> int:
         """How many tokens there are."""
-        return sum(shard.count for shard in self.shards)
+        return sum(len(array) for array in self.arrays)
+
+    def divided(self, held_out_fraction: float) -> tuple[Self, Self]:
+        """All tokens but the last, and that fraction at the end; a shard may be cut in two. Nothing is read or copied."""
+        held_out = round(len(self) * held_out_fraction)
+        if not 0 < held_out < len(self):
+            raise DataError(
+                f"held_out_fraction = {held_out_fraction} of {len(self)} tokens leaves nothing to train on or to score\n"
+                "  give a fraction between 0 and 1, such as 0.01"
+            )
+        cut = len(self) - held_out
+        training, end, seen = list[Tokens](), list[Tokens](), 0
+        for array in self.arrays:
+            here = min(max(0, cut - seen), len(array))
+            training += [array[:here]] if here else []
+            end += [array[here:]] if here < len(array) else []
+            seen += len(array)
+        return replace(self, arrays=training), replace(self, arrays=end)
 
     def damaged(self) -> list[str]:
         """The names of the shards whose bytes are not those that were written; reads all of them."""

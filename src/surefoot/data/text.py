@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from surefoot.data.tokenizers import Tokenizer
 from surefoot.errors import DataError
 
 _SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
@@ -24,11 +26,11 @@ _TABLES = {
 Part = TypeVar("Part", str, np.ndarray)
 
 
-def load_text(path: Path | str) -> str:
-    """The text of a file, or of all .txt, .text, .md, .rst and .py files below a directory, sorted by path.
+def load_documents(path: Path | str) -> dict[str, str]:
+    """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 
-    Files are read as UTF-8 and joined with a line end where one does not end in it; nothing else is changed. Raises
-    `DataError` for what is missing, empty, or not UTF-8 (naming file and byte).
+    Files are read as UTF-8; of several, one that does not end in a line end gets one; nothing else is changed, and empty
+    ones are left out. Raises `DataError` for what is missing, empty, or not UTF-8 (naming file and byte).
     """
     path = Path(path)
     if path.is_dir():
@@ -40,20 +42,20 @@ def load_text(path: Path | str) -> str:
             raise DataError(
                 f"no text in the directory {path}: no file ends in {', '.join(_SUFFIXES)}\n  give the path of one file"
             )
-        text = _joined(_decoded(file) for file in files)
+        documents = _read(files, below=path)
     elif path.is_file():
-        text = _decoded(path)
+        documents = {path.name: _decoded(path)}
     else:
         raise DataError(
             f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
         )
-    if not text.strip():
+    if not any(text.strip() for text in documents.values()):
         raise DataError(f"{path} holds no text: it is empty, or nothing but white space")
-    return text
+    return documents
 
 
-def stdlib_text() -> str:
-    """The source of the running Python's standard library without its tests, about 10 MB, always in the same order.
+def stdlib_documents() -> dict[str, str]:
+    """The source of the running Python's standard library without its tests, about 10 MB in 500 files, as {name: text}.
 
     It differs between versions of Python; a run's data fingerprint tells them apart.
     """
@@ -66,7 +68,44 @@ def stdlib_text() -> str:
         raise DataError(
             f"this Python has no source of its standard library in {root}\n  give a text file or a directory: --data.path"
         )
-    return _joined(_decoded(file) for file in files)
+    return _read(files, below=root)
+
+
+def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
+    """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
+
+    Which are held out does not depend on what stands beside them, so that a folder that grows keeps them out. As many as make
+    up the fraction, counted in characters, at least one. Raises `DataError` where a part would be empty.
+
+    >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
+    (['abcdefgh'], ['ij'])
+    """
+    if len(documents) == 1:
+        training, end = held_out_split(next(iter(documents.values())), held_out_fraction=held_out_fraction)
+        return [training], [end]
+    wanted = held_out_fraction * sum(len(text) for text in documents.values())
+    held_out: set[str] = set()
+    so_far = 0
+    for name in sorted(documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()):
+        if so_far >= wanted and held_out:
+            break
+        held_out.add(name)
+        so_far += len(documents[name])
+    if not 0 < held_out_fraction < 1 or len(held_out) == len(documents):
+        raise DataError(
+            f"held_out_fraction = {held_out_fraction} of {len(documents)} documents leaves nothing to train on or to score\n"
+            "  give a fraction between 0 and 1, such as 0.1, and more documents if there are few"
+        )
+    return [text for name, text in documents.items() if name not in held_out], [
+        text for name, text in documents.items() if name in held_out
+    ]
+
+
+def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
+    """The tokens of all documents in one row, each followed by the tokenizer's end of a document, where it has one."""
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    parts = [part for tokens in tokenizer.encode_all(documents) for part in (tokens, np.array(end, dtype=tokens.dtype))]
+    return np.concatenate(parts)
 
 
 def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part, Part]:
@@ -102,5 +141,6 @@ def _decoded(file: Path) -> str:
         raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
 
 
-def _joined(texts: Iterable[str]) -> str:
-    return "".join(text if text.endswith("\n") else text + "\n" for text in texts if text)
+def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:
+    texts = {file.relative_to(below).as_posix(): _decoded(file) for file in files}
+    return {name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text}

@@ -1,9 +1,9 @@
-"""From text to tokens and back, without a file or a download: one token per byte, or one per character."""
+"""From text to tokens and back: one token per byte, one per character, or byte pairs as in `data/bpe.py`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,8 +20,19 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> int:
         """How many different tokens there are."""
 
+    @property
+    def end(self) -> int | None:
+        """The token that stands after a document; None where there is none."""
+
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """For each token how many bytes of UTF-8 it stands for; 0 for `end`."""
+
     def encode(self, text: str) -> NDArray[Any]:
         """The tokens of a text, 1-dimensional and unsigned."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens."""
@@ -31,26 +42,36 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8: 256 tokens, nothing is unknown.
+    """The bytes of UTF-8, and a token for the end of a document: nothing is unknown.
 
     >>> ByteTokenizer().encode("hé").tolist()
     [104, 195, 169]
     """
 
-    vocabulary = 256
+    vocabulary = 257
+    end = 256
 
-    def encode(self, text: str) -> NDArray[np.uint8]:
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """One each."""
+        return np.array([1] * 256 + [0])
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
         """One token per byte; raises `DataError` for half of a surrogate pair, which UTF-8 has no bytes for."""
         try:
-            return np.array(np.frombuffer(text.encode(), dtype=np.uint8))
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
         except UnicodeEncodeError as problem:
             raise DataError(
                 f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
             ) from problem
 
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
+        return [self.encode(text) for text in texts]
+
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD."""
-        return bytes(_listed(ids, self.vocabulary)).decode(errors="replace")
+        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `end` nothing."""
+        return bytes(one for one in listed(ids, self.vocabulary) if one != self.end).decode(errors="replace")
 
     def to_json(self) -> str:
         """Only its name: there is nothing to remember."""
@@ -59,7 +80,7 @@ class ByteTokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The tokenizer that `to_json` described."""
-        _described(text, "bytes")
+        described(text, "bytes")
         return cls()
 
 
@@ -70,6 +91,8 @@ class CharacterTokenizer:
     >>> tokenizer.characters, tokenizer.encode("nab").tolist(), tokenizer.decode([2, 0])
     ('abn', [2, 0, 1], 'na')
     """
+
+    end = None
 
     def __init__(self, characters: str) -> None:
         if not characters:
@@ -90,6 +113,11 @@ class CharacterTokenizer:
         """The tokenizer of all characters that a text holds, sorted."""
         return cls("".join(sorted(set(text))))
 
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """As many as UTF-8 has for each character."""
+        return np.array([len(character.encode(errors="surrogatepass")) for character in self.characters])
+
     def encode(self, text: str) -> NDArray[Any]:
         """One token per character; raises `DataError` for one that is not in the set, naming it and where it stands."""
         codes = _codes(text)
@@ -103,9 +131,13 @@ class CharacterTokenizer:
             )
         return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
 
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
+        return [self.encode(text) for text in texts]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens."""
-        return "".join(self.characters[one] for one in _listed(ids, self.vocabulary))
+        return "".join(self.characters[one] for one in listed(ids, self.vocabulary))
 
     def to_json(self) -> str:
         """The characters in their order."""
@@ -114,7 +146,7 @@ class CharacterTokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The tokenizer that `to_json` described."""
-        return cls(str(_described(text, "characters")["characters"]))
+        return cls(str(described(text, "characters")["characters"]))
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
@@ -123,18 +155,22 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
     """
-    return (
-        CharacterTokenizer.from_json(text)
-        if _described(text, None)["kind"] == "characters"
-        else ByteTokenizer.from_json(text)
-    )
+    match described(text, None)["kind"]:
+        case "characters":
+            return CharacterTokenizer.from_json(text)
+        case "bpe":
+            from surefoot.data.bpe import BpeTokenizer  # which imports this file, and a library
+
+            return BpeTokenizer.from_json(text)
+    return ByteTokenizer.from_json(text)
 
 
-def _described(text: str, kind: str | None) -> dict[str, Any]:
-    needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}}
+def described(text: str, kind: str | None) -> dict[str, Any]:
+    """What `to_json` wrote of a tokenizer of one kind (None: of any); `DataError` for anything else."""
+    needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
     try:
         found = json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"no description of a tokenizer: {problem}") from problem
     if not isinstance(found, dict) or found.get("kind") not in needed or set(found) != needed[found["kind"]]:
         raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
@@ -148,11 +184,12 @@ def _codes(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
-def _listed(ids: Any, vocabulary: int) -> list[int]:
-    listed = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
-    wrong = next((one for one in listed if not 0 <= one < vocabulary), None)
+def listed(ids: Any, vocabulary: int) -> list[int]:
+    """Tokens as plain integers; `DataError` for one outside the vocabulary."""
+    found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
+    wrong = next((one for one in found if not 0 <= one < vocabulary), None)
     if wrong is not None:
         raise DataError(
             f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
         )
-    return listed
+    return found

@@ -9,8 +9,9 @@ Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a h
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from surefoot.models.attention import Cache, causal_attention, normed, rotated, 
 
 EPSILON = 1e-6  # of RMS norms; nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
+
+HeadLoss = Callable[[Tensor, Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,17 @@ class GPT(nn.Module):
         else:
             self._initialise_modern()
 
-    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits of the next token at every place; with a cache the tokens go on from those that it holds."""
-        logits_BTV: Tensor = self.head(self.hidden(tokens_BT, cache))
-        return logits_BTV
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
+        """Logits of the next token at every place; with a cache the tokens go on from those that it holds.
+
+        With `loss`, what that makes of the hidden states (B, T, C) and the head's matrix (V, C) instead: a loss need not hold
+        all logits at once, and everything still goes through `forward`, which is what wrappers of a model wrap.
+        """
+        hidden_BTC = self.hidden(tokens_BT, cache)
+        return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
     def hidden(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """What the head turns into logits, (B, T, C); for a loss that never holds all logits at once."""
+        """What the head turns into logits, (B, T, C)."""
         before = 0 if cache is None else cache.length
         end = before + tokens_BT.shape[1]
         if end > self.shape.context:

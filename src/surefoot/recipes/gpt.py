@@ -1,18 +1,21 @@
 """A GPT trained on text: the source of Python's own standard library, or any file or folder of yours.
 
-Importing this module does not import torch: the names behind `sf.` are resolved when `build` uses them.
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
-from surefoot import schedules
-from surefoot.config import Settings, run_arguments
-from surefoot.optimizers.specs import named
+from surefoot.config import Settings, clipping, run_arguments
+from surefoot.recipes import corpus as texts
+from surefoot.recipes.settings import Optimizer, Schedule, checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +23,21 @@ class Data:
     """The text and how it becomes numbers."""
 
     path: str | None = None
-    """A text file, or a directory of them; absent: the source of Python's standard library."""
-    tokenizer: Literal["bytes", "characters"] = "bytes"
-    """What a token is: one of 256 bytes of UTF-8, or one of the characters that the text has."""
+    """A text file, a directory of them, or of token shards; absent: the source of Python's standard library."""
+    tokenizer: str = "bpe"
+    """What a token is: bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory."""
+    vocabulary: int | None = None
+    """bpe: how many different tokens; absent: 2048."""
     held_out_fraction: float = 0.05
-    """How much of the end of the text is scored and not trained on."""
+    """How much of the text is scored and not trained on: whole documents, or the end of a single one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The shape of the network."""
 
+    family: Literal["modern", "gpt2"] = "modern"
+    """modern: rotary positions, RMS norms, normalised queries and keys, no biases; gpt2: as published."""
     layers: int = 4
     """Number of blocks."""
     heads: int = 4
@@ -41,40 +48,23 @@ class Model:
     """How many tokens the model sees at once."""
     dropout: float = 0.0
     """Fraction of units dropped while training."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """How gradients become updates."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    """The optimizer."""
-    lr: float = 3e-3
-    """Base learning rate, reached where warm-up ends."""
-    weight_decay: float = 0.1
-    """Decoupled decay of matrices; biases, norms and embeddings have none."""
-    betas: tuple[float, float] | None = None
-    """How slowly AdamW's averages of gradient and square move; absent: 0.9 and 0.99."""
-    momentum: float | None = None
-    """Momentum of SGD; absent: 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The learning rate over the run, as a factor on the base rate."""
-
-    name: Literal["constant", "linear", "cosine"] = "cosine"
-    """Its shape after warm-up."""
-    warmup: str = "5%"
-    """How long the rate rises from near 0."""
-    floor: float = 0.0
-    """The factor at the last step."""
+    activation: Literal["relu2", "swiglu", "gelu"] | None = None
+    """Between the layers of an MLP; absent: relu2 (squared ReLU), and gelu for gpt2."""
+    tied: bool | None = None
+    """Whether the head is the embedding; absent: only for gpt2."""
+    checkpointing: bool = False
+    """Compute each block again in the backward pass: a third more work for much less memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Settings):
     """Train a GPT on text."""
 
+    preset: (
+        Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
+        | None
+    ) = None
+    """A complete configuration to start from; tiny is the default. Files and flags change it."""
     out: str | None = "runs/gpt"
     """Directory of the run; it goes on by itself where there is a checkpoint."""
     length: str = "2500 steps"
@@ -87,73 +77,242 @@ class Config(Settings):
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    sample_tokens: int = 400
-    """How many tokens of sample are shown at the end; 0 shows none."""
+    cloze_questions: int = 200
+    """Questions of which of four pieces of held-out text really follows; 0 asks none."""
+    sample_tokens: int = 200
+    """How many tokens a sample has; 0 shows none."""
     sample_prompt: str | None = None
-    """What the sample goes on from; absent: a line end, and "def " for the default text."""
+    """What a sample goes on from; absent: a line end, and "def " for the default text."""
+
+
+def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_size: int) -> dict[str, Any]:
+    """GPT-2 in one of its sizes (Radford et al. 2019, table 2), trained as is usual today (Brown et al. 2020, appendix B)."""
+    return {
+        "model.family": "gpt2",
+        "model.layers": layers,
+        "model.heads": heads,
+        "model.width": width,
+        "model.context": 1024,
+        "data.tokenizer": "gpt2",
+        "batch_size": 512,
+        "micro_batch_size": micro_batch_size,
+        "optimizer.lr": lr,
+        "optimizer.betas": (0.9, 0.95),
+        "schedule.warmup": "715 steps",
+        "schedule.floor": 0.1,
+        "length": "19073 steps",
+        "evaluate_every": "250 steps",
+        "save_every": "15 min",
+    }
+
+
+_LONGEST_CHARACTER = 4  # bytes of UTF-8
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "shakespeare": {
+        "data.tokenizer": "characters",
+        "data.held_out_fraction": 0.1,
+        "model.context": 64,
+        "batch_size": 12,
+        "length": "2000 steps",
+        "optimizer.lr": 1e-3,
+        "schedule.floor": 0.1,
+        "evaluate_every": "250 steps",
+    },
+    "small": {
+        "data.vocabulary": 8192,
+        "model.layers": 8,
+        "model.heads": 8,
+        "model.width": 512,
+        "model.context": 512,
+        "batch_size": 32,
+        "micro_batch_size": 8,
+        "length": "10000 steps",
+        "optimizer.lr": 1e-3,
+        "schedule.floor": 0.1,
+        "evaluate_every": "5%",
+    },
+    "gpt2-124m": _published(12, 12, 768, lr=6e-4, micro_batch_size=32),
+    "gpt2-350m": _published(24, 16, 1024, lr=3e-4, micro_batch_size=16),
+    "gpt2-774m": _published(36, 20, 1280, lr=2.5e-4, micro_batch_size=8),
+    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"model.checkpointing": True},
+    "modern-124m": _published(12, 12, 768, lr=1e-3, micro_batch_size=32)
+    | {"model.family": "modern", "model.tied": True},
+}
 
 
 def build(config: Config) -> sf.Run:
     """The run that a configuration describes, not yet started."""
     data, shape = config.data, config.model
-    text = sf.load_text(Path(data.path)) if data.path is not None else sf.stdlib_text()
-    training_text, held_out_text = sf.held_out_split(text, held_out_fraction=data.held_out_fraction)
-    tokenizer = sf.CharacterTokenizer.of(text) if data.tokenizer == "characters" else sf.ByteTokenizer()
-    training, held_out = tokenizer.encode(training_text), tokenizer.encode(held_out_text)
-
-    try:
-        network = sf.models.GPTShape(
-            layers=shape.layers,
-            heads=shape.heads,
-            width=shape.width,
-            context=shape.context,
-            vocabulary=tokenizer.vocabulary,
-            dropout=shape.dropout,
-        )
-    except ValueError as problem:
-        raise sf.ConfigError(f"model: {problem}") from problem
+    network, optimizer, schedule, *_ = checked(
+        lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
+        config.optimizer.spec,
+        config.schedule.spec,
+        lambda: clipping(config.clip),
+        lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
+    )
+    saved = None if config.out is None else Path(config.out) / texts.TOKENIZER
+    found = texts.corpus(
+        data.path,
+        tokenizer=data.tokenizer,
+        vocabulary=data.vocabulary,
+        held_out_fraction=data.held_out_fraction,
+        saved=saved,
+    )
+    tokenizer = found.tokenizer
+    network = network_shape(config, vocabulary=tokenizer.vocabulary)
 
     def model() -> Any:
-        return sf.models.GPT(network)
+        return sf.models.GPT(network, checkpointing=shape.checkpointing)
 
-    def loss(model: Any, batch: Any) -> sf.Mean:
+    def loss(model: Any, batch: Any) -> Any:
         inputs_BT, targets_BT = batch
-        return sf.cross_entropy(model(inputs_BT), targets_BT)
+        return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
 
-    prompt = ("\n" if data.path is not None else "\ndef ") if config.sample_prompt is None else config.sample_prompt
+    def bits_per_byte(scores: Mapping[str, float]) -> float:
+        return scores["loss"] * found.targets_per_byte / math.log(2)
 
     def sample(model: Any) -> str:
-        tokens = sf.generate.sample(
-            model,
-            tokenizer.encode(prompt).tolist(),
-            count=config.sample_tokens,
-            context=shape.context,
-            temperature=0.7,
-            seed=config.seed,
-        )
-        return tokenizer.decode(tokens)
+        prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist()
+        settings: dict[str, Any] = {"count": config.sample_tokens, "context": shape.context, "temperature": 0.7}
+        drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
+        return str(tokenizer.decode(drawn))
 
+    splits = {
+        "held-out": sf.Split(
+            sf.HeldOut(found.held_out, context=shape.context),
+            batch_size=64,
+            derived={"perplexity": sf.perplexity, "bits_per_byte": bits_per_byte},
+        )
+    }
+    if config.cloze_questions:
+        splits["cloze"] = _cloze(config, found)
     settings = run_arguments(config)
     if config.early_stopping is not None:
         settings["early_stopping"] = sf.EarlyStopping("min held-out/loss", patience=config.early_stopping)
     return sf.Run(
         model=model,
         loss=loss,
-        train=sf.Windows(training, context=shape.context, seed=config.seed),
-        optimizer=_optimizer(config.optimizer),
-        schedule=schedules.Schedule(config.schedule.name, warmup=config.schedule.warmup, floor=config.schedule.floor),
-        evaluate={"held-out": sf.Split(sf.HeldOut(held_out, context=shape.context), batch_size=64)},
+        train=sf.Windows(found.training, context=shape.context, seed=config.seed),
+        optimizer=optimizer,
+        schedule=schedule,
+        evaluate=splits,
         sample=sample if config.sample_tokens else None,
         best="min held-out/loss",
+        files={texts.TOKENIZER: tokenizer.to_json()},
         **settings,
     )
 
 
-def _optimizer(chosen: Optimizer) -> Any:
-    betas = chosen.betas or ((0.9, 0.99) if chosen.name == "adamw" else None)
-    return named(
-        chosen.name,
-        lr=chosen.lr,
-        weight_decay=chosen.weight_decay,
-        settings={"betas": betas, "momentum": chosen.momentum},
-    )
+def network_shape(config: Config, *, vocabulary: int) -> Any:
+    """The network's shape; `ConfigError` where it cannot be built."""
+    shape = config.model
+    try:
+        return sf.models.GPTShape(
+            layers=shape.layers,
+            heads=shape.heads,
+            width=shape.width,
+            context=shape.context,
+            vocabulary=vocabulary,
+            dropout=shape.dropout,
+            family=shape.family,
+            activation=shape.activation,
+            tied=shape.family == "gpt2" if shape.tied is None else shape.tied,
+        )
+    except ValueError as problem:
+        raise sf.ConfigError(f"model: {problem}") from problem
+
+
+def _prompt(config: Config, tokenizer: Any) -> str:
+    if config.sample_prompt is not None:
+        return config.sample_prompt
+    if config.data.path is None:
+        return "\ndef "
+    only = tokenizer.characters if isinstance(tokenizer, sf.CharacterTokenizer) else "\n"
+    return "\n" if "\n" in only else only[0]
+
+
+def _cloze(config: Config, found: texts.Corpus) -> sf.Split:
+    held_out = found.held_out.arrays[-1] if isinstance(found.held_out, sf.TokenShards) else found.held_out
+    context = config.model.context
+    questions = sf.cloze(held_out, context=context, questions=config.cloze_questions, seed=config.seed)
+    rows = sf.choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
+    return sf.Split(rows, scores=_accuracy, batch_size=16, loss=False)
+
+
+def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
+    return {"accuracy": sf.choice_accuracy(model, batch)["accuracy"]}  # all endings are of one length
+
+
+# --- surefoot predict ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """How a prompt is continued."""
+
+    tokens: int = 200
+    """How many tokens to add at most."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time; below 1 likely ones become likelier."""
+    top_k: int | None = None
+    """Choose only among so many. Absent: among all."""
+    top_p: float | None = 0.95
+    """Choose only among the likeliest that together have this probability."""
+    seed: int = 0
+    """The same seed gives the same text."""
+    file: str | None = None
+    """A file with one prompt a line, answered together."""
+    batch_size: int = 16
+    """How many prompts of a file are continued at once; changes memory and speed."""
+
+
+def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """The texts that go on from the inputs, in pieces: of one input as it grows, of several one JSON object a line."""
+    tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
+    prompts = [*inputs, *([] if asked.file is None else _lines(Path(asked.file)))] or [_prompt(config, tokenizer)]
+    encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
+    empty = [place for place, tokens in enumerate(encoded) if not tokens]
+    if empty:
+        raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
+    model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
+    sf.load_weights(model, checkpoint, device=config.device)
+    settings: dict[str, Any] = {
+        "count": asked.tokens,
+        "context": config.model.context,
+        "temperature": asked.temperature,
+        "top_k": asked.top_k,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "end": tokenizer.end,
+        "caching": True,
+    }
+    if len(prompts) == 1 and asked.file is None:
+        yield prompts[0]
+        yield from _decoded(tokenizer, sf.generate.stream(model, encoded[0], **settings))
+        yield "\n"
+        return
+    continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
+    for prompt, before, after in zip(prompts, encoded, continued, strict=True):
+        text = tokenizer.decode(after[len(before) :])
+        yield json.dumps({"prompt": prompt, "continuation": text}, ensure_ascii=False) + "\n"
+
+
+def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
+    """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        text = tokenizer.decode(held)
+        if not text.endswith("\ufffd") or len(held) > _LONGEST_CHARACTER:
+            yield text
+            held = []
+    if held:
+        yield tokenizer.decode(held)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as problem:
+        raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem

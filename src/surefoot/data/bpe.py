@@ -1,0 +1,145 @@
+"""Byte pairs (Sennrich et al. 2016: https://arxiv.org/abs/1508.07909), trained on a text or GPT-2's own.
+
+Byte-level, as Radford et al. 2019, section 2.2, have it: no text is unknown, and every token is a whole number of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.data.tokenizers import described, listed
+from surefoot.errors import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END = "<|endoftext|>"
+_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+class BpeTokenizer:
+    """One token per byte or frequent row of bytes; the library `tokenizers` does the work.
+
+    >>> tokenizer = BpeTokenizer.trained(["low lower lowest"] * 9, vocabulary=264)
+    >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
+    ('lower', True)
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True  # a text that happens to hold END is text
+        self.vocabulary: int = tokenizer.get_vocab_size()
+        self.end: int | None = tokenizer.token_to_id(END)
+        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+
+    @classmethod
+    def trained(cls, texts: Iterable[str], *, vocabulary: int) -> Self:
+        """The tokenizer of `vocabulary` tokens that a text calls for; the same for the same text."""
+        from tokenizers import models, trainers
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        if vocabulary < 257:
+            raise DataError(f"vocabulary = {vocabulary}: byte pairs need 257 tokens at least, the bytes and an end")
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary, special_tokens=[END], initial_alphabet=ByteLevel.alphabet(), show_progress=False
+        )
+        made = _byte_level(models.BPE())
+        made.train_from_iterator(texts, trainer)
+        return cls(made)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
+        from tokenizers import models
+
+        path = Path(path)
+        for vocabulary, merges in _GPT2_FILES:
+            if (path / vocabulary).is_file() and (path / merges).is_file():
+                try:
+                    return cls(_byte_level(models.BPE.from_file(str(path / vocabulary), str(path / merges))))
+                except Exception as problem:  # the library raises nothing narrower
+                    raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
+        if not path.is_file():
+            raise DataError(
+                f"no tokenizer at {path}\n"
+                "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = json.loads(text)
+        except (OSError, ValueError, RecursionError) as problem:
+            raise DataError(f"{path} is no tokenizer: {problem}") from problem
+        if isinstance(found, dict) and "kind" in found:
+            return cls.from_json(text)
+        return cls(_from_library(text, where=str(path)))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described."""
+        return cls(_from_library(json.dumps(described(text, "bpe")["tokenizer"]), where="the description"))
+
+    def to_json(self) -> str:
+        """All tokens and merges, as the library writes them."""
+        return json.dumps({"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
+
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """The bytes that each token stands for; 0 for `end`."""
+        found = np.zeros(self.vocabulary, dtype=np.int64)
+        for token, one in self.tokenizer.get_vocab().items():
+            found[one] = 0 if token == END else len(token)  # of bytes as letters: one letter is one byte
+        return found
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """The tokens of a text."""
+        return np.array(self.tokenizer.encode(_encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts, on all cores."""
+        encoded = self.tokenizer.encode_batch_fast([_encodable(text) for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, dtype=self.dtype) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `end` nothing."""
+        decoded: str = self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one != self.end])
+        return decoded
+
+
+def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders
+
+    try:
+        found = Tokenizer.from_str(text)
+    except Exception as problem:  # the library raises nothing narrower
+        raise DataError(f"{where} is no tokenizer: {problem}") from problem
+    if not isinstance(found.decoder, decoders.ByteLevel) or found.normalizer is not None:
+        raise DataError(
+            f"{where} is no byte-level tokenizer: its tokens are not whole numbers of bytes of the text\n"
+            "  use one of the GPT-2 kind, or train one: --data.tokenizer bpe"
+        )
+    return found
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise DataError(
+            f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
+        ) from problem
+    return text

@@ -1,0 +1,82 @@
+"""What recipes share: the settings of an optimizer and of a schedule, and telling all that is wrong at once. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import surefoot as sf
+from surefoot import schedules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """The optimizer."""
+    lr: float = 3e-3
+    """Base learning rate, reached where warm-up ends."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices; biases, norms and embeddings have none."""
+    betas: tuple[float, float] | None = None
+    """adamw: how slowly the averages of gradient and square move."""
+    eps: float | None = None
+    """adamw: added to the root of the average square."""
+    momentum: float | None = None
+    """sgd: how much of the last update is kept."""
+    nesterov: bool | None = None
+    """sgd: look ahead along the momentum."""
+
+    def spec(self) -> Any:
+        """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
+        from surefoot.optimizers.specs import named  # imports torch
+
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
+        return named(name, lr=lr, weight_decay=decay, settings=own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
+
+    name: schedules.Shape = "cosine"
+    """Its shape after warm-up."""
+    warmup: str | None = "5%"
+    """How long the rate rises from near 0."""
+    floor: float | None = None
+    """The lowest factor, reached on the last step."""
+    power: float | None = None
+    """polynomial: of what is left of the fall."""
+    cooldown: str | None = None
+    """wsd: how long the rate falls at the end."""
+    drops: tuple[str, ...] | None = None
+    """step: when the rate drops."""
+    drop_factor: float | None = None
+    """step: what the rate is multiplied by at each drop."""
+    start: float | None = None
+    """one-cycle: the factor at step 0."""
+    cycle: str | None = None
+    """restarts: from one full rate to the next."""
+    cycle_growth: float | None = None
+    """restarts: how many times longer each cycle is than the one before."""
+
+    def spec(self) -> schedules.Schedule:
+        """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return schedules.Schedule(own.pop("name"), **own)
+
+
+def checked(*checks: Callable[[], Any]) -> list[Any]:
+    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
+    found, problems = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except sf.ConfigError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise sf.ConfigError("\n".join(problems))
+    return found

@@ -1,0 +1,204 @@
+"""The gpt recipe: its configurations, what it scores, and that watching it changes nothing; 15 seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import surefoot as sf
+from surefoot.config import layered
+from surefoot.recipes import gpt
+
+SENTENCE = "the cat sat on the mat and the dog ran to the cat while a bird sang in the old tree by the river bank"
+WORDS = SENTENCE.split()
+
+
+def text(words: int = 4000) -> str:
+    generator = np.random.default_rng(0)
+    return " ".join(WORDS[place] for place in generator.integers(len(WORDS), size=words)) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(text())
+    return file
+
+
+def config(path: Path | None, **changes: Any) -> gpt.Config:
+    small = {
+        "out": None,
+        "length": "6 steps",
+        "data.path": None if path is None else str(path),
+        "data.vocabulary": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
+        "model.layers": 1,
+        "model.width": 16,
+        "model.heads": 2,
+        "model.context": 32,
+        "sample_tokens": 8,
+        "cloze_questions": 12,
+    }
+    return layered(gpt.Config, [("test", small | changes)])[0]
+
+
+def trained(asked: gpt.Config) -> sf.Run:
+    run = gpt.build(asked)
+    run.train()
+    return run
+
+
+def weights(run: sf.Run) -> dict[str, torch.Tensor]:
+    return run.state.models["model"].state_dict()
+
+
+# --- scores ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bytes", "characters"])
+def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: str, path: Path) -> None:
+    """From the model's own logits, window by window, in float64."""
+    asked = config(path, **{"data.tokenizer": tokenizer})
+    run = trained(asked)
+    scores = run.scores()
+
+    held_out = text()[-round(0.05 * len(text())) :]
+    corpus = gpt.texts.corpus(str(path), tokenizer=tokenizer, vocabulary=300, held_out_fraction=0.05, saved=None)
+    tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
+    nats = 0.0
+    model = run.state.models["model"].eval()
+    with torch.no_grad():
+        for first in range(0, len(tokens) - 1, 32):
+            window = tokens[first : first + 33]
+            logits = model(window[None, :-1]).double()
+            nats += float(F.cross_entropy(logits[0], window[1:], reduction="sum"))
+    first_bytes = int(corpus.tokenizer.byte_counts[int(tokens[0])])
+    size = len(held_out.encode()) - first_bytes  # the first token is predicted from nothing
+    assert scores["held-out/loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert scores["held-out/perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-4)
+    assert scores["held-out/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+def test_a_model_that_has_learned_something_answers_the_questions(path: Path) -> None:
+    """Eight languages of eight letters each take turns every 200 words: an ending is mostly in the language before it."""
+    generator = np.random.default_rng(0)
+    letters = "".join(chr(code) for code in range(ord("A"), ord("A") + 64))
+    stretches = [
+        " ".join("".join(generator.choice(list(letters[8 * kind : 8 * kind + 8]), size=3)) for _ in range(200))
+        for kind in generator.integers(8, size=60)
+    ]
+    path.write_text(" ".join(stretches))
+    changes = {"length": "150 steps", "cloze_questions": 60, "optimizer.lr": 1e-2, "data.held_out_fraction": 0.3}
+    scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
+    assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
+
+
+# --- law 5 with everything that the recipe can watch ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sample_every": "1 steps"},
+        {"cloze_questions": 0, "sample_tokens": 0},
+        {"evaluate_every": "1 steps", "log_every": "1 steps"},
+    ],
+    ids=str,
+)
+def test_sampling_and_scoring_change_no_bit(changes: dict[str, Any], path: Path) -> None:
+    noisy = {"model.dropout": 0.2}
+    plain, watched = weights(trained(config(path, **noisy))), weights(trained(config(path, **noisy, **changes)))
+    assert [name for name in plain if not torch.equal(plain[name], watched[name])] == []
+
+
+def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(config(path, sample_every="2 steps"))
+    said = capsys.readouterr().out
+    assert [step for step in range(1, 7) if f"sample at step {step} " in said] == [2, 4, 6]
+
+
+# --- the tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Path) -> None:
+    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps")
+    trained(asked)
+    saved = tmp_path / "run" / "tokenizer.json"
+    before = saved.read_text()
+    other = sf.BpeTokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    saved.write_text(other.to_json())
+    with pytest.raises(sf.CheckpointError, match="cannot resume"):
+        trained(dataclasses.replace(asked, stop_after=None))
+    saved.write_text("{")
+    with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is damaged"):
+        gpt.build(asked)
+    saved.write_text(before)
+    trained(dataclasses.replace(asked, stop_after=None))
+
+
+def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None:
+    path.write_text(text() + "zzqzzq " * 200)  # only in the held-out end
+    run = gpt.build(config(path))
+    assert "zzq" not in run.parts.files["tokenizer.json"]
+
+
+def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp_path: Path) -> None:
+    sf.write_shards(sf.ByteTokenizer().encode(text()), tmp_path / "shards", vocabulary=257, shard_tokens=7000)
+    shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
+    whole = config(path, **{"data.tokenizer": "bytes"})
+    assert trained(shards).scores()["held-out/bits_per_byte"] == pytest.approx(
+        trained(whole).scores()["held-out/bits_per_byte"], abs=0.5
+    )
+    with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
+        gpt.build(config(tmp_path / "shards"))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:
+    wrong = {
+        "data.tokenizer": "bytes",
+        "data.vocabulary": 512,
+        "model.heads": 3,
+        "optimizer.momentum": 0.9,
+        "schedule.power": 2.0,
+        "clip": "norm -1",
+    }
+    with pytest.raises(sf.ConfigError) as caught:
+        gpt.build(config(tmp_path / "no such file", **wrong))
+    said = str(caught.value)
+    assert [name for name in ("vocabulary", "heads", "momentum", "power", "clip") if name not in said] == []
+    assert len(said.splitlines()) <= 12
+
+
+@pytest.mark.parametrize("name", gpt.PRESETS)
+def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str) -> None:
+    asked = layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0]
+    shape = gpt.network_shape(asked, vocabulary=50257)
+    with torch.device("meta"):
+        model = sf.models.GPT(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    asked.optimizer.spec()
+    asked.schedule.spec()
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.6)],
+)
+def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float) -> None:
+    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocabulary=50257)
+    assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+def test_the_names_of_presets_are_those_that_help_shows() -> None:
+    hint = typing.get_type_hints(gpt.Config)["preset"]
+    assert {*typing.get_args(typing.get_args(hint)[0])} == {*gpt.PRESETS}
