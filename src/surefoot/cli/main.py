@@ -12,6 +12,7 @@ _HELP = """surefoot trains PyTorch models without losing its footing.
 
   surefoot train RECIPE           a ready-made run: gpt      (surefoot train gpt --help: all settings)
   surefoot train FILE.py:build    a run of your own: build() or build(config: YourDataclass) returns a surefoot.Run
+  surefoot plan ...               what train would run, with the same arguments; trains nothing
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint (--checkpoint newest, best, or a step)
   surefoot predict RUN INPUT...   use the trained model: continue a prompt
@@ -20,7 +21,13 @@ RUN is a run's directory, its name under runs/, or latest. --traceback shows whe
 Exit status: 0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 130 and 143 stopped by a signal, saved.
 """
 
-_VERBS = {"train": verbs.train, "resume": verbs.resume, "evaluate": verbs.evaluate, "predict": verbs.predict}
+_VERBS = {
+    "train": verbs.train,
+    "plan": verbs.plan,
+    "resume": verbs.resume,
+    "evaluate": verbs.evaluate,
+    "predict": verbs.predict,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The verbs: train, resume, evaluate, predict."""
+"""The verbs: train, plan, resume, evaluate, predict."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from surefoot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
+    from surefoot.run import Run
 
 
 def train(arguments: list[str]) -> None:
@@ -27,6 +28,34 @@ def train(arguments: list[str]) -> None:
     rest, file = _option(arguments[1:], "--config")
     in_file = values(_text(Path(file)), where=file) if file else {}
     _start(program, _layers(program, in_file, rest), rest, verb=f"surefoot train {arguments[0]}")
+
+
+def plan(arguments: list[str]) -> None:
+    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError("plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
+    program = programs.found(arguments[0])
+    rest, file = _option(arguments[1:], "--config")
+    in_file = values(_text(Path(file)), where=file) if file else {}
+    if program.config is None:
+        run = _without_settings(program, rest)
+    else:
+        verb = f"surefoot plan {arguments[0]}"
+        config, found = configured(program.config, _layers(program, in_file, rest), rest, verb=verb)
+        run = program.run(config)
+        _refuse_fp16_on_a_cpu(run)
+        lines = [
+            f"  {name} = {value!r}  [{found[name]}]" for name, value in flatten(config).items() if value is not None
+        ]
+        print("\n".join(["configuration", *lines]))
+    from surefoot import plan as planning
+
+    for section in planning.sections(run.parts):
+        print(f"\n{section}")
+    holds, words = planning.loss_contract(run.parts)
+    if not holds:
+        raise ConfigError(words)
+    print(f"\nloss contract\n  {words}")
 
 
 def resume(arguments: list[str]) -> None:
@@ -134,11 +163,7 @@ def _start(
 ) -> None:
     """Build and train; `only` is the directory that a resumed run must have, `held` the origins its values had before."""
     if program.config is None:
-        if arguments:
-            raise ConfigError(
-                f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
-            )
-        run = program.run()
+        run = _without_settings(program, arguments)
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
@@ -150,9 +175,22 @@ def _start(
             f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
             "  was `out` changed, or is it relative to another directory than this one?"
         )
+    _refuse_fp16_on_a_cpu(run)
+    run.train()
+
+
+def _without_settings(program: Program, arguments: Sequence[str]) -> Run:
+    if arguments:
+        raise ConfigError(
+            f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
+        )
+    return program.run()
+
+
+def _refuse_fp16_on_a_cpu(run: Run) -> None:
+    """Raise where the library lets pass, for tests, what nobody who trains can want."""
     if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
         raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
-    run.train()
 
 
 @dataclasses.dataclass(frozen=True)

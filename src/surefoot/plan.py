@@ -1,0 +1,300 @@
+"""What a run would do, in words and numbers, before it does anything: nothing is trained, and nothing is written.
+
+One micro-batch goes forward and backward, to measure its time and memory; its gradients are let go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.evaluate import scored
+from surefoot.loop import Step, forward_backward
+from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.gradients import clear
+from surefoot.parts import Parts
+from surefoot.schedules import Joined, Schedule
+from surefoot.seeding import untouched
+from surefoot.sinks.console import duration
+
+_STATE_COPIES = {"AdamW": 2, "Adam": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}  # of each parameter
+_TOLERANCE = 1e-4  # of the loss contract, relative, for sums in float32
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and its lines."""
+
+    title: str
+    lines: list[str]
+
+    def __str__(self) -> str:
+        """As text, at most 80 columns wide where names allow."""
+        return "\n".join([self.title, *(f"  {line}" for line in self.lines)])
+
+
+def sections(parts: Parts) -> list[Section]:
+    """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
+    found = [
+        Section("parameters by module", parameters_by_module(parts.state.models)),
+        Section("parameters by optimizer group", parameters_by_group(parts)),
+        Section("learning rate", learning_rates(parts)),
+    ]
+    measured = None
+    if parts.task.loss is not None:
+        with untouched(), parts.numerics():
+            measured = measure(parts)
+        found.append(Section("memory and time", memory_and_time(parts, measured)))
+    found.insert(2, Section("batches", batch_arithmetic(parts, measured)))
+    return [*found, Section("chosen", chosen(parts))]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One micro-batch forward and backward: targets counted, bytes that the backward pass holds, median seconds."""
+
+    targets: int
+    activation_bytes: int
+    pass_s: float
+
+
+def measure(parts: Parts) -> Measured:
+    """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were."""
+    micro_batch = parts.supply.again(0)[0]
+    held: dict[int, int] = {}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
+
+    def packed(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights:
+            held[place] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def one_pass() -> tuple[float, int]:
+        begun, step = perf_counter(), Step(0, [micro_batch], parts.task, parts.state)
+        float(forward_backward(step))  # waits for the device
+        clear(parts.state.parameters)
+        parts.state.buffers.undo()
+        return perf_counter() - begun, int(step.count)
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        one_pass()
+    times, counts = zip(*(one_pass() for _ in range(3)), strict=True)
+    return Measured(counts[0], sum(held.values()), median(times))
+
+
+def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
+    """Each direct part of each model with its type and number of parameters; a list of equal blocks is one line."""
+    rows: list[tuple[str, str, int]] = []
+    for name, model in models.items():
+        prefix = f"{name}." if len(models) > 1 else ""
+        own = sum(parameter.numel() for parameter in model.parameters(recurse=False))
+        if own or not list(model.named_children()):
+            rows.append((name, type(model).__name__, own))
+        for part, child in model.named_children():
+            blocks = list(child) if isinstance(child, nn.ModuleList) else []
+            kinds = Counter(type(block).__name__ for block in blocks)
+            what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or type(child).__name__
+            if numbers := _numbers(child.parameters()):
+                rows.append((f"{prefix}{part}", what, numbers))
+        tied = sum(row[2] for row in rows if row[0].startswith(prefix)) - _numbers(model.parameters())
+        if len(models) == 1 and tied > 0:
+            rows.append(("(tied, counted twice above)", "", -tied))
+    total = sum(_numbers(model.parameters()) for model in models.values())
+    frozen = total - sum(_numbers(p for p in model.parameters() if p.requires_grad) for model in models.values())
+    rows.append(("all", f"{frozen:,} of them frozen" if frozen else "", total))
+    wide = max(len(name) for name, _, _ in rows), max(len(what) for _, what, _ in rows)
+    return [f"{name:<{wide[0]}}  {what:<{wide[1]}}  {numbers:>13,}" for name, what, numbers in rows]
+
+
+def parameters_by_group(parts: Parts) -> list[str]:
+    """For each optimizer its groups with base rate, decay and size, and how a step that is not finite is skipped."""
+    lines = []
+    for name, trained in parts.state.trained.items():
+        optimizer = trained.optimizer
+        lines.append(
+            f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
+        )
+        for place, group in enumerate(optimizer.param_groups):
+            numbers = _numbers(group["params"])
+            lines.append(
+                f"  group {place}: {len(group['params'])} tensors, {numbers:,} numbers, lr {group['initial_lr']:g}, "
+                f"weight decay {group.get('weight_decay', 0):g}"
+            )
+    return lines
+
+
+def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
+    """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
+    length, size = parts.length, parts.supply.micro_batch_size
+    pieces = length.batch_size // size
+    per_epoch = length.samples_per_epoch / length.batch_size
+    lines = [
+        f"{length.batch_size:,} samples a step = 1 rank x {pieces} micro-batch{'es' if pieces > 1 else ''} x {size:,}",
+        f"{length.samples_per_epoch:,} samples a pass = {per_epoch:,.2f} steps; "
+        f"{length.steps:,} steps = {length.epochs:,.2f} passes",
+    ]
+    if measured is not None:
+        lines.append(
+            f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"
+        )
+    return lines
+
+
+def learning_rates(parts: Parts) -> list[str]:
+    """The rate of the first group at the first, the fastest, the middle and the last step."""
+    steps = parts.length.steps
+    base = next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]
+    factors = parts.task.factors
+    fastest = max(range(min(steps, 100_000)), key=factors)
+    shape = _shape(parts.schedule)
+    shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
+    return [
+        shape,
+        *(f"{what:<8} step {step:>9,}   {base * factors(step):.4g}" for what, step in shown.items()),
+    ]
+
+
+def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
+    """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
+    state = parts.state
+    weights = _bytes(parameter for model in state.models.values() for parameter in model.parameters())
+    gradients = _bytes(state.parameters)
+    kept = [_state_bytes(held.optimizer, _bytes(held.parameters)) for held in state.trained.values()]
+    known = [size for size in kept if size is not None]
+    averages = _bytes(p for average in state.averages.values() for p in average.model.parameters())
+    activations = measured.activation_bytes
+    total = weights + gradients + sum(known) + averages + activations
+    step_s = measured.pass_s * parts.length.batch_size / parts.supply.micro_batch_size
+    return [
+        f"weights {_size(weights)}, gradients {_size(gradients)}"
+        + (f", averages {_size(averages)}" if averages else "")
+        + (
+            f", optimizer {_size(sum(known))}" if len(known) == len(kept) else ", optimizer: known after its first step"
+        ),
+        f"activations of one micro-batch {_size(activations)} (measured); together {_size(total)}",
+        f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
+        f"{step_s * 1000:,.3g} ms a step before its update",
+        f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
+    ]
+
+
+def chosen(parts: Parts) -> list[str]:
+    """What settings that say "auto" came to."""
+    return [
+        f"device {parts.device}, precision {parts.whole.precision.name}",
+        f"checkpoints go to {parts.directory.path}" if parts.directory else "nothing is saved: no out was given",
+    ]
+
+
+def loss_contract(parts: Parts) -> tuple[bool, str]:
+    """Whether the loss of a batch is the count-weighted mean of its two halves', in evaluation mode; and that in words.
+
+    If not, the mean is over something else than what is counted, and gradients would depend on how a batch is cut.
+    """
+    if parts.task.loss is None:
+        return True, "not checked: this run has no loss of its own"
+    whole = parts.supply.again(0)[0]
+    halves = _halves(whole, parts)
+    if halves is None:
+        return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
+
+    def mean(batches: list[MicroBatch]) -> float:
+        found = scored(
+            parts.task.forward,
+            batches,
+            loss=parts.task.loss,
+            scores=(),
+            precision=parts.whole.precision,
+            seed=parts.supply.seed,
+        )
+        return found["loss"]
+
+    with parts.numerics():
+        together, apart = mean([whole]), mean(halves)
+    if abs(together - apart) <= _TOLERANCE * max(1.0, abs(together)):
+        return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
+    counts = " and ".join(str(half.count) for half in halves)
+    return False, (
+        f"the loss of a batch is {together:.6g}, of its two halves together (counting {counts}) {apart:.6g}\n"
+        "  the loss is a mean over something else than is counted: say over what, with Run(count=lambda batch: ...),\n"
+        "  or return surefoot.Mean(total, count); a loss that couples samples of a batch cannot be cut at all"
+    )
+
+
+def _halves(whole: MicroBatch, parts: Parts) -> list[MicroBatch] | None:
+    rows = len(whole.ids)
+    count = parts.supply.count or len_of_first
+    if rows < 2:
+        return None
+    cut = rows // 2
+    made = []
+    for chosen_rows in (slice(0, cut), slice(cut, rows)):
+        batch = _part(whole.batch, chosen_rows, rows)
+        if batch is None:
+            return None
+        made.append(MicroBatch(batch, count(batch), 0, whole.ids[chosen_rows], whole.epochs[chosen_rows]))
+    return made
+
+
+def len_of_first(batch: Any) -> int:
+    """How many rows the first tensor of a batch has: what is counted where nothing else is said."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(batch)
+
+
+def _part(batch: Any, chosen_rows: slice, rows: int) -> Any:
+    """The same nest with those rows of every tensor; None where something in it is no tensor of so many rows."""
+    if isinstance(batch, Tensor):
+        return batch[chosen_rows] if batch.ndim and len(batch) == rows else None
+    if isinstance(batch, dict):
+        cut = {key: _part(value, chosen_rows, rows) for key, value in batch.items()}
+        return None if any(value is None for value in cut.values()) else cut
+    if isinstance(batch, list | tuple):
+        pieces = [_part(value, chosen_rows, rows) for value in batch]
+        if any(piece is None for piece in pieces):
+            return None
+        return type(batch)(*pieces) if hasattr(batch, "_fields") else type(batch)(pieces)
+    return None
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameter_bytes: int) -> int | None:
+    """What an optimizer will keep; None where that is not known before its first step."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return parameter_bytes if optimizer.param_groups[0]["momentum"] else 0
+    copies = _STATE_COPIES.get(type(optimizer).__name__)
+    return None if copies is None else copies * parameter_bytes
+
+
+def _shape(schedule: Schedule | Joined) -> str:
+    settings = {name: value for name, value in schedule.described().items() if name != "shape"}
+    shape = schedule.described()["shape"]
+    return f"{shape}" + "".join(f", {name} {value}" for name, value in settings.items() if not isinstance(value, dict))
+
+
+def _numbers(parameters: Iterable[nn.Parameter]) -> int:
+    return sum({id(parameter): parameter.numel() for parameter in parameters}.values())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
+def _size(number: int) -> str:
+    """Bytes as a person says them.
+
+    >>> _size(853), _size(3_400_000), _size(1_200_000_000)
+    ('853 B', '3.4 MB', '1.2 GB')
+    """
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= one:
+            return f"{number / one:.3g} {unit}"
+    return f"{number} B"

@@ -1,0 +1,219 @@
+"""`surefoot plan`: its numbers against closed forms, that it trains and writes nothing, and the loss contract; 3 seconds."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import small_runs
+import surefoot as sf
+from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean, tokens
+from surefoot import plan
+from surefoot.cli.main import main
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def run_of(**changes: Any) -> sf.Run:
+    generator = torch.Generator().manual_seed(0)
+    settings: dict[str, Any] = {
+        "model": mlp,
+        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        "train": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "batch_size": 40,
+        "micro_batch_size": 10,
+        "length": "12 epochs",
+        "optimizer": sf.adamw(lr=1e-2, weight_decay=0.1),
+        "schedule": sf.warmup_cosine("10%", floor=0.1),
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def said(run: sf.Run) -> str:
+    return "\n".join(str(section) for section in plan.sections(run.parts))
+
+
+def test_parameters_add_up_by_module_and_by_group() -> None:
+    text = said(run_of())
+    words = [line.split() for line in text.splitlines()]
+    assert ["0", "Linear", "2,112"] in words
+    assert ["2", "Linear", "650"] in words
+    assert ["all", "2,762"] in words
+    assert "group 0: 2 tensors, 2,688 numbers, lr 0.01, weight decay 0.1" in text
+    assert "group 1: 2 tensors, 74 numbers, lr 0.01, weight decay 0" in text
+
+
+def test_batches_steps_and_passes_are_those_of_the_run() -> None:
+    text = said(run_of())
+    assert "40 samples a step = 1 rank x 4 micro-batches x 10" in text
+    assert "200 samples a pass = 5.00 steps; 60 steps = 12.00 passes" in text
+    assert "40 targets a step" in text
+
+
+def test_targets_are_those_that_the_loss_counts() -> None:
+    data = tokens(12, seed=0)
+    run = run_of(
+        model=lambda: nn.Linear(FEATURES, CLASSES), loss=counted_mean, train=data, batch_size=12, micro_batch_size=12
+    )
+    assert f"{counted_targets(data)} targets a step" in said(run)
+
+
+def test_learning_rates_are_those_of_the_schedule() -> None:
+    factors = run_of().parts.task.factors
+    lines = plan.learning_rates(run_of().parts)
+    assert lines[0] == "cosine, warmup 6, floor 0.1"
+    found = {line.split()[0]: (int(line.split()[2]), float(line.split()[3])) for line in lines[1:]}
+    assert {name: step for name, (step, _) in found.items()} == {"first": 0, "fastest": 6, "middle": 30, "last": 59}
+    for step, rate in found.values():
+        assert rate == pytest.approx(1e-2 * factors(step), rel=1e-3)
+
+
+def test_memory_is_that_of_weights_gradients_state_and_what_the_backward_pass_holds() -> None:
+    text = said(run_of())
+    assert "weights 11 kB, gradients 11 kB, optimizer 22.1 kB" in text
+    small, large = (
+        plan.measure(run_of(micro_batch_size=size, batch_size=40).parts).activation_bytes for size in (10, 40)
+    )
+    # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8 bytes; and the sums
+    assert small >= 10 * (32 + 64 + 10) * 4
+    assert large == pytest.approx(4 * small, rel=0.05)
+    assert "known after its first step" in said(run_of(optimizer=lambda groups: torch.optim.Rprop(groups, lr=0.1)))
+    assert "averages 11 kB" in said(run_of(ema=0.9))
+
+
+def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    run = small_runs.build(tmp_path / "run")
+    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    said(run)
+    assert plan.loss_contract(run.parts)[0]
+    after = run.state.models["model"].state_dict()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == generators  # type: ignore[index]
+    assert all(parameter.grad is None for parameter in run.state.parameters)
+    assert run.state.models["model"].training
+    assert list(tmp_path.iterdir()) == []
+    run.train()
+    plain = small_runs.build(None)
+    plain.train()
+    weights, expected = (each.state.models["model"].state_dict() for each in (run, plain))
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+# --- the loss contract -------------------------------------------------------------------------------------------------
+
+
+def summed(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "count", "holds"),
+    [
+        (plain_mean, counted_targets, True),
+        (counted_mean, None, True),
+        (plain_mean, None, False),  # a mean over targets, counted as one over samples
+    ],
+)
+def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(loss: Any, count: Any, holds: bool) -> None:
+    run = run_of(
+        model=lambda: nn.Linear(FEATURES, CLASSES),
+        loss=loss,
+        count=count,
+        train=tokens(12, seed=0),
+        batch_size=12,
+        micro_batch_size=12,
+    )
+    found, words = plan.loss_contract(run.parts)
+    assert found == holds
+    assert holds or "Run(count=lambda batch: ...)" in words
+
+
+def test_a_sum_is_no_mean() -> None:
+    assert plan.loss_contract(run_of(loss=summed).parts)[0] is False
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 10])
+def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) -> None:
+    class Texts:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, sample: int) -> Any:
+            return {"x": torch.full((32,), float(sample)), "label": sample % 10}
+
+    run = run_of(
+        train=Texts(),
+        collate=lambda rows: [rows],
+        count=lambda batch: len(batch[0]),
+        micro_batch_size=micro_batch_size,
+        loss=lambda model, batch: model(torch.stack([row["x"] for row in batch[0]])).square().mean(),
+    )
+    holds, words = plan.loss_contract(run.parts)
+    assert holds
+    assert words.startswith("not checked")
+
+
+# --- on the command line -----------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch
+import torch.nn.functional as F
+import surefoot as sf
+
+def build():
+    data = torch.arange(40.0)[:, None], torch.arange(40.0)[:, None]
+    def loss(model, batch):
+        return F.mse_loss(model(batch[0]), batch[1], reduction="REDUCTION")
+    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train=data, batch_size=8, length="3 steps",
+                  optimizer=sf.adamw(lr=0.1), out="runs/a")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def test_a_program_without_settings_is_planned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("program.py").write_text(PROGRAM.replace("REDUCTION", "mean"))
+    main(["plan", "program.py:build"])
+    text = capsys.readouterr().out
+    assert "parameters by module" in text
+    assert "loss contract\n  holds" in text
+    assert not Path("runs").exists()
+
+
+def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("program.py").write_text(PROGRAM.replace("REDUCTION", "sum"))
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "program.py:build"])
+    assert end.value.code == 2
+    assert "count=lambda batch" in capsys.readouterr().err
+
+
+def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 400)
+    Path("mine.toml").write_text('length = "7 steps"\n')
+    flags = ["--data.path=text.txt", "--data.held-out-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
+    main(["plan", "gpt", "--config", "mine.toml", *flags])
+    lines = capsys.readouterr().out.splitlines()
+    assert "  length = '7 steps'  [file]" in lines
+    assert "  data.tokenizer = 'characters'  [preset]" in lines
+    assert "  model.context = 32  [flag]" in lines
+    assert "  seed = 0  [default]" in lines
+    assert sorted(path.name for path in here.iterdir()) == ["mine.toml", "text.txt"]
