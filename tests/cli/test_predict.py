@@ -1,0 +1,139 @@
+"""`surefoot predict`: what a trained model says, from the run's directory alone; 4 seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import main
+
+SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--data.vocabulary=280"]
+TEXT = "the cat sat on the mat, café au lait; " * 300
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("predict")
+    (place / "text.txt").write_text(TEXT)
+    out = ["--out", str(place / "run"), "--data.path", str(place / "text.txt")]
+    main(
+        [
+            "train",
+            "gpt",
+            *out,
+            *SMALL,
+            "--length=40 steps",
+            "--evaluate-every=20 steps",
+            "--cloze-questions=0",
+            "--ema=0.9",
+        ]
+    )
+    (place / "text.txt").unlink()  # nothing but the run's directory is needed from here on
+    return place / "run"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    main(["predict", *arguments])
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["predict", *arguments])
+    assert end.value.code == status
+    return capsys.readouterr().err
+
+
+def test_a_prompt_is_continued_and_the_same_seed_gives_the_same_text(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = said(capsys, str(trained), "the cat", "--tokens", "30")
+    assert first.startswith("the cat")
+    assert len(first) > 30
+    assert said(capsys, str(trained), "the cat", "--tokens", "30") == first
+    assert said(capsys, str(trained), "the cat", "--tokens", "30", "--seed", "1") != first
+
+
+def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ["the cat", "on the", "café", "mat, the"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    flags = ["--tokens", "12", "--temperature", "0"]
+    lines = [
+        json.loads(line)
+        for line in said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), *flags).splitlines()
+    ]
+    assert [line["prompt"] for line in lines] == prompts
+    alone = [said(capsys, str(trained), prompt, *flags).removesuffix("\n") for prompt in prompts]
+    assert [line["prompt"] + line["continuation"] for line in lines] == alone
+    several = [json.loads(line) for line in said(capsys, str(trained), *prompts, *flags).splitlines()]
+    assert several == lines
+
+
+def test_a_prompt_may_come_from_standard_input(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO("the cat"))
+    flags = ["--tokens", "5"]
+    assert said(capsys, str(trained), "-", *flags) == said(capsys, str(trained), "the cat", *flags)
+
+
+def test_without_a_prompt_it_says_what_the_run_sampled(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, str(trained), "--tokens", "5").startswith("\n")
+
+
+def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from surefoot.data.tokenizers import ByteTokenizer
+    from surefoot.recipes.gpt import _decoded
+
+    pieces = list(_decoded(ByteTokenizer(), iter("aé😀\ufffdb".encode())))
+    assert "".join(pieces) == "aé😀\ufffdb"
+    assert pieces[:3] == ["a", "é", "😀"]
+
+
+def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--tokens", "20"]
+    newest = said(capsys, str(trained), "the", *flags)
+    assert said(capsys, str(trained), "the", *flags, "--checkpoint", "40") == newest
+    assert said(capsys, str(trained), "the", *flags, "--checkpoint", "0") != newest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["the", "--temperature", "-1"], "temperature = -1"),
+        (["the", "--top-p", "2"], "top_p = 2"),
+        (["the", "--tokns", "5"], "did you mean --tokens?"),
+        ([""], "prompt 1 is empty"),
+        (["the", "--checkpoint", "last"], "newest, best, or a step"),
+    ],
+)
+def test_a_mistake_is_told_shortly(
+    arguments: list[str], says: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refused(capsys, str(trained), *arguments)
+
+
+def test_a_file_of_prompts_that_is_missing_is_a_data_error(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere.txt" in refused(capsys, str(trained), "--file", "nowhere.txt", status=3)
+
+
+def test_a_program_that_predicts_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("program.py").write_text(
+        "import torch, surefoot as sf\n"
+        "def build():\n"
+        "    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch[0]).square().mean(),\n"
+        "                  train=(torch.ones(9, 1),), batch_size=3, length='2 steps', optimizer=sf.adamw(lr=0.1), out='runs/a')\n"
+    )
+    main(["train", "program.py:build"])
+    assert "defines no predict()" in refused(capsys, "a", "x")

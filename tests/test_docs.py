@@ -1,0 +1,67 @@
+"""Every command in README.md and docs/ works as it stands there, on a text small enough for a test; 10 seconds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.cli.main import main
+from surefoot.config import values
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_ELSEWHERE = {"README.md", "your-own-model.md"}  # their Python is run by test_readme.py
+SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
+SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"```(\w*)\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    shown = [text for language, text in blocks(page) if language == "console"]
+    return [shlex.split(line[2:]) for text in shown for line in text.splitlines() if line.startswith("$ ")]
+
+
+def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
+    for page in PAGES:
+        for language, text in blocks(page):
+            assert language in ("console", "toml") or (language == "python" and page.name in RUN_ELSEWHERE), page
+            assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: str(page.name))
+def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    generator = np.random.default_rng(0)
+    Path("text.txt").write_text(" ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000)))
+    Path("prompts.txt").write_text("the cat\nbirds\n")
+    for language, text in blocks(page):
+        if language == "toml":
+            Path("mine.toml").write_text(text)
+    for command in commands(page):
+        assert command[0] == "surefoot", command
+        trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"])
+        trained_here = trains and "--data.tokenizer" not in command
+        main([*command[1:], *(SMALL if trains else []), *(["--data.vocabulary=280"] if trained_here else [])])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_settings_files_can_be_read(page: Path) -> None:
+    for language, text in blocks(page):
+        if language == "toml":
+            assert values(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
