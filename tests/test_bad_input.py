@@ -72,7 +72,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trian"], "one of train, resume, evaluate"),
+        (["trian"], "one of train, plan, resume, evaluate, predict"),
         (["train"], "train what?"),
         (["train", "gtp"], "did you mean gpt?"),
         (["train", "missing.py:build"], "no file missing.py"),

@@ -12,7 +12,9 @@ import torch
 from surefoot.directory import RunDirectory
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
-from surefoot.sinks.console import number
+from surefoot.sinks.console import duration, number
+
+TOKENIZER = "tokenizer.json"  # what a run that can go on from a text keeps beside its weights
 
 
 def header(parts: Parts) -> str:
@@ -39,8 +41,8 @@ def header(parts: Parts) -> str:
     return "\n".join(lines)
 
 
-def ending(parts: Parts, *, scores: dict[str, float]) -> str:
-    """How a sitting ended, with its last scores, and the commands to type next."""
+def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float]) -> str:
+    """How a sitting ended, with its first and last scores, a sentence on how it went, and the commands to type next."""
     length, step, watch = parts.length, parts.state.step, parts.whole.watch
     if step >= length.steps:
         how = f"finished: {step:,} steps"
@@ -52,10 +54,14 @@ def ending(parts: Parts, *, scores: dict[str, float]) -> str:
     lines = [how + (f"; {shown}" if shown else "")]
     if watch is not None and watch.value is not None:
         lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
+    lines.append(_how_it_went(parts, first, scores))
     if parts.directory is not None and not parts.finished:
         lines.append(f"saved; go on with:  {resume_command(parts.directory)}")
     elif parts.directory is not None and _by_command():
-        lines.append(f"score it again:  surefoot evaluate {shlex.quote(str(parts.directory.path))}")
+        path = shlex.quote(str(parts.directory.path))
+        lines.append(f"score it again:  surefoot evaluate {path}")
+        if TOKENIZER in parts.files:
+            lines.append(f"let it go on from a text:  surefoot predict {path} 'Once upon a time'")
     return "\n".join(lines)
 
 
@@ -114,6 +120,23 @@ def script_toml(described: dict[str, Any]) -> str:
     document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
     document["run"] = _without_none(described)
     return tomlkit.dumps(document)
+
+
+def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> str:
+    """One sentence from what is known: how the watched score moved in this sitting, and where the time of the run went."""
+    watch = parts.whole.watch
+    moved = ""
+    if watch is not None and watch.score in scores and scores[watch.score] != first.get(watch.score):
+        before, after = first[watch.score], scores[watch.score]
+        moved = (
+            f"{watch.score} {'fell' if after < before else 'rose'} from {number(before)} at step {first['step']:.0f}"
+            f" to {number(after)}; "
+        )
+    spent = parts.whole.clock.state()["total_s"]
+    names = {"training": "training", "waiting": "waiting for data", "evaluating": "evaluating", "saving": "saving"}
+    times = [(name, float(spent.get(phase, "0"))) for phase, name in names.items()]
+    told = ", ".join(f"{duration(took_s)} {name}" for name, took_s in times if took_s >= 1 or name == "training")
+    return f"{moved}{told}"
 
 
 def _by_command() -> bool:

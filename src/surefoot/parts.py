@@ -16,7 +16,7 @@ from surefoot.loop import State, Task
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
-from surefoot.sinks import Console
+from surefoot.sinks import Screen
 from surefoot.snapshot import Whole, packed
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
@@ -39,7 +39,7 @@ class Parts:
     described: dict[str, Any]
     directory: RunDirectory | None
     saving: Saving | None
-    console: Console | None
+    console: Screen | None
     init: str | None
     sample: Callable[[Any], str] | None
     files: dict[str, str]  # of the run's directory, by name
@@ -96,6 +96,11 @@ class Parts:
                 return
             with deterministic_kernels(self.device):
                 yield
+
+    def doing(self, what: str) -> None:
+        """Tell whoever watches what is being done, where that may take a while."""
+        if self.console is not None:
+            self.console.doing(what)
 
     def say(self, text: str) -> None:
         """A line of prose on the console, where there is one."""

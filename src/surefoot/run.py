@@ -31,7 +31,7 @@ from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
-from surefoot.sinks import Console
+from surefoot.sinks import screen
 from surefoot.sitting import Sitting
 from surefoot.snapshot import Whole
 from surefoot.stopping import EarlyStopping, watched
@@ -136,7 +136,7 @@ class Run:
         )
         supply = Supply(train, plan, seed, micro_batch_size, place, workers, count, collate)
         scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=numbers, compiled=compile)
-        said = Console(times.length.steps) if console else None
+        said = screen(times.length.steps) if console else None
         directory = None if out is None else RunDirectory(Path(out))
         self.parts = Parts(
             task=task,

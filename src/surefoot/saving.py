@@ -10,7 +10,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.directory import RunDirectory
-from surefoot.sinks import Console
+from surefoot.sinks import Screen
 from surefoot.timetable import Timetable
 
 _RETRY_S = 30.0  # after a save that failed
@@ -20,7 +20,7 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Console | None
+        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Screen | None
     ) -> None:
         keep_every = times.keep.due if times.keep else None
         self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)

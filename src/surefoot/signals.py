@@ -19,10 +19,10 @@ class Signals:
     A second one ends the process at once. Outside the main thread Python has no handlers: then nothing is installed.
     """
 
-    def __init__(self, standing: Callable[[], str]) -> None:
+    def __init__(self, standing: Callable[[], str], *, fresh_line: str = "\n") -> None:
         self.stop: int | None = None
         self.save = False
-        self.standing = standing
+        self.standing, self.fresh_line = standing, fresh_line
         self.previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -44,16 +44,15 @@ class Signals:
         del frame
         name = _STOP[signal.Signals(number)]
         if self.stop is not None:
-            _say(f"{name} again: ending at once; {self.standing()}")
+            self._say(f"{name} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
-        _say(f"{name}: finishing this step, then saving; once more ends at once")
+        self._say(f"{name}: finishing this step, then saving; once more ends at once")
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self.save = True
 
-
-def _say(text: str) -> None:
-    """Past Python's buffers: a handler may have interrupted a `print`."""
-    os.write(2, f"\n{text}\n".encode())
+    def _say(self, text: str) -> None:
+        """Past Python's buffers: a handler may have interrupted a `print`."""
+        os.write(2, f"{self.fresh_line}{text}\n".encode())

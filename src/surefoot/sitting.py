@@ -35,7 +35,8 @@ class Sitting:
         self.parts, self.whole, self.state = parts, parts.whole, parts.state
         self.configuration = configuration
         self.started_at = self.looped_at = time.monotonic()
-        self.signals = Signals(lambda: narration.standing(parts))
+        fresh_line = parts.console.fresh_line if parts.console else "\n"
+        self.signals = Signals(lambda: narration.standing(parts), fresh_line=fresh_line)
         self.settings = ExitStack()
         self.sinks: list[Sink] = [parts.console] if parts.console else []
         self.metrics: JsonLines | None = None
@@ -43,6 +44,7 @@ class Sitting:
         self.first_step = 0
         self.asked_to_stop = False
         self.scores: dict[str, float] = {}  # the last ones
+        self.first_scores: dict[str, float] = {}  # of this sitting, with their step
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -136,9 +138,10 @@ class Sitting:
         if self.state.step >= parts.length.steps > self.first_step and parts.sample is not None:
             self._write_sample()
         if parts.saving is not None:
+            parts.doing("saving")
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
         if self.state.step > self.first_step or self.signals.stop is not None:
-            parts.say(narration.ending(parts, scores=self.scores))
+            parts.say(narration.ending(parts, first=self.first_scores, scores=self.scores))
 
     def _report(self, problem: Exception, directory: RunDirectory) -> None:
         if self.parts.saving is not None:
@@ -225,7 +228,9 @@ class Sitting:
         return self.parts.sample is not None and self.parts.timetable.sample_due(done)
 
     def _score(self, step: Step) -> None:
+        self.parts.doing(f"evaluating {', '.join(self.parts.scoring.splits)}")
         step.scores = self.scores = self.parts.scoring.scores()
+        self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
         self.write({"kind": "scores", "step": self.state.step, **step.scores})
         watch = self.whole.watch
         if watch is None:
@@ -266,6 +271,7 @@ class Sitting:
 
     def _write_sample(self) -> None:
         assert self.parts.sample is not None
+        self.parts.doing("sampling")
         text = self.parts.scoring.sample(self.parts.sample)
         self.write({"kind": "sample", "step": self.state.step, "text": text})
 

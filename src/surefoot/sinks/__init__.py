@@ -1,7 +1,7 @@
 """Where records go: lines of JSON (the truth), TensorBoard, and the console."""
 
-from surefoot.sinks.console import Console
+from surefoot.sinks.console import Console, Screen, screen
 from surefoot.sinks.jsonl import JsonLines, records
 from surefoot.sinks.tensorboard import TensorBoard
 
-__all__ = ["Console", "JsonLines", "TensorBoard", "records"]
+__all__ = ["Console", "JsonLines", "Screen", "TensorBoard", "records", "screen"]

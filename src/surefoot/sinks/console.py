@@ -1,28 +1,65 @@
-"""Records as plain lines, one per record: `key=value`, no colour, nothing redrawn."""
+"""Records as plain lines, one per record: `key=value`, no colour, nothing redrawn. For files, pipes and dumb terminals."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
 
-from surefoot.record import OWN, Record
+from surefoot.record import OWN, Record, Sink
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "targets_per_s")
+_BETWEEN_S = 10.0  # lines of training
+
+
+class Screen(Sink, Protocol):
+    """Where a person reads what a run does."""
+
+    fresh_line: str
+    """What a message must begin with that is written past it, to stand on a line of its own."""
+
+    def say(self, text: str) -> None: ...  # noqa: D102
+    def doing(self, what: str) -> None: ...  # noqa: D102
+
+
+class Said:
+    """Text on a stream (default: standard output, looked up when it is written), until nobody reads any more."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = stream
+        self.gone = False
+
+    def put(self, text: str) -> None:
+        """Write and flush; where nobody reads any more (`... | head`), be silent from then on."""
+        if self.gone:
+            return
+        try:
+            print(text, end="", file=self.stream or sys.stdout, flush=True)
+        except BrokenPipeError:
+            self.gone = True
+            if self.stream is None:  # or Python would try to flush it once more at exit, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Console:
-    """Lines on a stream (default: standard output, looked up when a line is written)."""
+    """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each."""
 
-    def __init__(self, length: int, stream: TextIO | None = None) -> None:
-        self.length = length
-        self.stream = stream
-        self.gone = False
+    fresh_line = "\n"
+
+    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.length, self.now = length, now
+        self.said = Said(stream)
+        self.printed_at: float | None = None
 
     def write(self, record: Record) -> None:
         """Print one record."""
         kind, step = record["kind"], record["step"]
         if kind == "train":
+            if step < self.length and self.printed_at is not None and self.now() - self.printed_at < _BETWEEN_S:
+                return
+            self.printed_at = self.now()
             shown = [
                 f"{name}={number(record[name])}"
                 for name in _SHOWN
@@ -38,18 +75,23 @@ class Console:
             self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
-        """Print a line of prose; where nobody reads any more (`... | head`), be silent from then on."""
-        if self.gone:
-            return
-        try:
-            print(text, file=self.stream or sys.stdout, flush=True)
-        except BrokenPipeError:
-            self.gone = True
-            if self.stream is None:  # or Python would try to flush it once more at exit, and complain
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        """Print a line of prose."""
+        self.said.put(f"{text}\n")
+
+    def doing(self, what: str) -> None:
+        """Nothing: lines tell of what was done."""
 
     def close(self) -> None:
         """Nothing is held back."""
+
+
+def screen(length: int) -> Screen:
+    """The live view where standard output is a terminal that can redraw a line, else plain lines."""
+    if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        from surefoot.sinks.terminal import Terminal
+
+        return Terminal(length)
+    return Console(length)
 
 
 def number(value: float) -> str:

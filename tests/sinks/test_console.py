@@ -1,0 +1,56 @@
+"""Plain lines: what is in them, and how often they come; 1 second."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+from surefoot.sinks import Console
+
+
+def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:
+    """What a console of 100 steps prints when each record comes at its second."""
+    stream = StringIO()
+    clock = [0.0]
+    console = Console(100, stream, now=lambda: clock[0])
+    for record, second in zip(records, at, strict=True):
+        clock[0] = second
+        console.write(record)
+    return stream.getvalue().splitlines()
+
+
+def train(step: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "loss": 2.5, "skipped": 0, **values}
+
+
+def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> None:
+    records = [train(step) for step in (10, 20, 30, 40, 50, 100)]
+    found = lines(*records, at=(0.0, 5.0, 9.9, 10.0, 15.0, 15.1))
+    assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
+
+
+def test_scores_and_samples_are_never_left_out() -> None:
+    scores = {"kind": "scores", "step": 20, "held-out/loss": 1.25}
+    sample = {"kind": "sample", "step": 20, "text": "so it goes"}
+    found = lines(train(10), scores, sample, train(30), at=(0.0, 0.1, 0.2, 0.3))
+    assert found == [
+        "step=10/100 loss=2.5",
+        "step=20/100 held-out/loss=1.25",
+        "--- sample at step 20 ---",
+        "so it goes",
+        "---",
+    ]
+
+
+def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
+    record = train(10, loss_of_applied=2.25, learning_rate=1e-3, norm=0.5, targets_per_s=51234.0, warmth=3, left_s=192)
+    record["skipped"] = 2
+    (line,) = lines(record, at=(0.0,))
+    assert line == (
+        "step=10/100 loss=2.5 loss_of_applied=2.25 skipped=2 learning_rate=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+    )
+
+
+def test_plain_lines_hold_no_escape() -> None:
+    record = {"kind": "scores", "step": 20, "held-out/loss": float("nan")}
+    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 held-out/loss=nan", "step=100/100 loss=2.5"]
