@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
+    from surefoot.checks import check_settings
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
     from surefoot.data.mixture import Mixture
@@ -63,6 +64,7 @@ __all__ = [
     "Windows",
     "accuracy",
     "adamw",
+    "check_settings",
     "choice_accuracy",
     "choices",
     "cloze",
@@ -99,6 +101,7 @@ __all__ = [
 
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "checks": ("check_settings",),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
     "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),

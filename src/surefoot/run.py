@@ -18,6 +18,7 @@ from surefoot import assembly, snapshot
 from surefoot.assembly import Built, Model
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
+from surefoot.checks import check_settings
 from surefoot.config import clipping
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.directory import RunDirectory
@@ -102,6 +103,26 @@ class Run:
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
+        check_settings(
+            length=length,
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            schedule=schedule,
+            clip=clip,
+            precision=precision,
+            device=device,
+            workers=workers,
+            log_every=log_every,
+            evaluate_every=evaluate_every,
+            sample_every=sample_every,
+            save_every=save_every,
+            keep=keep,
+            keep_every=keep_every,
+            stop_after=stop_after,
+            time_limit=time_limit,
+            max_bad_steps=max_bad_steps,
+            ema=ema,
+        )
         micro_batch_size = assembly.even_micro_batches(batch_size, micro_batch_size)
         place = one_process(device).device
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), batch_size=batch_size)

@@ -25,6 +25,12 @@ _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 _Remains = list[tuple[Path, OSError]]
 
 
+def check_keep(keep: int) -> None:
+    """Raise `ConfigError` where not even the newest checkpoint would stay."""
+    if keep < 1:
+        raise ConfigError(f"keep = {keep}: the newest checkpoint must stay; --keep 1 is the least")
+
+
 class NotPrunedError(CheckpointError):
     """A checkpoint was saved, and an older one that is no longer needed could not be removed."""
 
@@ -45,8 +51,7 @@ class Store:
         keep_every: Callable[[int], bool] | None = None,
         disk: Files = DISK,
     ) -> None:
-        if keep < 1:
-            raise ConfigError(f"keep = {keep}: the newest checkpoint must stay; --keep 1 is the least")
+        check_keep(keep)
         self.directory, self.keep, self.keep_every, self.disk = directory, keep, keep_every, disk
         self.intact: set[int] = set()
 

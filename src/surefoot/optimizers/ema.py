@@ -10,6 +10,12 @@ from torch import Tensor, nn
 from surefoot.errors import ConfigError
 
 
+def check_decay(decay: float) -> None:
+    """Raise `ConfigError` for what is no decay of an average."""
+    if not 0.0 <= decay < 1.0:
+        raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
+
+
 class Ema:
     """A twin of a model, whose parameters are moving averages of the model's.
 
@@ -27,8 +33,7 @@ class Ema:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
+        check_decay(decay)
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
         pairs = list(zip(model.parameters(), self.model.parameters(), strict=True))

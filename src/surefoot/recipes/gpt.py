@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
-from surefoot.config import Settings, clipping, run_arguments
+from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
 from surefoot.recipes.settings import Optimizer, Schedule, checked
 
@@ -148,7 +148,7 @@ def build(config: Config) -> sf.Run:
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: clipping(config.clip),
+        lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
     )
     saved = None if config.out is None else Path(config.out) / texts.TOKENIZER
@@ -202,6 +202,14 @@ def build(config: Config) -> sf.Run:
         files={texts.TOKENIZER: tokenizer.to_json()},
         **settings,
     )
+
+
+def _schedule(config: Config) -> Any:
+    """The schedule, or none where it cannot be: that is told by itself."""
+    try:
+        return config.schedule.spec()
+    except sf.ConfigError:
+        return None
 
 
 def network_shape(config: Config, *, vocabulary: int) -> Any:

@@ -1,0 +1,86 @@
+"""What can be said of a run's settings before its data are read and its model is built: all that is wrong, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from surefoot.assembly import even_micro_batches
+from surefoot.checkpoint.store import check_keep
+from surefoot.config import clipping
+from surefoot.durations import every, planned, run_length, seconds
+from surefoot.errors import ConfigError
+from surefoot.optimizers.ema import check_decay
+from surefoot.precision import precision as chosen_precision
+from surefoot.schedules import Joined, Schedule
+from surefoot.world import one_process
+
+_MANY = 10_000  # steps in a pass, as long as nobody knows
+
+
+def check_settings(
+    *,
+    length: str,
+    batch_size: int,
+    micro_batch_size: int | None = None,
+    schedule: Schedule | Joined | None = None,
+    clip: str = "off",
+    precision: str = "auto",
+    device: str = "auto",
+    workers: int = 0,
+    log_every: str | None = None,
+    evaluate_every: str | None = None,
+    sample_every: str | None = None,
+    save_every: str | None = None,
+    keep: int = 1,
+    keep_every: str | None = None,
+    stop_after: str | None = None,
+    time_limit: str | None = None,
+    max_bad_steps: int = 0,
+    ema: float | None = None,
+    **others: Any,
+) -> None:
+    """Raise one `ConfigError` with everything that is wrong with settings of `surefoot.Run`, whatever it is to train.
+
+    What depends on the size of the data (a length in epochs) is checked as far as that goes; `others` are not looked at.
+    """
+    del others
+    samples = max(1, batch_size) * _MANY
+    problems: list[str] = []
+
+    def check(function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except ConfigError as problem:
+            problems.append(str(problem))
+            return None
+
+    check(lambda: even_micro_batches(batch_size, micro_batch_size))
+    size = max(1, batch_size)
+    whole = check(lambda: planned(length, samples_per_epoch=samples, batch_size=size))
+    if whole is not None:
+        settings = {"log_every": log_every, "evaluate_every": evaluate_every, "sample_every": sample_every}
+        for name, text in (settings | {"keep_every": keep_every}).items():
+            check(partial(every, text, length=whole, setting=name))
+        check(lambda: every(save_every, length=whole, time=True, setting="save_every"))
+        in_steps = run_length(length, samples_per_epoch=2 * samples, batch_size=size) == whole.steps
+        if schedule is not None and in_steps:
+            check(lambda: schedule.resolved(whole))
+    if stop_after is not None:
+        check(lambda: planned(stop_after, samples_per_epoch=samples, batch_size=size, setting="stop_after"))
+    if time_limit is not None:
+        check(lambda: seconds(time_limit, setting="time_limit"))
+    check(lambda: clipping(clip))
+    check(lambda: check_keep(keep))
+    if ema is not None:
+        check(lambda: check_decay(ema))
+    place = check(lambda: one_process(device).device)
+    if place is not None:
+        check(lambda: chosen_precision(precision, place))
+    if workers < 0:
+        problems.append(f"workers = {workers}: the number of processes that read samples, 0 or more")
+    if max_bad_steps < 0:
+        problems.append(f"max_bad_steps = {max_bad_steps}: how many bad steps in a row a run survives, 0 or more")
+    if problems:
+        raise ConfigError("\n".join(problems))
