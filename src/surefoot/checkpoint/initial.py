@@ -1,4 +1,4 @@
-"""Weights to start from, out of a file that need not fit whole: what was loaded, renamed, skipped and new is said."""
+"""Weights to start from, which need not fit whole: what was loaded, renamed, skipped and new is told in a table."""
 
 from __future__ import annotations
 
@@ -10,78 +10,100 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from surefoot.checkpoint.format import Contents, read
+from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 
-_WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-)  # DDP, torch.compile, and trainers that hold the model as an attribute
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
+_NAMES = 3  # shown of each kind
 
 
 def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
-    """Copy every tensor of `place` that fits by name and shape; return a line for each kind of tensor that did not.
+    """Copy every tensor of `place` that fits by name and shape; return a table of those that did and those that did not.
 
-    `place` is a .safetensors file, a checkpoint's directory, or a run's (its newest checkpoint). Raises `CheckpointError`
-    where it cannot be read or nothing fits.
+    `place` is a .safetensors file, a checkpoint's directory, or a run's (its newest intact checkpoint). Of several models
+    each takes its own from a checkpoint, and what fits by name from a file. Raises `CheckpointError` where it cannot be
+    read or nothing fits.
     """
-    file = _file(place)
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as problem:
+    sources, said = _sources(place, models)
+    rows: dict[str, list[tuple[str, Tensor]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
+    filled: set[int] = set()
+    for name, model in models.items():
+        live = model.state_dict(keep_vars=True)
+        for saved_name, tensor in sources.get(name, {}).items():
+            own = _own_name(saved_name, live)
+            if own is None:
+                rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
+            elif live[own].shape != tensor.shape:
+                rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
+            else:
+                with torch.no_grad():
+                    live[own].copy_(tensor)
+                filled.add(id(live[own]))
+                renamed = own != saved_name
+                rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))
+    for model in models.values():
+        live = model.state_dict(keep_vars=True)
+        rows["new"] += [(own, value) for own, value in live.items() if id(value) not in filled]
+    if not filled:
+        held = [name for tensors in sources.values() for name in tensors]
         raise CheckpointError(
-            f"cannot read weights from {file}: {str(problem).splitlines()[0]}\n  --init takes .safetensors files only: others may run code"
-        ) from problem
-    live = {name: value for model in models.values() for name, value in model.state_dict(keep_vars=True).items()}
-    loaded, renamed, skipped = _copied(tensors, live)
-    if not loaded:
-        raise CheckpointError(
-            f"none of the {len(tensors)} tensors in {file} fits this model\n  it holds {', '.join(list(tensors)[:3])} ..."
+            f"none of the {len(held)} tensors in {place} fits this model\n  it holds {', '.join(held[:3])} ..."
         )
-    shared = {id(live[name]) for name in loaded}
-    new = [name for name, value in live.items() if id(value) not in shared]
-    lines = [f"init    {len(loaded)} of {len(live)} tensors from {file}"]
-    lines += [
-        f"  {what}: {_listed(names)}"
-        for what, names in (("renamed", renamed), ("skipped", skipped), ("new", new))
-        if names
-    ]
-    return "\n".join(lines)
+    return "\n".join([f"init    {said}", *(_row(kind, held) for kind, held in rows.items() if held)])
 
 
-def _copied(tensors: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> tuple[list[str], list[str], list[str]]:
-    loaded, renamed, skipped = [], [], []
-    for name, tensor in tensors.items():
-        own = name
-        while own not in live and own.startswith(_WRAPPERS):
-            own = own.split(".", 1)[1]
-        if own not in live:
-            skipped.append(f"{name} (not in this model)")
-        elif live[own].shape != tensor.shape:
-            skipped.append(f"{name} ({list(tensor.shape)}, here {list(live[own].shape)})")
-        else:
-            with torch.no_grad():
-                live[own].copy_(tensor)
-            loaded.append(own)
-            renamed += [f"{name} -> {own}"] if own != name else []
-    return loaded, renamed, skipped
-
-
-def _file(place: Path) -> Path:
+def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Mapping[str, Tensor]], str]:
+    """The tensors for each model by name, and what they come from."""
     if not place.exists():
         raise CheckpointError(f"no such file or directory: {place} (given as init)")
     if place.is_file():
-        return place
-    newest = sorted(place.glob("checkpoints/step-*/model.safetensors"))
-    found = place / "model.safetensors"
-    if not found.exists() and newest:
-        found = newest[-1]
-    if not found.exists():
+        try:
+            tensors = load_file(place)
+        except (OSError, SafetensorError) as problem:
+            raise CheckpointError(
+                f"cannot read weights from {place}: {str(problem).splitlines()[0]}\n"
+                "  --init takes .safetensors files only: others may run code"
+            ) from problem
+        names = {name: set(model.state_dict()) for name, model in models.items()}
+        if len(models) == 1:
+            return dict.fromkeys(models, tensors), str(place)
+        return {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}, str(
+            place
+        )
+    if (place / "model.safetensors").exists() and not (place / MANIFEST).exists():
+        return _sources(place / "model.safetensors", models)
+    found, said = _checkpoint(place)
+    kept = {name: found.files.get("model" if name == "model" else f"model-{name}", {}) for name in models}
+    aliases = found.state.get("aliases", {})
+    return {
+        name: {**held, **{alias: held[first] for alias, first in aliases.get(name, {}).items() if first in held}}
+        for name, held in kept.items()
+    }, said
+
+
+def _checkpoint(place: Path) -> tuple[Contents, str]:
+    if (place / MANIFEST).exists():
+        return read(place), str(place)
+    newest = Store(place / "checkpoints").newest_intact() if (place / "checkpoints").is_dir() else None
+    if newest is None:
         raise CheckpointError(
             f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"
         )
-    return found
+    damaged = "".join(f"\n  warning: {damage}" for damage in newest[1])
+    return newest[0], f"{place}, step {newest[0].step}{damaged}"
 
 
-def _listed(names: list[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
+def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
+    """The name in this model, with or without a wrapper's prefix; None where it has none."""
+    while name not in live and name.startswith(_WRAPPERS):
+        name = name.split(".", 1)[1]
+    return name if name in live else None
+
+
+def _row(kind: str, held: list[tuple[str, Tensor]]) -> str:
+    names = [name for name, _ in held]
+    shown = ", ".join(names[:_NAMES]) + (f", and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+    numbers = sum(tensor.numel() for _, tensor in held)
+    return f"  {kind:<8}{len(held):>5} tensors {numbers:>13,} numbers   {shown}"
