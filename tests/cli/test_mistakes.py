@@ -1,0 +1,92 @@
+"""Ten mistakes in settings, and whether what is said makes the next try right: what is typed next is taken from the message; 10 seconds."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import main
+
+SMALL = ["--data.path=text.txt", "--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2"]
+SMALL += ["--data.vocabulary=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--out=runs/a"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 60)
+
+
+def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
+    """What is said of the mistake; nothing may have been written."""
+    with pytest.raises(SystemExit) as end:
+        main(["train", "gpt", *SMALL, *flags])
+    said = capsys.readouterr().err
+    assert end.value.code == 2, said
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) <= 12
+    assert "Traceback" not in said
+    assert not Path("runs").exists()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("flags", "cure"),
+    [
+        # what is taken from the message to type next, and how it becomes a flag
+        (["--optimiser.lr=1e-3"], (r"did you mean (--optimizer\.lr)\?", "{}=1e-3")),
+        (["--warmup=2 steps"], (r"did you mean (--schedule\.warmup)\?", "{}=2 steps")),
+        (
+            ["--batch-size=12", "--micro-batch-size=5"],
+            (r"micro_batch_size (\d+) or", "--batch-size=12 --micro-batch-size={}"),
+        ),
+        (["--evaluate-every=2"], (r"write it as '([^']+)'", "--evaluate-every={}")),
+        (["--schedule.warmup=40 steps"], (r"try: --schedule\.warmup (5%)", "--schedule.warmup={}")),
+        (["--clip=1.0"], (r"write it as '([^']+)'", "--clip={}")),
+        (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
+        (["--optimizer.momentum=0.9"], (r"foreign to (adamw)", "--optimizer.name={}")),
+        (["--precision=fp16"], (r"--precision (bf16)", "--precision={}")),
+        (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
+        (["--schedule.floor=50"], (r"from (0) to 1", "--schedule.floor={}")),
+        (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),
+    ],
+    ids=lambda case: case[0] if isinstance(case, list) else "",
+)
+def test_the_next_try_is_right(flags: list[str], cure: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = attempt(capsys, flags)
+    pattern, next_try = cure
+    found = re.search(pattern, said)
+    assert found, said
+    typed = next_try.format(found[1])
+    main(["train", "gpt", *SMALL, *(re.split(r" (?=--)", typed))])
+    assert Path("runs/a/checkpoints/step-00000004").is_dir()
+
+
+def test_several_at_once_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--optimizer.lr=-1",
+        "--schedule.warmup=150%",
+        "--log-every=often",
+        "--model.heads=3",
+        "--keep=0",
+        "--ema=nan",
+    ]
+    said = attempt(capsys, flags)
+    for name in ("optimizer.lr", "schedule.warmup", "log_every", "heads", "keep", "ema"):
+        assert name in said
+
+
+def test_a_directory_that_holds_another_run_is_refused_naming_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL])
+    before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
+    with pytest.raises(SystemExit) as end:
+        main(["train", "gpt", *SMALL, "--optimizer.lr=1e-4", "--batch-size=4"])
+    said = capsys.readouterr().err
+    assert end.value.code == 4
+    assert "optimizer.lr was 0.003, now 0.0001" in said
+    assert "batch_size was 8, now 4" in said
+    assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before

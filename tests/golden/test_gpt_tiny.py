@@ -1,0 +1,50 @@
+"""Losses of the gpt recipe's `tiny` preset over its first steps, on a text that every machine has; 5 seconds.
+
+They pin everything at once: text, tokenizer, order of windows, initialisation, model, loss, clipping, optimizer, schedule. A change
+that is meant changes them with a line in CHANGELOG.md; one that is not meant is found here. Rounding differs between builds
+of torch and kinds of CPU, so they agree to 2e-3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surefoot.config import layered
+from surefoot.recipes import gpt
+from surefoot.sinks import records
+
+GOLDEN = {
+    "modern": [5.204718, 3.615046, 3.045035],
+    "gpt2": [5.597286, 3.631769, 3.014114],
+}
+
+
+def text() -> str:
+    """Squares in words: 60 kB without a file or a random number."""
+    digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    lines = [
+        f"{' '.join(digits[int(d)] for d in str(n))} squared is {' '.join(digits[int(d)] for d in str(n * n))}."
+        for n in range(1200)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("family", GOLDEN)
+def test_the_first_losses_are_what_they_were(family: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(text())
+    changes = {
+        "data.path": str(tmp_path / "text.txt"),
+        "model.family": family,
+        "out": str(tmp_path / "run"),
+        "length": "12 steps",
+        "log_every": "4 steps",
+        "sample_tokens": 0,
+        "cloze_questions": 0,
+        "evaluate_every": "100 steps",
+    }
+    config = layered(gpt.Config, [("preset", gpt.PRESETS["tiny"]), ("test", changes)])[0]
+    gpt.build(config).train()
+    losses = [line["loss"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    assert losses == pytest.approx(GOLDEN[family], abs=2e-3)
