@@ -72,7 +72,16 @@ def test_importing_every_room_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("asked", ["['--help']", "['-h']", "['--version']"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "['--help']",
+        "['-h']",
+        "['--version']",
+        "['train', 'gpt', '--help']",
+        *(f"['{verb}', '--help']" for verb in ("train", "plan", "resume", "evaluate", "predict")),
+    ],
+)
 def test_the_command_line_answers_without_torch(asked: str, tmp_path: Path) -> None:
     code = f"""
 import contextlib, io

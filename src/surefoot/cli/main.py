@@ -5,21 +5,8 @@ from __future__ import annotations
 import sys
 import traceback
 
-from surefoot.cli import verbs
+from surefoot.cli import help, verbs
 from surefoot.errors import ConfigError, SurefootError
-
-_HELP = """surefoot trains PyTorch models without losing its footing.
-
-  surefoot train RECIPE           a ready-made run: gpt      (surefoot train gpt --help: all settings)
-  surefoot train FILE.py:build    a run of your own: build() or build(config: YourDataclass) returns a surefoot.Run
-  surefoot plan ...               what train would run, with the same arguments; trains nothing
-  surefoot resume RUN             go on from the newest intact checkpoint
-  surefoot evaluate RUN           score a checkpoint (--checkpoint newest, best, or a step)
-  surefoot predict RUN INPUT...   use the trained model: continue a prompt
-
-RUN is a run's directory, its name under runs/, or latest. --traceback shows where an error came from.
-Exit status: 0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 130 and 143 stopped by a signal, saved.
-"""
 
 _VERBS = {
     "train": verbs.train,
@@ -36,8 +23,11 @@ def main(arguments: list[str] | None = None) -> None:
     shown = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
     if not given or given[0] in ("-h", "--help", "help"):
-        print(_HELP, end="")
+        print(help.WHOLE, end="")
         sys.exit(0 if given else 2)
+    if given[1:] in (["-h"], ["--help"]) and given[0] in help.VERBS:
+        print(help.VERBS[given[0]], end="")
+        sys.exit(0)
     try:
         if given[0] == "--version":
             from importlib.metadata import version

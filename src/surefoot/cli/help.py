@@ -1,0 +1,66 @@
+"""What `surefoot --help` and `surefoot VERB --help` print; the settings of a recipe are told by its own flags."""
+
+WHOLE = """surefoot trains PyTorch models without losing its footing.
+
+  surefoot train RECIPE           a ready-made run: gpt (all settings: train gpt --help)
+  surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
+  surefoot plan ...               what train would run; trains nothing
+  surefoot resume RUN             go on from the newest intact checkpoint
+  surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
+  surefoot predict RUN INPUT...   use the trained model: continue a prompt
+
+RUN is a run's directory, its name under runs/, or latest. --traceback shows
+where an error came from. surefoot VERB --help says more. Exit status: 0 done,
+2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 130 and 143
+stopped by a signal, saved.
+"""
+
+VERBS = {
+    "train": """surefoot train RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
+
+Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt.
+Every setting is a flag and a key of a TOML file: surefoot train gpt --help
+shows all with their defaults. The later wins: defaults, --preset, --config,
+flags. Ctrl-C saves and ends; the same command goes on. In FILE.py, build() may
+take one argument, a dataclass whose fields are then settings.
+
+  surefoot train gpt --data.path my.txt --out runs/mine
+  surefoot train gpt --preset gpt2-124m --data.path shards/
+""",
+    "plan": """surefoot plan RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
+
+Show what train would run with the same arguments: settings and where each came
+from, parameters, how a batch is cut, learning rates, memory and time measured
+with one micro-batch, and whether the loss is the mean that it must be. Trains
+nothing and writes nothing.
+
+  surefoot plan gpt --batch-size 64 --micro-batch-size 8
+""",
+    "resume": """surefoot resume RUN [settings]
+
+Go on from the newest intact checkpoint of a run, to the same bits as if it had
+never stopped. Settings that change no result may change: --workers,
+--log-every, --save-every, --keep, --stop-after, --time-limit, and --length as
+far as the schedule allows it exactly.
+
+  surefoot resume latest
+  surefoot resume runs/mine --length "4000 steps"
+""",
+    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [settings]
+
+Score a checkpoint (newest, best, or that of a step) on everything that its run
+scores; changes nothing in the run.
+
+  surefoot evaluate runs/mine --checkpoint best
+""",
+    "predict": """surefoot predict RUN [INPUT...] [--checkpoint WHICH] [settings]
+
+Let a trained model (newest, best, or that of a step) go on from a text. One
+input is continued as you watch; several, or the lines of --file FILE, give one
+JSON object a line; - reads one from standard input. How many tokens,
+temperature, top-k, top-p, seed: surefoot predict RUN --help.
+
+  surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
+  surefoot predict runs/mine --file prompts.txt
+""",
+}
