@@ -50,9 +50,8 @@ def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float]) -
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = f"stopped at step {step:,} of {length.steps:,}"
-    shown = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
-    lines = [how + (f"; {shown}" if shown else "")]
-    if watch is not None and watch.value is not None:
+    lines = [how, *_by_split(scores)]
+    if watch is not None and watch.value is not None and watch.step != step:
         lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
     lines.append(_how_it_went(parts, first, scores))
     if parts.directory is not None and not parts.finished:
@@ -61,7 +60,7 @@ def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float]) -
         path = shlex.quote(str(parts.directory.path))
         lines.append(f"score it again:  surefoot evaluate {path}")
         if TOKENIZER in parts.files:
-            lines.append(f"let it go on from a text:  surefoot predict {path} 'Once upon a time'")
+            lines.append(f"let it write:  surefoot predict {path}")
     return "\n".join(lines)
 
 
@@ -120,6 +119,16 @@ def script_toml(described: dict[str, Any]) -> str:
     document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
     document["run"] = _without_none(described)
     return tomlkit.dumps(document)
+
+
+def _by_split(scores: dict[str, float]) -> list[str]:
+    """One line for each split with its scores."""
+    splits: dict[str, list[str]] = {}
+    for name, value in scores.items():
+        split, _, score = name.rpartition("/")
+        splits.setdefault(split, []).append(f"{score} {number(value)}")
+    wide = max(map(len, splits), default=0)
+    return [f"  {split:<{wide}}  {', '.join(shown)}" for split, shown in splits.items()]
 
 
 def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> str:

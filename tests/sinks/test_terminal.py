@@ -256,7 +256,7 @@ def test_a_run_in_a_terminal_leaves_its_head_its_table_and_its_end(started: Any)
     assert [line.split()[0] for line in lines[:5]] == ["model", "data", "plan", "device", "out"]
     table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
     assert [line.split()[0] for line in lines[table : table + 4]] == ["step", "5", "10", "12"]
-    assert lines[table + 4].startswith("finished: 12 steps; held-out/loss")
+    assert lines[table + 4].startswith("finished: 12 steps")
     assert "━" not in "".join(lines)
 
 
