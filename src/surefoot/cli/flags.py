@@ -32,8 +32,28 @@ def configured(
     below = {name: value for _, values in layers for name, value in values.items()}
     asked = [name for name, required in known.items() if required and name in flags and name not in below]
     base = _with_gaps(kind, below) if asked else layered(kind, layers)[0]  # a gap is filled by its flag
-    parsed = flatten(_parsed(kind, base, arguments, verb))
+    parsed = flatten(_parsed(kind, base, _with_truth(arguments, set(_truths(kind))), verb))
     return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
+
+
+def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
+    """The arguments with True and False as tyro writes them: `--compile` alone and `--compile=true` mean `--compile True`.
+
+    >>> _with_truth(["--compile", "--tied=false", "--seed", "true"], {"compile", "tied"})
+    ['--compile', 'True', '--tied=False', '--seed', 'true']
+    """
+    found: list[str] = []
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        before = found[-1] if found else ""
+        if name[2:].replace("-", "_") in truths and argument.startswith("--"):
+            found.append(f"{name}={value.capitalize()}" if equals else name)
+            alone = place + 1 == len(arguments) or arguments[place + 1].startswith("--")
+            found += ["True"] if alone and not equals else []
+        else:
+            of_truth = before.startswith("--") and "=" not in before and before[2:].replace("-", "_") in truths
+            found.append(argument.capitalize() if of_truth else argument)
+    return found
 
 
 def _parsed(kind: type[Any], base: Any, arguments: Sequence[str], verb: str) -> Any:
@@ -74,6 +94,15 @@ def _names(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
             yield from _names(hints[field.name], f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", _has_no_default(field)
+
+
+def _truths(kind: type[Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the settings that are true or false."""
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _truths(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+        elif hint is bool or bool in typing.get_args(hint):
+            yield f"{prefix}{name}"
 
 
 def _with_gaps(kind: type[Any], values: Mapping[str, Any], prefix: str = "") -> Any:
