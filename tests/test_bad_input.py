@@ -364,6 +364,11 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     assert (found[0].step, found[1]) == (0, [])
 
 
+@pytest.mark.parametrize("name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", ""])
+def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused: Refused, tmp_path: Path) -> None:
+    assert "is no plain name" in run_refused(2, files={name: "text"})
+
+
 def test_fp16_on_a_cpu_is_refused_on_the_command_line(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be " * 40)
     error = refused(*GPT, "--data.path", "text.txt", "--precision", "fp16", "--device", "cpu", status=2)

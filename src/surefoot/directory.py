@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -85,6 +86,15 @@ class RunDirectory:
             except (ValueError, KeyError, TypeError):
                 place.replace(self.path / "environment.damaged.json")
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
+
+
+def checked_files(files: Mapping[str, str]) -> dict[str, str]:
+    """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
+    ours = {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "crash", "report.html"}
+    wrong = [name for name in files if Path(name).name != name or name.startswith(".") or name in ours]
+    if wrong:
+        raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
+    return dict(files)
 
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:

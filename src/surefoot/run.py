@@ -21,7 +21,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings
 from surefoot.config import clipping
 from surefoot.data.samples import check_samples, fingerprint
-from surefoot.directory import RunDirectory
+from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
 from surefoot.evaluate import Split
 from surefoot.loop import Loss, State, Step, Task
@@ -58,6 +58,7 @@ class Run:
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    data_settings: how the data were made (JSON), where they alone do not tell; compared at resume like all else.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -100,6 +101,7 @@ class Run:
         init: str | Path | None = None,
         sample: Callable[[Any], str] | None = None,
         files: Mapping[str, str] | None = None,
+        data_settings: Mapping[str, Any] | None = None,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -183,14 +185,14 @@ class Run:
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
-                "data": {"plan": plan.described(), **fingerprint(train)},
+                "data": {**(data_settings or {}), "plan": plan.described(), **fingerprint(train)},
             },
             directory=directory,
             saving=None if directory is None else Saving(directory, times, keep=keep, disk=disk, console=said),
             console=said,
             init=None if init is None else str(init),
             sample=sample,
-            files=dict(files or {}),
+            files=checked_files(files or {}),
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

@@ -143,6 +143,21 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     trained(dataclasses.replace(asked, stop_after=None))
 
 
+def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path: Path) -> None:
+    """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
+    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    with pytest.raises(sf.CheckpointError, match=r"data\.vocabulary was 300, now 280"):
+        trained(config(path, out=str(tmp_path / "run"), **{"data.vocabulary": 280}))
+
+
+def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    other = sf.BpeTokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
+    run = trained(config(path, out=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
+
+
 def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None:
     path.write_text(text() + "zzqzzq " * 200)  # only in the held-out end
     run = gpt.build(config(path))

@@ -151,7 +151,8 @@ def build(config: Config) -> sf.Run:
         lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
     )
-    saved = None if config.out is None else Path(config.out) / texts.TOKENIZER
+    begun = config.out is not None and any(Path(config.out).glob("checkpoints/step-*"))
+    saved = Path(config.out) / texts.TOKENIZER if config.out is not None and begun else None
     found = texts.corpus(
         data.path,
         tokenizer=data.tokenizer,
@@ -200,6 +201,7 @@ def build(config: Config) -> sf.Run:
         sample=sample if config.sample_tokens else None,
         best="min held-out/loss",
         files={texts.TOKENIZER: tokenizer.to_json()},
+        data_settings={"tokenizer": data.tokenizer, "vocabulary": data.vocabulary},
         **settings,
     )
 
