@@ -136,6 +136,19 @@ def test_a_crash_is_filed_under_the_step_whose_body_it_was(opened: bool, tmp_pat
     assert "the newest checkpoint is of step 5" in report["how_to_go_on"]
 
 
+def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_runs.build(tmp_path / "run", console=True)
+    with pytest.raises(MishapError), run:  # noqa: PT012
+        for step in run:
+            if step.index == STOP:
+                raise MishapError
+    *_, stands, where = capsys.readouterr().out.splitlines()
+    assert stands.startswith("the newest checkpoint is of step 5; go on with: ")
+    assert where == f"  what happened is in {tmp_path / 'run' / 'crash'}"
+
+
 def test_an_exception_inside_a_step_leaves_nothing_to_the_next_sitting_of_the_same_process() -> None:
     """The first of two micro-batches has gone backward when the loss of the second fails."""
     passes = [0]

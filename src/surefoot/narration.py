@@ -53,7 +53,7 @@ def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float]) -
     lines = [how, *_by_split(scores)]
     if watch is not None and watch.value is not None and watch.step != step:
         lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
-    lines.append(_how_it_went(parts, first, scores))
+    lines += _how_it_went(parts, first, scores)
     if parts.directory is not None and not parts.finished:
         lines.append(f"saved; go on with:  {resume_command(parts.directory)}")
     elif parts.directory is not None and _by_command():
@@ -131,21 +131,19 @@ def _by_split(scores: dict[str, float]) -> list[str]:
     return [f"  {split:<{wide}}  {', '.join(shown)}" for split, shown in splits.items()]
 
 
-def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> str:
+def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> list[str]:
     """One sentence from what is known: how the watched score moved in this sitting, and where the time of the run went."""
     watch = parts.whole.watch
-    moved = ""
+    told: list[str] = []
     if watch is not None and watch.score in scores and scores[watch.score] != first.get(watch.score):
         before, after = first[watch.score], scores[watch.score]
-        moved = (
-            f"{watch.score} {'fell' if after < before else 'rose'} from {number(before)} at step {first['step']:.0f}"
-            f" to {number(after)}; "
-        )
+        way = "fell" if after < before else "rose"
+        told.append(f"{watch.score} {way} from {number(before)} at step {first['step']:.0f} to {number(after)}")
     spent = parts.whole.clock.state()["total_s"]
     names = {"training": "training", "waiting": "waiting for data", "evaluating": "evaluating", "saving": "saving"}
     times = [(name, float(spent.get(phase, "0"))) for phase, name in names.items()]
-    told = ", ".join(f"{duration(took_s)} {name}" for name, took_s in times if took_s >= 1 or name == "training")
-    return f"{moved}{told}"
+    shown = ", ".join(f"{duration(took_s)} {name}" for name, took_s in times if took_s >= 1)
+    return ["; ".join([*told, *([shown] if shown else [])])] if told or shown else []
 
 
 def _by_command() -> bool:

@@ -1,11 +1,18 @@
-"""What a run does when it is told to stop or to save: a flag for the loop, never work inside the handler."""
+"""What a run does when it is told to stop or to save: a flag for the loop, never work inside the handler.
+
+Python runs a handler only between two of its own instructions, and one backward pass can be a single call of many seconds.
+So the answer to the first Ctrl-C is given by a thread that waits for the number which Python writes to a socket at once.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -24,11 +31,15 @@ class Signals:
         self.save = False
         self.standing, self.fresh_line = standing, fresh_line
         self.previous: dict[int, Any] = {}
+        self.answering: _Answering | None = None
 
     def install(self) -> None:
         """Take the signals over."""
         if threading.current_thread() is not threading.main_thread():
             return
+        self.answering = _Answering(
+            lambda name: self._say(f"{name}: finishing this step, then saving; once more ends at once")
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             self.previous[number] = signal.signal(number, self._on_stop)
         if hasattr(signal, "SIGUSR1"):  # not on Windows
@@ -39,6 +50,9 @@ class Signals:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
         self.previous = {}
+        if self.answering is not None:
+            self.answering.close()
+            self.answering = None
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -47,12 +61,60 @@ class Signals:
             self._say(f"{name} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
-        self._say(f"{name}: finishing this step, then saving; once more ends at once")
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self.save = True
 
     def _say(self, text: str) -> None:
-        """Past Python's buffers: a handler may have interrupted a `print`."""
-        os.write(2, f"{self.fresh_line}{text}\n".encode())
+        """Past Python's buffers: a handler may have interrupted a `print`. Where nobody listens, the run goes on all the same."""
+        with suppress(OSError):  # `train.py | tee log`: Ctrl-C has ended tee too
+            os.write(2, f"{self.fresh_line}{text}\n".encode())
+
+
+class _Answering:
+    """A thread that calls `answer` with the name of the first signal to stop; it touches nothing else of the run."""
+
+    def __init__(self, answer: Callable[[str], None]) -> None:
+        self.answer = answer
+        self.heard, self.told = socket.socketpair()
+        self.told.setblocking(False)
+        self.previous = signal.set_wakeup_fd(self.told.fileno(), warn_on_full_buffer=False)
+        _told.add(self.told.fileno())
+        _leave_children_out()
+        self.thread = threading.Thread(target=self._listen, name="surefoot answers signals", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Return when all that came is answered."""
+        signal.set_wakeup_fd(self.previous)
+        _told.discard(self.told.fileno())
+        self.told.close()
+        self.thread.join()
+        self.heard.close()
+
+    def _listen(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # they are for the main thread: it may sleep, and must wake
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+        answered = False
+        while numbers := self.heard.recv(64):
+            for number in numbers:
+                if number in _STOP and not answered:
+                    answered = True
+                    self.answer(_STOP[signal.Signals(number)])
+
+
+_told: set[int] = set()  # the sockets that Python writes to
+
+
+@cache
+def _leave_children_out() -> None:
+    """A forked process has the same socket: what it is told must not be answered for the parent."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=_be_left_out)
+
+
+def _be_left_out() -> None:
+    before = signal.set_wakeup_fd(-1)
+    if before not in _told:
+        signal.set_wakeup_fd(before)

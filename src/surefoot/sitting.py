@@ -19,7 +19,7 @@ from surefoot.checkpoint.compare import differences, refuse_another_length, refu
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.directory import RunDirectory, environment, machine
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, SurefootError
 from surefoot.loop import Step, steps
 from surefoot.parts import Parts
 from surefoot.record import Record, Sink
@@ -155,6 +155,8 @@ class Sitting:
                 how_to_go_on=narration.standing(self.parts),
                 directory=directory,
             )
+            if not isinstance(problem, SurefootError):  # which says by itself what stands
+                self.parts.say(f"\n{narration.standing(self.parts)}\n  what happened is in {directory.path / 'crash'}")
         except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
             self.parts.say(f"warning: {another}")
 

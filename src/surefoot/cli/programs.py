@@ -84,7 +84,9 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
         case {"kind": "script", "command": list(command)}:
             import shlex
 
-            raise ConfigError(f"this run was made by a script; go on with it by\n  {shlex.join(command)}")
+            raise ConfigError(
+                f"this run was made by a script, and only that can build it again:\n  {shlex.join(command)}"
+            )
     raise ConfigError("config.toml does not say what made this run: [program] is missing or damaged")
 
 
