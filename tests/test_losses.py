@@ -175,6 +175,22 @@ def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(classes,
     assert_close(gradient(together.value, hidden, head), gradient(apart.value, hidden, head), rtol=1e-9, atol=1e-12)
 
 
+def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
+    """`F.linear_cross_entropy` does not follow autocast: a third of a GPT's arithmetic would run in float32."""
+    types, linear = [], F.linear
+
+    def spy(part, weight):
+        logits = linear(part, weight)
+        types.append(logits.dtype)
+        return logits
+
+    monkeypatch.setattr(F, "linear", spy)
+    hidden, head = torch.randn(8, CHANNELS, requires_grad=True), torch.randn(20_000, CHANNELS, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        linear_cross_entropy(hidden, head, torch.arange(8)).total.backward()
+    assert types == [torch.bfloat16, torch.bfloat16]  # forward, and once again backward
+
+
 def test_a_scalar_that_depends_on_a_parameter_passes_as_it_is():
     loss = torch.ones((), requires_grad=True) * 2
     assert scalar(loss) is loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from surefoot.record import OWN, Record, Sink
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
+_CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 class Screen(Sink, Protocol):
@@ -32,19 +34,26 @@ class Said:
         self.gone = False
 
     def put(self, text: str) -> None:
-        """Write and flush; where nobody reads any more (`... | head`), be silent from then on."""
+        """Write and flush; where nobody reads any more (`... | head`, a closed window), be silent from then on."""
         if self.gone:
             return
+        stream = self.stream or sys.stdout
+        encoding = stream.encoding or "utf-8"  # a StringIO has none
         try:
-            print(text, end="", file=self.stream or sys.stdout, flush=True)
-        except BrokenPipeError:
+            print(text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True)
+        except OSError as problem:
+            if problem.errno not in (errno.EPIPE, errno.EIO):
+                raise
             self.gone = True
             if self.stream is None:  # or Python would try to flush it once more at exit, and complain
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Console:
-    """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each."""
+    """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each.
+
+    The newest record of training is brought out by the next message too, so that an end or a warning has its numbers above it.
+    """
 
     fresh_line = "\n"
 
@@ -52,55 +61,90 @@ class Console:
         self.length, self.now = length, now
         self.said = Said(stream)
         self.printed_at: float | None = None
+        self.held: Record | None = None  # of training, newer than what was printed
 
     def write(self, record: Record) -> None:
         """Print one record."""
         kind, step = record["kind"], record["step"]
         if kind == "train":
-            if step < self.length and self.printed_at is not None and self.now() - self.printed_at < _BETWEEN_S:
-                return
-            self.printed_at = self.now()
-            shown = [
-                f"{name}={number(record[name])}"
-                for name in _SHOWN
-                if name in record and not (name == "skipped" and not record[name])
-            ]
-            users = [f"{name}={number(value)}" for name, value in record.items() if name not in OWN]
-            left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
-            self.say(" ".join([f"step={step}/{self.length}", *shown, *users, *left]))
+            self.held = record
+            if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
+                self._print_held()
         elif kind == "scores":
-            values = [f"{name}={number(value)}" for name, value in record.items() if "/" in name]
-            self.say(" ".join([f"step={step}/{self.length}", *values]))
+            values = [f"{in_line(name)}={number(value)}" for name, value in record.items() if "/" in name]
+            self._print(" ".join([f"step={step}/{self.length}", *values]))
         elif kind == "sample":
-            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
+            self._print(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
         """Print a line of prose."""
-        self.said.put(f"{text}\n")
+        self._print_held()
+        self._print(text)
 
     def doing(self, what: str) -> None:
         """Nothing: lines tell of what was done."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Print what was held back."""
+        self._print_held()
+
+    def _print_held(self) -> None:
+        record, self.held = self.held, None
+        if record is None:
+            return
+        self.printed_at = self.now()
+        shown = [
+            f"{name}={number(record[name])}"
+            for name in _SHOWN
+            if name in record and not (name == "skipped" and not record[name])
+        ]
+        users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
+        left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
+        self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))
+
+    def _print(self, text: str) -> None:
+        self.said.put(f"{visible(text)}\n")
 
 
-def screen(length: int) -> Screen:
-    """The live view where standard output is a terminal that can redraw a line, else plain lines."""
-    if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        from surefoot.sinks.terminal import Terminal
+def screen(length: int, stream: TextIO | None = None) -> Screen:
+    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines.
 
-        return Terminal(length)
-    return Console(length)
+    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
+    """
+    shown = stream or sys.stdout
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    if shown is None or not shown.isatty() or plain:
+        return Console(length, stream)
+    from surefoot.sinks.terminal import Terminal
+
+    return Terminal(length, stream)
+
+
+def visible(text: str) -> str:
+    """Text in which nothing commands the terminal: a model may write anything.
+
+    >>> visible("so it\\x1b[2J goes\\n")
+    'so it\ufffd[2J goes\\n'
+    """
+    return text.replace("\r\n", "\n").translate(_CONTROL)
+
+
+def in_line(name: str) -> str:
+    """A name as a part of one line.
+
+    >>> in_line("two\\nlines")
+    'two lines'
+    """
+    return " ".join(visible(name).split())
 
 
 def number(value: float) -> str:
-    """A number to four or five significant digits, never rounded to 0.
+    """A number to five significant digits, whole where it is an integer or above 10,000; never rounded to 0, never long.
 
-    >>> number(0.00003), number(2.34567), number(51234.0), number(float("nan"))
-    ('3e-05', '2.3457', '51234', 'nan')
+    >>> number(0.00003), number(2.34567), number(51234.0), number(1e30), number(float("nan"))
+    ('3e-05', '2.3457', '51234', '1e+30', 'nan')
     """
-    if isinstance(value, int) or abs(value) >= 10000:
+    if abs(value) < 1e9 and (isinstance(value, int) or abs(value) >= 10000):
         return f"{value:.0f}"
     return f"{value:.5g}"
 
