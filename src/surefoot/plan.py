@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.data.samples import rows
 from surefoot.evaluate import scored
 from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
@@ -230,36 +231,29 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
 
 
 def _halves(whole: MicroBatch, parts: Parts) -> list[MicroBatch] | None:
-    rows = len(whole.ids)
-    count = parts.supply.count or len_of_first
-    if rows < 2:
+    size = len(whole.ids)
+    count = parts.supply.count or rows
+    if size < 2:
         return None
-    cut = rows // 2
+    cut = size // 2
     made = []
-    for chosen_rows in (slice(0, cut), slice(cut, rows)):
-        batch = _part(whole.batch, chosen_rows, rows)
+    for chosen_rows in (slice(0, cut), slice(cut, size)):
+        batch = _part(whole.batch, chosen_rows, size)
         if batch is None:
             return None
         made.append(MicroBatch(batch, count(batch), 0, whole.ids[chosen_rows], whole.epochs[chosen_rows]))
     return made
 
 
-def len_of_first(batch: Any) -> int:
-    """How many rows the first tensor of a batch has: what is counted where nothing else is said."""
-    while not isinstance(batch, Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    return len(batch)
-
-
-def _part(batch: Any, chosen_rows: slice, rows: int) -> Any:
+def _part(batch: Any, chosen_rows: slice, size: int) -> Any:
     """The same nest with those rows of every tensor; None where something in it is no tensor of so many rows."""
     if isinstance(batch, Tensor):
-        return batch[chosen_rows] if batch.ndim and len(batch) == rows else None
+        return batch[chosen_rows] if batch.ndim and len(batch) == size else None
     if isinstance(batch, dict):
-        cut = {key: _part(value, chosen_rows, rows) for key, value in batch.items()}
+        cut = {key: _part(value, chosen_rows, size) for key, value in batch.items()}
         return None if any(value is None for value in cut.values()) else cut
     if isinstance(batch, list | tuple):
-        pieces = [_part(value, chosen_rows, rows) for value in batch]
+        pieces = [_part(value, chosen_rows, size) for value in batch]
         if any(piece is None for piece in pieces):
             return None
         return type(batch)(*pieces) if hasattr(batch, "_fields") else type(batch)(pieces)
