@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -41,8 +42,11 @@ def header(parts: Parts) -> str:
     return "\n".join(lines)
 
 
-def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float]) -> str:
-    """How a sitting ended, with its first and last scores, a sentence on how it went, and the commands to type next."""
+def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float], skipped: int) -> str:
+    """How a sitting ended, a sentence on how it went, and the commands to type next.
+
+    `first` are its first scores with their step, `scores` its last ones; `skipped` counts the steps it is known not to have applied.
+    """
     length, step, watch = parts.length, parts.state.step, parts.whole.watch
     if step >= length.steps:
         how = f"finished: {step:,} steps"
@@ -51,16 +55,12 @@ def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float]) -
     else:
         how = f"stopped at step {step:,} of {length.steps:,}"
     lines = [how, *_by_split(scores)]
-    if watch is not None and watch.value is not None and watch.step != step:
+    best_is_older = watch is not None and watch.value is not None and watch.step != step
+    if watch is not None and watch.value is not None and best_is_older:
         lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
-    lines += _how_it_went(parts, first, scores)
-    if parts.directory is not None and not parts.finished:
-        lines.append(f"saved; go on with:  {resume_command(parts.directory)}")
-    elif parts.directory is not None and _by_command():
-        path = shlex.quote(str(parts.directory.path))
-        lines.append(f"score it again:  surefoot evaluate {path}")
-        if TOKENIZER in parts.files:
-            lines.append(f"let it write:  surefoot predict {path}")
+    lines += _how_it_went(parts, first, scores, skipped)
+    if parts.directory is not None:
+        lines += _next_commands(parts, parts.directory, best=best_is_older)
     return "\n".join(lines)
 
 
@@ -73,10 +73,13 @@ def finished(parts: Parts) -> str:
 
 
 def resume_command(directory: RunDirectory) -> str:
-    """What to type to go on with the run in a directory."""
+    """What to type to go on with the run in a directory; for code that no command can start again, just that."""
     if _by_command():
         return f"surefoot resume {shlex.quote(str(directory.path))}"
-    return f"python {shlex.join(sys.argv)}"
+    program = Path(sys.argv[0]).name
+    if program in ("", "-", "-c", "ipykernel_launcher.py"):  # typed in, or a notebook
+        return "the same code again"
+    return shlex.join(["python", *sys.orig_argv[1:]])  # unlike sys.argv it has the interpreter's -m
 
 
 def standing(parts: Parts) -> str:
@@ -131,19 +134,55 @@ def _by_split(scores: dict[str, float]) -> list[str]:
     return [f"  {split:<{wide}}  {', '.join(shown)}" for split, shown in splits.items()]
 
 
-def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> list[str]:
-    """One sentence from what is known: how the watched score moved in this sitting, and where the time of the run went."""
+def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float], skipped: int) -> list[str]:
+    """One sentence from what is known: how a score moved in this sitting, and where the time of all sittings went."""
     watch = parts.whole.watch
-    told: list[str] = []
-    if watch is not None and watch.score in scores and scores[watch.score] != first.get(watch.score):
-        before, after = first[watch.score], scores[watch.score]
-        way = "fell" if after < before else "rose"
-        told.append(f"{watch.score} {way} from {number(before)} at step {first['step']:.0f} to {number(after)}")
+    told = [] if not scores else _moved(watch.score if watch is not None else next(iter(scores)), first, scores)
+    if skipped:
+        told.append(
+            f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
+        )
     spent = parts.whole.clock.state()["total_s"]
-    names = {"training": "training", "waiting": "waiting for data", "evaluating": "evaluating", "saving": "saving"}
-    times = [(name, float(spent.get(phase, "0"))) for phase, name in names.items()]
-    shown = ", ".join(f"{duration(took_s)} {name}" for name, took_s in times if took_s >= 1)
-    return ["; ".join([*told, *([shown] if shown else [])])] if told or shown else []
+    names = {
+        "training": "training",
+        "waiting": "waiting for data",
+        "evaluating": "evaluating",
+        "saving": "saving",
+        "user": "your own code",
+    }
+    times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
+    parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
+    if parted:
+        told.append(", ".join(parted))
+    return ["; ".join(told)] if told else []
+
+
+def _moved(score: str, first: dict[str, float], scores: dict[str, float]) -> list[str]:
+    """How one score changed since the first of this sitting; nothing where it was taken once.
+
+    >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
+    ['a/loss fell from 2 at step 5 to 1.5']
+    """
+    before, after = first.get(score, math.nan), scores.get(score, math.nan)
+    if math.isnan(after):
+        return [f"{score} is not a number"]
+    if math.isnan(before) or before == after:
+        return []
+    return [
+        f"{score} {'fell' if after < before else 'rose'} from {number(before)} at step {first['step']:.0f} to {number(after)}"
+    ]
+
+
+def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool) -> list[str]:
+    path = shlex.quote(str(directory.path))
+    if not parts.finished:
+        return [f"saved; go on with:  {resume_command(directory)}"]
+    lines = [f"see its curves:  tensorboard --logdir {shlex.quote(str(directory.path / 'tensorboard'))}"]
+    if _by_command():
+        lines.append(f"score it again:  surefoot evaluate {path}{' --checkpoint best' if best else ''}")
+        if TOKENIZER in parts.files:
+            lines.append(f"let it write:    surefoot predict {path}")
+    return lines
 
 
 def _by_command() -> bool:

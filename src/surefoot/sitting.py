@@ -45,6 +45,7 @@ class Sitting:
         self.asked_to_stop = False
         self.scores: dict[str, float] = {}  # the last ones
         self.first_scores: dict[str, float] = {}  # of this sitting, with their step
+        self.skipped = 0  # steps, as far as the records tell
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Sitting:
             parts.doing("saving")
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
         if self.state.step > self.first_step or self.signals.stop is not None:
-            parts.say(narration.ending(parts, first=self.first_scores, scores=self.scores))
+            parts.say(narration.ending(parts, first=self.first_scores, scores=self.scores, skipped=self.skipped))
 
     def _report(self, problem: Exception, directory: RunDirectory) -> None:
         if self.parts.saving is not None:
@@ -172,6 +173,7 @@ class Sitting:
         self.feed.start(self.state.step)
         self.looped_at = time.monotonic()
         self.whole.clock.start()
+        parts.doing("training")
         try:
             yield from steps(
                 parts.task,
@@ -255,6 +257,7 @@ class Sitting:
         step_s = (time.monotonic() - self.looped_at) / max(self.state.step - self.first_step, 1)
         values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
         self.write({"kind": "train", "step": self.state.step, **values, **times})
+        self.skipped += len(window.skipped)
         self.whole.bad_steps.saw(window.skipped, done=self.state.step)
         if divergence.latched(self.state, self.parts.task.max_bad_steps):
             raise divergence.ended(self.parts, self._packed, protected=self._best)

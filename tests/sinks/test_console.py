@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 from surefoot.sinks import Console
@@ -54,3 +54,29 @@ def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> Non
 def test_plain_lines_hold_no_escape() -> None:
     record = {"kind": "scores", "step": 20, "held-out/loss": float("nan")}
     assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 held-out/loss=nan", "step=100/100 loss=2.5"]
+
+
+def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
+    stream = StringIO()
+    console = Console(100, stream, now=lambda: 0.0)
+    for record in (train(10), train(20), train(30)):
+        console.write(record)
+    console.say("warning: something")
+    console.write(train(40))
+    console.close()
+    console.close()
+    found = [line.split()[0] for line in stream.getvalue().splitlines()]
+    assert found == ["step=10/100", "step=30/100", "warning:", "step=40/100"]
+
+
+def test_a_record_is_one_line_and_commands_nothing() -> None:
+    assert lines(train(10, **{"two\nlines": 1e300, "\x1b[31mred": 1.0}), at=(0.0,)) == [
+        "step=10/100 loss=2.5 two lines=1e+300 \ufffd[31mred=1"
+    ]
+
+
+def test_letters_that_the_stream_does_not_have_end_no_run() -> None:
+    stream = TextIOWrapper(BytesIO(), encoding="latin-1")
+    Console(100, stream).say("na\u00efve \u5bbd")
+    stream.seek(0)
+    assert stream.read().encode("latin-1") == b"na\xefve ?\n"

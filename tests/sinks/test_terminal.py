@@ -1,57 +1,29 @@
-"""The live view, read off the screen of a terminal emulator; a real pseudo-terminal where processes and signals matter; 15 seconds."""
+"""The live view, read off the screen of a terminal emulator; a real pseudo-terminal where processes and signals matter; 17 seconds."""
 
 from __future__ import annotations
 
 import os
 import re
-import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyte
 import pytest
 
+from sinks.in_terminal import LIVE, Process, Screen, Warm, environment
+from surefoot import sinks
 from surefoot.sinks.terminal import Terminal
-
-
-class Screen:
-    """A terminal of some size that a `Terminal` writes to, and that can be read like one."""
-
-    encoding = "utf-8"
-
-    def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        self.columns, self.raw = columns, ""
-        self.screen = pyte.HistoryScreen(columns, rows, history=10_000)
-        self.screen.set_mode(pyte.modes.LNM)  # a line end starts a new line, as terminals are set
-        self.feed = pyte.Stream(self.screen)
-
-    def write(self, text: str) -> int:
-        self.raw += text
-        self.feed.feed(text)
-        return len(text)
-
-    def flush(self) -> None: ...
-
-    def isatty(self) -> bool:
-        return True
-
-    @property
-    def lines(self) -> list[str]:
-        """All that was ever on it, scrolled away or not, without empty lines."""
-        gone = ["".join(row[column].data for column in range(self.columns)) for row in self.screen.history.top]
-        return [line.rstrip() for line in [*gone, *self.screen.display] if line.strip()]
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ("NO_COLOR", "FORCE_COLOR", "LINES"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "LINES", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -85,7 +57,7 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     rows = [line.split() for line in screen.lines[1:-1]]
     assert [row[0] for row in rows] == [str(step) for step in steps]
     assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
-    assert screen.lines[-1].startswith("━━━━━━━━━━━━━━━━ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51")
+    assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51  15.4k/s")
 
 
 def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
@@ -94,17 +66,37 @@ def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
     assert sum("━" in line for line in screen.lines) == 1
 
 
-@pytest.mark.parametrize("columns", [20, 40, 79, 80, 200])
-def test_no_line_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [10, 20, 40, 79, 80, 200])
+def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    own = {"a_value_with_a_rather_long_name": 1.0, "another_one": 123456.789}
-    more = {f"a split with a long name/and a long score {number}": 1e-9 for number in range(5)}
-    screen = shown(train(10, **own), scores(10), scores(20, **more), train(30, **own), columns=columns, rows=50)
-    live = [line for line in screen.lines if "━" in line]
-    assert len(live) == 1
-    assert max(len(line) for line in live) < columns
-    tables = [line for line in screen.lines if "3.3654" in line]
-    assert len(tables) == 2 or columns < 40
+    own = {"a_value_with_a_rather_long_name": 1.0, "two\nlines": 123456.789, "wide 宽宽宽宽": 1e300}
+    screen = shown(train(10, **own), train(20, loss=1e300, norm=float("inf"), **own), columns=columns)
+    assert len(screen.lines) == 1
+    assert screen.screen.cursor.x <= columns - 3
+
+
+@pytest.mark.parametrize("columns", [40, 79, 80, 200])
+def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    values = (1e300, -1.23456e-100, float("nan"), 123456.789, -float("inf"))
+    more = {f"split {number}/宽 score": value for number, value in enumerate(values)}
+    screen = Screen(columns)
+    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal.write(train(10, loss=1e300))
+    terminal.write(scores(10))
+    terminal.write({"kind": "scores", "step": 20, **more})
+    assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == ["10", "20"]
+    rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or "train loss" in line]
+    assert [row.split()[-1] for row in rows] == ["time", "0s", "time", "0s"]  # nothing of them has wrapped
+
+
+def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
+    terminal.write(train(19_999, loss=2.34567, learning_rate=4.98e-5, norm=0.512, targets_per_s=123456.0, left_s=5040))
+    assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
 
 
 def test_scores_for_which_there_is_no_room_are_named() -> None:
@@ -135,27 +127,50 @@ def test_prose_and_samples_stand_above_the_live_line() -> None:
     assert len(screen.lines) == 4
 
 
-def test_what_takes_long_is_named_until_the_next_record() -> None:
+@pytest.mark.parametrize(
+    "record",
+    [train(20), scores(10), {"kind": "sample", "step": 10, "text": "so it goes"}],
+    ids=lambda held: held["kind"],
+)
+def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) -> None:
     screen = Screen()
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
     terminal.write(train(10))
     terminal.doing("evaluating held-out")
     assert screen.lines[-1].endswith("10/100  evaluating held-out")
-    terminal.write(scores(10))
-    assert "evaluating" not in screen.lines[-1]
+    terminal.write(record)
+    assert "evaluating" not in "".join(screen.lines)
+
+
+def test_what_a_model_writes_does_not_command_the_terminal() -> None:
+    screen = shown(train(10), {"kind": "sample", "step": 10, "text": "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"})
+    assert screen.lines[:4] == ["--- sample at step 10 ---", "so\ufffd[2J it\ufffd[?25l\ufffdgoes", "on\ufffd2J", "---"]
+    assert not screen.screen.cursor.hidden
+
+
+def test_a_terminal_that_knows_few_letters_gets_others() -> None:
+    screen = Screen(encoding="latin-1")
+    terminal = Terminal(100, screen)  # type: ignore[arg-type]
+    terminal.write(train(50))
+    terminal.say("宽")
+    assert screen.lines[0] == "?"
+    assert screen.lines[1].startswith("######----- 50/100")
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"JPY_PARENT_PID": "1"}])
+def test_plain_lines_go_where_a_line_cannot_be_redrawn(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(sinks.screen(100, Screen()), Terminal)  # type: ignore[arg-type]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(sinks.screen(100, Screen()), sinks.Console)  # type: ignore[arg-type]
 
 
 def test_skipped_steps_stand_out() -> None:
     screen = shown(train(10, skipped=2, loss=float("nan"), loss_of_applied=1.5))
     assert "2 skipped  loss 1.5" in screen.lines[-1]
     assert "\x1b[31m" in screen.raw
-
-
-def test_without_colour_there_is_none_and_still_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    screen = shown(train(10, skipped=1), scores(10), train(20))
-    assert re.findall(r"\x1b\[[0-9;]*m", screen.raw) in ([], re.findall(r"\x1b\[(?:0|1|2)m", screen.raw))
-    assert sum("━" in line for line in screen.lines) == 1
 
 
 def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() -> None:
@@ -167,121 +182,248 @@ def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() 
 
 # --- processes in a pseudo-terminal ------------------------------------------------------------------------------------
 
-PROGRAM = """
-import sys, time
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-import small_runs, surefoot as sf
+RUN = """
+import hashlib, os, signal, time
+import small_runs
 
-slow = {slow}
+def build(**changes):
+    return small_runs.build({out!r}, console=True, log_every="1 steps", **changes)
+
+def slow_call():  # one call of about two seconds, in which Python runs no handler
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000)
+"""
+
+SLOW_STEP = """
+passes = [0]
 def loss(model, batch):
-    if slow:
-        time.sleep(0.05)
+    passes[0] += model.training
+    if passes[0] == 5 and model.training:
+        slow_call()
     return small_runs.loss(model, batch)
 
-run = small_runs.build({out!r}, console=True, loss=loss, log_every="1 steps", length="{length} steps")
-with run:
+with build(loss=loss, length="2000 steps") as run:
     for step in run:
-        if step.index == {fail_at}:
-            raise ValueError("a mistake of the user's own")
+        step.log(a_value=1.2345, another=5.4321, the_third_one=6.789)  # the live line is full
+"""
+
+SLOW_EVALUATION = """
+calls = [0]
+def loss(model, batch):
+    calls[0] += not model.training
+    if calls[0] == 1 and not model.training:
+        slow_call()
+    return small_runs.loss(model, batch)
+
+build(loss=loss, length="2000 steps").train()
+"""
+
+SLEEPING_STEP = """
+passes = [0]
+def loss(model, batch):
+    passes[0] += model.training
+    if passes[0] == 5 and model.training:
+        time.sleep(3)
+    return small_runs.loss(model, batch)
+
+build(loss=loss, length="2000 steps").train()
+"""
+
+SHORT_STEPS = """
+def loss(model, batch):
+    time.sleep(0.01)
+    return small_runs.loss(model, batch)
+
+build(loss=loss, length="2000 steps").train()
 """
 
 
-class Process:
-    """A Python program in a pseudo-terminal."""
-
-    def __init__(self, program: str, **environment: str) -> None:
-        self.screen = Screen()
-        main, side = os.openpty()
-        self.main = main
-        names = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=side,
-            stdout=side,
-            stderr=side,
-            env=names | {"TERM": "xterm", "COLUMNS": "80", **environment},
-            start_new_session=True,
-        )
-        os.close(side)
-
-    def read(self, seconds: float) -> bool:
-        """Feed what comes within this time to the screen; false at the end of it all."""
-        ready, _, _ = select.select([self.main], [], [], seconds)
-        if not ready:
-            return True
-        try:
-            data = os.read(self.main, 65536)
-        except OSError:
-            return False
-        self.screen.write(data.decode(errors="replace").replace("\r\n", "\n"))
-        return bool(data)
-
-    def until(self, text: str, seconds: float = 30.0) -> float:
-        """Seconds until `text` was on the screen."""
-        begun = time.monotonic()
-        while text not in self.screen.raw:
-            assert time.monotonic() - begun < seconds, self.screen.lines
-            assert self.read(0.02), self.screen.lines
-        return time.monotonic() - begun
-
-    def end(self) -> int:
-        while self.read(20.0):
-            pass
-        return self.process.wait()
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with Warm() as process:
+        yield process
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Any]:
+def started(warm: Warm, tmp_path: Path) -> Iterator[Callable[..., Process]]:
     processes: list[Process] = []
 
-    def start(*, slow: bool = False, length: int = 12, fail_at: int = -1, **environment: str) -> Process:
-        tests = str(Path(__file__).parents[1])
-        program = PROGRAM.format(tests=tests, slow=slow, length=length, fail_at=fail_at, out=str(tmp_path / "run"))
-        processes.append(Process(program, **environment))
+    def start(program: str, *, columns: int = 80, **variables: str) -> Process:
+        whole = RUN.format(out=str(tmp_path / "run")) + program
+        processes.append(Process(warm, whole, columns=columns, environment=variables))
         return processes[-1]
 
     yield start
     for process in processes:
-        process.process.kill()
-        process.process.wait()
-        os.close(process.main)
+        process.close()
 
 
-def test_a_run_in_a_terminal_leaves_its_head_its_table_and_its_end(started: Any) -> None:
-    process = started()
+def assert_sane(process: Process) -> None:
+    """No live line is left, and what comes next stands at the begin of a line, with a cursor."""
+    assert not any(LIVE.search(line) for line in process.screen.lines), process.screen.lines
+    assert process.screen.screen.cursor.x == 0
+    assert "\x1b[?25l" not in process.screen.raw
+
+
+def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Process]) -> None:
+    process = started("build(length='12 steps').train()")
     assert process.end() == 0
     lines = process.screen.lines
     assert [line.split()[0] for line in lines[:5]] == ["model", "data", "plan", "device", "out"]
     table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
     assert [line.split()[0] for line in lines[table : table + 4]] == ["step", "5", "10", "12"]
     assert lines[table + 4].startswith("finished: 12 steps")
-    assert "━" not in "".join(lines)
+    assert "held-out/loss fell from" in " ".join(lines) or "held-out/loss rose from" in " ".join(lines)
+    assert_sane(process)
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}])
-def test_a_dumb_terminal_gets_plain_lines(started: Any, environment: dict[str, str]) -> None:
-    process = started(**environment)
+def test_a_process_that_was_not_forked_shows_the_same(tmp_path: Path) -> None:
+    """Python's own end (streams flushed, threads joined) is not that of the forks of the other tests."""
+    main, side = os.openpty()
+    program = RUN.format(out=str(tmp_path / "run")) + "build(length='12 steps').train()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=side, stderr=side, env=environment())
+    os.close(side)
+    data = b""
+    with suppress(OSError):  # the end of a terminal that nobody has open any more
+        while new := os.read(main, 65536):
+            data += new
+    assert process.wait() == 0
+    os.close(main)
+    screen = Screen()
+    screen.write(data.decode().replace("\r\n", "\n"))
+    assert [line.split()[0] for line in screen.lines if line.endswith("0s")] == ["5", "10", "12"]
+
+
+def test_a_dumb_terminal_gets_plain_lines(started: Callable[..., Process]) -> None:
+    process = started("build(length='12 steps').train()", TERM="dumb")
     assert process.end() == 0
     assert "\x1b" not in process.screen.raw
     assert any(line.startswith("step=12/12 loss=") for line in process.screen.lines)
 
 
-def test_ctrl_c_is_answered_within_a_second_on_a_line_of_its_own(started: Any) -> None:
-    process = started(slow=True, length=2000)
-    process.until("norm")
-    os.killpg(process.process.pid, signal.SIGINT)
+def test_without_colour_there_is_none_and_still_a_live_line(started: Callable[..., Process]) -> None:
+    process = started("build(length='12 steps').train()", NO_COLOR="1")
+    assert process.end() == 0
+    assert set(re.findall(r"\x1b\[([0-9;]*)m", process.screen.raw)) <= {"0", "1", "2"}  # bold and dim are no colours
+    assert "━" in process.screen.raw
+
+
+def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: Callable[..., Process]) -> None:
+    process = started(SHORT_STEPS, columns=120)
+    process.until(" 2/2000")
+    process.resize(40)
+    process.screen.raw = ""
+    process.until("12/2000")
+    process.press(b"\x03")
+    assert process.end() == 130
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", process.screen.raw)
+    drawn = [line.split("\n")[0] for line in plain.split("\r\x1b[2K")[3:]]  # the first may be older than the change
+    assert max(len(line) for line in drawn if "loss " in line) <= 37
+
+
+@pytest.mark.parametrize(
+    ("program", "begun"),
+    [(SLOW_STEP, " 2/2000"), (SLOW_EVALUATION, "evaluating held-out"), (SHORT_STEPS, " 2/2000")],
+    ids=["step", "evaluation", "short steps"],
+)
+def test_ctrl_c_is_answered_within_a_second_on_a_line_of_its_own(
+    program: str, begun: str, started: Callable[..., Process]
+) -> None:
+    process = started(program)
+    process.until(begun)
+    time.sleep(0.2)  # what is slow has begun
+    process.press(b"\x03")
     assert process.until("finishing this step, then saving") < 1.0
     assert process.end() == 130
     (said,) = [line for line in process.screen.lines if "finishing this step" in line]
     assert said == "Ctrl-C: finishing this step, then saving; once more ends at once"
-    assert "saved; go on with:" in process.screen.raw
-    assert "━" not in "".join(process.screen.lines)
+    assert "saved; go on with:  " in process.screen.raw
+    assert not any("^" in line for line in process.screen.lines)
+    assert_sane(process)
 
 
-def test_an_error_stands_on_a_line_of_its_own(started: Any) -> None:
-    process = started(fail_at=7)
+def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(started: Callable[..., Process]) -> None:
+    process = started(SLEEPING_STEP)
+    process.until(" 2/2000")
+    time.sleep(0.2)
+    process.press(b"\x03")
+    process.until("finishing this step")
+    process.press(b"\x03")
+    assert process.end() == 130
+    assert "Ctrl-C again: ending at once; the newest checkpoint is of step 0" in " ".join(process.screen.lines)
+    assert_sane(process)
+
+
+def test_what_the_user_prints_stands_on_lines_of_its_own(started: Callable[..., Process]) -> None:
+    process = started(
+        """
+import sys
+with build(length="12 steps") as run:
+    for step in run:
+        if step.scores:
+            print("the user's", step.index)
+        if step.index == 6:
+            print("no end", end="")
+        if step.index == 8:
+            print("an error", file=sys.stderr)
+print("after it")
+"""
+    )
+    assert process.end() == 0
+    lines = process.screen.lines
+    assert {"the user's 4", "the user's 9", "the user's 11", "no end", "an error"} <= set(lines)
+    assert lines[-1] == "after it"
+    assert_sane(process)
+
+
+def test_an_error_stands_on_a_line_of_its_own(started: Callable[..., Process]) -> None:
+    process = started(
+        """
+with build(length="12 steps") as run:
+    for step in run:
+        if step.index == 7:
+            raise ValueError("a mistake of the user's own")
+"""
+    )
     assert process.end() == 1
     assert "Traceback (most recent call last):" in process.screen.lines
     assert process.screen.lines[-1] == "ValueError: a mistake of the user's own"
+    assert_sane(process)
+
+
+def test_a_signal_to_a_forked_child_is_not_answered_by_its_parent(started: Callable[..., Process]) -> None:
+    process = started(
+        """
+with build(length="12 steps") as run:
+    for step in run:
+        if step.index == 3:
+            child = os.fork()
+            if child == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0)
+            os.waitpid(child, 0)
+"""
+    )
+    assert process.end() == 0
+    assert "SIGTERM" not in process.screen.raw
+
+
+def test_a_run_whose_reader_has_ended_with_the_same_ctrl_c_is_saved(
+    started: Callable[..., Process], tmp_path: Path
+) -> None:
+    """`python train.py 2>&1 | tee log`"""
+    process = started(
+        """
+reader, writer = os.pipe()
+for number in (1, 2):
+    os.dup2(writer, number)
+os.close(writer)
+with build(length="2000 steps") as run:
+    for step in run:
+        if step.index == 5:
+            os.close(reader)
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+    )
+    assert process.end() == 130
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*")).name
+    assert newest in ("step-00000006", "step-00000007")

@@ -19,8 +19,9 @@ _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 class Screen(Sink, Protocol):
     """Where a person reads what a run does."""
 
-    fresh_line: str
-    """What a message must begin with that is written past it, to stand on a line of its own."""
+    @property
+    def fresh_line(self) -> str:
+        """What a message must begin with that is written past it, to stand on a line of its own."""
 
     def say(self, text: str) -> None: ...  # noqa: D102
     def doing(self, what: str) -> None: ...  # noqa: D102

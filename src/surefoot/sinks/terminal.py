@@ -154,7 +154,7 @@ class Terminal:
             lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
             if len(shown) < len(values):
                 lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
-        loss = "" if self.train is None else _loss(self.train)
+        loss = "" if self.train is None or "loss" not in self.train else _loss(self.train)
         cells = [str(record["step"]).rjust(step), loss.rjust(len("train loss"))]
         cells += [values[name].rjust(wide[name]) for name in shown]
         lines.append(_GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)]))
@@ -198,9 +198,7 @@ def _values(record: Record) -> list[tuple[str, str]]:
 
 def _loss(record: Record) -> str:
     """Of the steps that were applied."""
-    return (
-        number(record["loss_of_applied"]) if "loss_of_applied" in record else number(record.get("loss", float("nan")))
-    )
+    return number(record["loss_of_applied"] if "loss_of_applied" in record else record["loss"])
 
 
 def _short(value: float) -> str:
