@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -44,11 +44,12 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.Ca
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "gpt", "--help"]])
 def test_help_comes_in_a_fraction_of_a_second(arguments: list[str]) -> None:
-    """0.3 s is the aim; the machine that tests may be busy, so the best of three has 0.6 s."""
+    """0.3 s is the aim. Processor time, not the clock, because the machine may be busy; and twice that, for slower ones."""
     command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", *arguments]
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
+        before = os.times()
         subprocess.run(command, check=True, capture_output=True)
-        times.append(time.perf_counter() - begun)
+        after = os.times()
+        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(times) < 0.6

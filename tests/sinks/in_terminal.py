@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,6 +150,9 @@ def serve() -> None:
 
     import small_runs
 
+    import_module("torch._dynamo")  # the first optimizer does, in a second
+    import_module("surefoot.sinks.terminal")
+    import_module("rich.console")
     torch.set_num_threads(1)
     assert writer
     assert small_runs.sf.Run.__name__ == "Run"
