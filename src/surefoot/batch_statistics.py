@@ -44,7 +44,9 @@ class BatchStatistics:
             return
         self.passes += 1
         changes = [
-            now.detach() - before if now.is_floating_point() else now
+            torch.where(now == before, 0.0, now.detach() - before)
+            if now.is_floating_point()
+            else now  # inf - inf is NaN
             for now, before in zip(self._buffers(), self.before, strict=True)
         ]
         if self.passes == 1:
@@ -63,7 +65,7 @@ class BatchStatistics:
         for buffer, before, change in zip(self._buffers(), self.before, self.changes, strict=True):
             # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
             averaged = self.passes > 1 and buffer.is_floating_point()
-            after = before + change / self.passes if averaged else buffer.detach()
+            after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
             buffer.detach().copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
 

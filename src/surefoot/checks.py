@@ -64,8 +64,8 @@ def check_settings(
         for name, text in (settings | {"keep_every": keep_every}).items():
             check(partial(every, text, length=whole, setting=name))
         check(lambda: every(save_every, length=whole, time=True, setting="save_every"))
-        in_steps = run_length(length, samples_per_epoch=2 * samples, batch_size=size) == whole.steps
-        if schedule is not None and in_steps:
+        known = run_length(length, samples_per_epoch=2 * samples, batch_size=size) == whole.steps
+        if schedule is not None and known and "epoch" not in str(schedule.described()):
             check(lambda: schedule.resolved(whole))
     if stop_after is not None:
         check(lambda: planned(stop_after, samples_per_epoch=samples, batch_size=size, setting="stop_after"))

@@ -23,11 +23,15 @@ def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int,
     strange = crash.strange_samples(parts.supply.again(first))
     stands = narration.standing(parts)
     if parts.saving is not None and _nothing_changed_since(parts, first):
-        parts.state.step, bad.in_a_row = first, []
+        parts.saving.writer.wait()
+        if (parts.saving.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
+            parts.state.step = first
+        bad.in_a_row = []
         for trained in parts.state.trained.values():
             trained.bad_in_a_row.zero_()
-        parts.saving.finish(first, packed, protected=protected)
-        stands = f"weights are those after step {first}, saved as {parts.saving.store.path(first)}"
+        parts.saving.begun_step = None  # one of this very step would still be latched
+        parts.saving.finish(parts.state.step, packed, protected=protected)
+        stands = f"weights are those after step {first}, saved as {parts.saving.store.path(parts.state.step)}"
     return DivergedError(
         narration.divergence(first, strange, stands, optimizer=parts.described["optimizer"], schedule=parts.schedule)
     )

@@ -58,7 +58,8 @@ def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(
     said = load_initial_weights(started.state.models, tmp_path / "run")
     assert "step 5" in said
     assert "step-00000008" in said
-    expected = fifth.state.models["model"].state_dict()
+    assert "(averaged weights)" in said
+    expected = fifth.state.averages["model"].model.state_dict()
     found = started.state.models["model"].state_dict()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 

@@ -188,6 +188,19 @@ def test_batch_statistics_are_the_mean_over_the_micro_batches_of_the_step(sizes:
     assert int(norm.num_batches_tracked) == 1  # it counts steps
 
 
+def test_an_infinite_buffer_that_no_pass_changes_stays_what_it_is() -> None:
+    """A mask of infinities: infinity minus infinity must not become its change."""
+
+    class Masked(Normalised):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.full((2,), -torch.inf))
+
+    run = run_of(normalised_loss, model=Masked)
+    change_and_step(run, cut(tokens(SAMPLES, seed=1, dtype=torch.float64), [4, 4, 4]))
+    assert run.state.models["model"].state_dict()["mask"].tolist() == [-torch.inf, -torch.inf]
+
+
 @pytest.mark.parametrize("sizes", [[12], [4, 4, 4]], ids=str)
 def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: list[int]) -> None:
     run = run_of(normalised_loss, model=Normalised)

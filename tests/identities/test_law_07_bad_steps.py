@@ -269,6 +269,38 @@ def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_fir
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
 
 
+@pytest.mark.parametrize("save_every", ["1 steps", "2 steps", "1000 steps"])
+def test_after_divergence_a_mended_run_goes_on_whatever_was_saved_while_it_was_latched(
+    save_every: str, tmp_path: Path
+) -> None:
+    """The loss is at fault and not the data, so that the run stays the same run when it is mended."""
+    settings: dict[str, Any] = {
+        "max_bad_steps": 1,
+        "length": "12 steps",
+        "save_every": save_every,
+        "log_every": "10 steps",
+    }
+
+    def failing(model: Any, batch: Any) -> Tensor:
+        found = loss(model, batch)
+        return found * math.nan if model.training and steps_begun[0] >= 2 * 3 else found
+
+    steps_begun = [0]
+
+    def counted(model: Any, batch: Any) -> Tensor:
+        value = failing(model, batch)
+        steps_begun[0] += 1  # two micro-batches a step: bad from step 3 on
+        return value
+
+    with pytest.raises(sf.DivergedError, match="weights are those after step 3, saved as"):
+        build(data(), loss=counted, out=tmp_path / "run", **settings).train()
+    run = build(data(), out=tmp_path / "run", **settings)
+    run.train()
+    assert run.state.step == 12
+    skipped = [line["skipped"] for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "train"]
+    assert skipped[-1] == 0
+
+
 def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"out": tmp_path / "run", "max_bad_steps": 1, "length": "6 steps"}
     for _ in range(2):

@@ -194,6 +194,24 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     assert len(said.splitlines()) <= 12
 
 
+def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path) -> None:
+    run = trained(config(path, **{"length": "60 steps", "schedule.warmup": "1 epochs"}))
+    assert 1 < run.parts.schedule.warmup < 60
+
+
+@pytest.mark.parametrize(("tokenizer", "prompt"), [("bytes", ""), ("characters", "Q")])
+def test_a_prompt_that_cannot_be_is_refused_before_training(tokenizer: str, prompt: str, path: Path) -> None:
+    with pytest.raises((sf.ConfigError, sf.DataError), match=r"sample_prompt is empty|'Q' at position 0"):
+        gpt.build(config(path, sample_prompt=prompt, **{"data.tokenizer": tokenizer}))
+
+
+def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(path: Path, tmp_path: Path) -> None:
+    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is missing"):
+        gpt.build(config(path, out=str(tmp_path / "run")))
+
+
 @pytest.mark.parametrize("name", gpt.PRESETS)
 def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str) -> None:
     asked = layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0]

@@ -75,7 +75,13 @@ def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Ma
     if (place / "model.safetensors").exists() and not (place / MANIFEST).exists():
         return _sources(place / "model.safetensors", models)
     found, said = _checkpoint(place)
-    kept = {name: found.files.get("model" if name == "model" else f"model-{name}", {}) for name in models}
+    kept = {}
+    for name in models:
+        files = [
+            kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")
+        ]  # averaged, where there are any
+        kept[name] = next((found.files[file] for file in files if file in found.files), {})
+        said += " (averaged weights)" if files[0] in found.files else ""
     aliases = found.state.get("aliases", {})
     return {
         name: {**held, **{alias: held[first] for alias, first in aliases.get(name, {}).items() if first in held}}

@@ -77,10 +77,12 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
             if Path(path).resolve().is_relative_to(run.resolve()):
                 raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
-            program = _in_file(Path(path), function)
-            if program.described["sha256"] != digest:
-                print(f"note: {path} has changed since this run began: what it goes on with may not be what it was")
-            return program
+            if Path(path).is_file() and sha256(Path(path).read_bytes()).hexdigest() != digest:
+                print(
+                    f"note: {path} has changed since this run began: what it goes on with may not be what it was",
+                    flush=True,
+                )
+            return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             import shlex
 

@@ -78,7 +78,7 @@ def evaluate(arguments: list[str]) -> None:
     rest, which = _option(arguments[1:], "--checkpoint")
     program, config = _of_run(run_path, rest, verb="surefoot evaluate RUN")
     if config is not None and "out" in flatten(config):
-        config = dataclasses.replace(config, out=None)
+        config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = _checkpoint(run_path, which)
     run = program.run() if config is None else program.run(config)
     run.load(chosen)

@@ -104,7 +104,9 @@ def cloze(
     ending = min(ending, context // 2)
     before = context - ending
     places = len(tokens) - context
-    if ending < 1 or places < choices:
+    if ending < 1:
+        raise DataError(f"context = {context}: a question needs a token before its ending: --cloze-questions 0")
+    if places < choices:
         raise DataError(
             f"{len(tokens)} tokens are too few for questions of context {context}\n"
             "  give more text to hold out, a smaller model.context, or --cloze-questions 0"

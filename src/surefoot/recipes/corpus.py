@@ -9,7 +9,7 @@ from typing import Any
 import surefoot as sf
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
-NAMES = ("bpe", "bytes", "characters", "gpt2")
+_LEAST_VOCABULARY = 257  # the bytes, and an end
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def corpus(
     if saved is not None and saved.is_file():
         made = saved_tokenizer(saved)
     elif tokenizer == "bpe":
-        made = sf.BpeTokenizer.trained(training, vocabulary=vocabulary or 2048)
+        made = sf.BpeTokenizer.trained(training, vocabulary=2048 if vocabulary is None else vocabulary)
     elif tokenizer == "characters":
         made = sf.CharacterTokenizer.of("".join(documents.values()))
     elif tokenizer == "bytes":
@@ -56,6 +56,8 @@ def corpus(
 
 def refuse_foreign_vocabulary(tokenizer: str, vocabulary: int | None) -> None:
     """Raise `ConfigError` where a size is given that the tokenizer has itself."""
+    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY and tokenizer == "bpe":
+        raise sf.ConfigError(f"data.vocabulary = {vocabulary}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
     if vocabulary is not None and tokenizer != "bpe":
         raise sf.ConfigError(
             f"data.vocabulary = {vocabulary} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"

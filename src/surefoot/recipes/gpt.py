@@ -153,6 +153,10 @@ def build(config: Config) -> sf.Run:
     )
     begun = config.out is not None and any(Path(config.out).glob("checkpoints/step-*"))
     saved = Path(config.out) / texts.TOKENIZER if config.out is not None and begun else None
+    if saved is not None and not saved.is_file() and not (Path(data.path or ".") / "tokens.json").is_file():
+        raise sf.CheckpointError(
+            f"{saved} is missing: without it nobody knows what the run's tokens mean\n  put it back"
+        )
     found = texts.corpus(
         data.path,
         tokenizer=data.tokenizer,
@@ -173,8 +177,11 @@ def build(config: Config) -> sf.Run:
     def bits_per_byte(scores: Mapping[str, float]) -> float:
         return scores["loss"] * found.targets_per_byte / math.log(2)
 
+    prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
+    if config.sample_tokens and not prompt:
+        raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
+
     def sample(model: Any) -> str:
-        prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist()
         settings: dict[str, Any] = {"count": config.sample_tokens, "context": shape.context, "temperature": 0.7}
         drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
         return str(tokenizer.decode(drawn))
@@ -243,7 +250,7 @@ def _prompt(config: Config, tokenizer: Any) -> str:
 
 
 def _cloze(config: Config, found: texts.Corpus) -> sf.Split:
-    held_out = found.held_out.arrays[-1] if isinstance(found.held_out, sf.TokenShards) else found.held_out
+    held_out = max(found.held_out.arrays, key=len) if isinstance(found.held_out, sf.TokenShards) else found.held_out
     context = config.model.context
     questions = sf.cloze(held_out, context=context, questions=config.cloze_questions, seed=config.seed)
     rows = sf.choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
