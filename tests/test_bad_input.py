@@ -205,6 +205,19 @@ def test_a_target_out_of_range_names_sample_and_step(wrong: int, run_refused: Re
     assert list((tmp_path / "run" / "crash").iterdir())
 
 
+def test_a_target_out_of_range_of_many_classes_is_named_too(run_refused: Refused) -> None:
+    """Above 16,384 classes the loss takes its logits in pieces, and torch words it otherwise."""
+    inputs, labels = data()
+    labels[17] = 20_000
+
+    def loss(model: nn.Module, batch: Any) -> sf.Mean:
+        return sf.linear_cross_entropy(batch[0], model[0].weight, batch[1])  # type: ignore[index,arg-type]
+
+    many = {"model": lambda: nn.Sequential(nn.Linear(8, 20_000)), "loss": loss, "train": (inputs, labels)}
+    assert "target 20000 is out of range at step" in (said := run_refused(3, **many, **PLAIN))
+    assert "sample 17" in said
+
+
 def batches_of(*tensors: Tensor) -> list[list[int]]:
     run = build(None, train=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
     with run:
@@ -364,7 +377,9 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     assert (found[0].step, found[1]) == (0, [])
 
 
-@pytest.mark.parametrize("name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", ""])
+@pytest.mark.parametrize(
+    "name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", "", "Config.toml", "a\\b", "a\0b", "a\nb"]
+)
 def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused: Refused, tmp_path: Path) -> None:
     assert "is no plain name" in run_refused(2, files={name: "text"})
 

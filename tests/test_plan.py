@@ -112,6 +112,25 @@ def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
 
 
+def test_a_run_that_is_there_already_is_said_to_go_on_or_not(tmp_path: Path) -> None:
+    small_runs.build(tmp_path / "run", stop_after="4 steps").train()
+    assert "holds this run at step 4: train goes on from there" in said(small_runs.build(tmp_path / "run"))
+    another = said(small_runs.build(tmp_path / "run", seed=5))
+    assert "holds a run that train would not go on with" in another
+    assert "seed was" in another
+
+
+def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    lines = plan.parameters_by_module({"a": tied(), "b": tied()})
+    numbers = [int(line.split()[-1].replace(",", "")) for line in lines]
+    assert sum(numbers[:-1]) == numbers[-1] == 30
+
+
 # --- the loss contract -------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         load_documents,
         stdlib_documents,
     )
-    from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, tokenizer_from_json
+    from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
@@ -82,6 +82,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_tokenizer",
     "load_weights",
     "losses",
     "models",
@@ -112,7 +113,7 @@ _HOME = {
         "load_documents",
         "stdlib_documents",
     ),
-    "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "tokenizer_from_json"),
+    "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
     "evaluate": ("Split", "accuracy", "perplexity"),
     "loop": ("Step", "forward_backward", "update"),

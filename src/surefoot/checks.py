@@ -17,6 +17,7 @@ from surefoot.schedules import Joined, Schedule
 from surefoot.world import one_process
 
 _MANY = 10_000  # steps in a pass, as long as nobody knows
+_NOT_WRONG = {"out", "seed", "compile", "deterministic", "early_stopping", "init"}  # whatever their value
 
 
 def check_settings(
@@ -43,9 +44,11 @@ def check_settings(
 ) -> None:
     """Raise one `ConfigError` with everything that is wrong with settings of `surefoot.Run`, whatever it is to train.
 
-    What depends on the size of the data (a length in epochs) is checked as far as that goes; `others` are not looked at.
+    What depends on the size of the data (a length in epochs) is checked as far as that goes. `others` may be the settings of
+    a recipe whose values cannot be wrong.
     """
-    del others
+    if strange := others.keys() - _NOT_WRONG:
+        raise TypeError(f"check_settings() knows no {', '.join(sorted(strange))}")
     samples = max(1, batch_size) * _MANY
     problems: list[str] = []
 

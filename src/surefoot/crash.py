@@ -19,10 +19,11 @@ from surefoot.micro_batch import MicroBatch
 def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
     """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
     text = str(problem)
-    target = re.search(r"Target (-?\d+) is out of bounds", text)
-    if isinstance(problem, IndexError) and target:
+    target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
+    samples = _samples_with(int(target[1] or target[2]), micro_batches) if target else ""
+    if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or samples):
         return DataError(
-            f"target {target[1]} is out of range at step {step}, sample {_samples_with(int(target[1]), micro_batches)}\n"
+            f"target {target[1] or target[2]} is out of range at step {step}, sample {samples or 'unknown'}\n"
             "  class numbers run from 0 to the model's outputs minus 1 (-100 is not counted)\n"
             "  mend the labels, or give the model more outputs"
         )
@@ -78,7 +79,7 @@ def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
             if whole and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
                 rows = (tensor.reshape(len(tensor), -1) == value).any(dim=1)
                 found += [int(micro_batch.ids[row]) for row in rows.nonzero().flatten().tolist()]
-    return ", ".join(str(sample) for sample in sorted(set(found))[:5]) or "unknown"
+    return ", ".join(str(sample) for sample in sorted(set(found))[:5])
 
 
 def _tensors(batch: Any) -> list[Tensor]:

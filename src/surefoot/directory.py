@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -91,7 +92,7 @@ class RunDirectory:
 def checked_files(files: Mapping[str, str]) -> dict[str, str]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
     ours = {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "crash", "report.html"}
-    wrong = [name for name in files if not name or Path(name).name != name or name.startswith(".") or name in ours]
+    wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
     if wrong:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
     return dict(files)

@@ -6,13 +6,13 @@ Shapes: B batch, T time, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError, DivergedError
+from surefoot.evaluate import evaluation_mode
 from surefoot.seeding import fold, untouched
 
 
@@ -87,7 +87,7 @@ def stream(
     generator = torch.Generator().manual_seed(seed)
     step = _Steps(model, rows=1, context=context, caching=caching)
     for _ in range(count):
-        with torch.no_grad(), untouched(), _evaluating(model):
+        with torch.no_grad(), untouched(), evaluation_mode([model]):
             logits_V = step.next_logits([held])[0]
         token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         if token == end:
@@ -129,7 +129,7 @@ def samples(
         for _ in range(count):
             if all(done):
                 break
-            with torch.no_grad(), untouched(), _evaluating(model):
+            with torch.no_grad(), untouched(), evaluation_mode([model]):
                 logits_BV = step.next_logits(rows)
             for row, logits_V in enumerate(logits_BV):
                 token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generators[row])
@@ -201,18 +201,6 @@ def _chosen(
         kept = int((before_V < top_p).sum())
         chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
     return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in its own again: a frozen part may have been in it before."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from surefoot.checkpoint.compare import refuse_another_length, refuse_differences
 from surefoot.checkpoint.format import Contents
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
@@ -73,14 +75,20 @@ class Parts:
             stopped_early=self.out_of_patience,
         )
 
-    def with_schedule(self, schedule: Schedule | Joined, *, of_steps: int) -> Parts:
-        """The same run with a schedule whose percentages are of `of_steps`, the length with which the run began."""
-        return replace(
-            self,
-            task=replace(self.task, factors=schedule.factors(self.length)),
-            schedule=schedule,
-            described=self.described | {"schedule": schedule.described(), "schedule_of_steps": of_steps},
-        )
+    def going_on_from(self, found: Contents) -> Parts:
+        """The same run as it goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
+
+        Percentages of the schedule are of the length with which the run began.
+        """
+        where, saved = f"step-{found.step:08d}", dict(found.state["described"])
+        began = replace(self.length, steps=int(saved["schedule_of_steps"]))
+        schedule = self.schedule_written.resolved(began)
+        refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
+        described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        now = json.loads(json.dumps(described))
+        refuse_differences(saved | {"length": now["length"]}, now, where=where)
+        task = replace(self.task, factors=schedule.factors(self.length))
+        return replace(self, task=task, schedule=schedule, described=described)
 
     @property
     def saved_step(self) -> int | None:

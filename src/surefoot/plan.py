@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.data.samples import rows
+from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
 from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
@@ -95,7 +96,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
     """Each direct part of each model with its type and number of parameters; a list of equal blocks is one line."""
     rows: list[tuple[str, str, int]] = []
     for name, model in models.items():
-        prefix = f"{name}." if len(models) > 1 else ""
+        prefix, first = f"{name}." if len(models) > 1 else "", len(rows)
         own = sum(parameter.numel() for parameter in model.parameters(recurse=False))
         if own or not list(model.named_children()):
             rows.append((name, type(model).__name__, own))
@@ -105,9 +106,9 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
             what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or type(child).__name__
             if numbers := _numbers(child.parameters()):
                 rows.append((f"{prefix}{part}", what, numbers))
-        tied = sum(row[2] for row in rows if row[0].startswith(prefix)) - _numbers(model.parameters())
-        if len(models) == 1 and tied > 0:
-            rows.append(("(tied, counted twice above)", "", -tied))
+        tied = sum(numbers for _, _, numbers in rows[first:]) - _numbers(model.parameters())
+        if tied > 0:
+            rows.append((f"{prefix}(tied, counted twice above)", "", -tied))
     total = sum(_numbers(model.parameters()) for model in models.values())
     frozen = total - sum(_numbers(p for p in model.parameters() if p.requires_grad) for model in models.values())
     rows.append(("all", f"{frozen:,} of them frozen" if frozen else "", total))
@@ -191,8 +192,23 @@ def chosen(parts: Parts) -> list[str]:
     """What settings that say "auto" came to."""
     return [
         f"device {parts.device}, precision {parts.whole.precision.name}",
-        f"checkpoints go to {parts.directory.path}" if parts.directory else "nothing is saved: no out was given",
+        *_directory(parts),
     ]
+
+
+def _directory(parts: Parts) -> list[str]:
+    """Where checkpoints go, and whether a run is there already."""
+    if parts.directory is None or parts.saving is None:
+        return ["nothing is saved: no out was given"]
+    path = parts.directory.path
+    try:
+        found = parts.saving.newest()
+        if found is None:
+            return [f"checkpoints go to {path}"]
+        parts.going_on_from(found)
+    except CheckpointError as problem:
+        return [f"{path} holds a run that train would not go on with:", *str(problem).splitlines()]
+    return [f"{path} holds this run at step {found.step:,}: train goes on from there"]
 
 
 def loss_contract(parts: Parts) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ beginning and at the end in `sitting.py`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from surefoot import assembly, snapshot
 from surefoot.assembly import Built, Model
+from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings
@@ -184,6 +186,7 @@ class Run:
                 "compile": compile,
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
+                "init": None if init is None else str(init),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
                 "data": {**(data_settings or {}), "plan": plan.described(), **fingerprint(train)},
             },
@@ -282,6 +285,11 @@ class Run:
         """Write a checkpoint now, in the background; the step counts as made."""
         self._open("run.save()").save()
 
-    def load(self, found: Contents) -> None:
-        """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may."""
+    def load(self, found: Contents) -> list[str]:
+        """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
+
+        Returns a line for each thing in which this run's data are not the checkpoint's.
+        """
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
+        now = json.loads(json.dumps(self.parts.described["data"]))
+        return differences({"data": found.state["described"]["data"]}, {"data": now})

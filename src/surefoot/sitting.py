@@ -6,7 +6,6 @@ signal handlers, torch's settings) lives here.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import crash, divergence, narration, snapshot
-from surefoot.checkpoint.compare import differences, refuse_another_length, refuse_differences
+from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.directory import RunDirectory, environment, machine
-from surefoot.errors import CheckpointError, ConfigError, SurefootError
+from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
 from surefoot.loop import Step, steps
 from surefoot.parts import Parts
 from surefoot.record import Record, Sink
@@ -122,25 +121,18 @@ class Sitting:
             average.restart(self.state.models[name])
 
     def _resume(self, found: Contents) -> None:
-        where, parts = f"step-{found.step:08d}", self.parts
-        saved = dict(found.state["described"])
-        began = replace(parts.length, steps=int(saved["schedule_of_steps"]))
-        schedule = parts.schedule_written.resolved(began)
-        refuse_another_length(saved, parts.length, schedule=schedule, step=found.step, where=where)
-        self.parts = parts = parts.with_schedule(schedule, of_steps=began.steps)
-        now = json.loads(json.dumps(parts.described))
-        refuse_differences(saved | {"length": now["length"]}, now, where=where)
+        self.parts = parts = self.parts.going_on_from(found)
         for line in differences(found.state["machine"], machine(parts.device, deterministic=parts.deterministic)):
             parts.say(f"note: {line}: the run goes on, equal to rounding and no longer bit for bit")
-        snapshot.restore(self.whole, found, where=where, device=parts.device)
+        snapshot.restore(self.whole, found, where=f"step-{found.step:08d}", device=parts.device)
 
     def _finish(self) -> None:
         parts = self.parts
-        if self.state.step >= parts.length.steps > self.first_step and parts.sample is not None:
-            self._write_sample()
         if parts.saving is not None:
             parts.doing("saving")
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
+        if self.state.step >= parts.length.steps > self.first_step and parts.sample is not None:
+            self._write_sample()
         if self.state.step > self.first_step or self.signals.stop is not None:
             parts.say(narration.ending(parts, first=self.first_scores, scores=self.scores, skipped=self.skipped))
 
@@ -225,25 +217,6 @@ class Sitting:
         if self._sample_due(self.state.step):
             self._write_sample()
 
-    def _scores_due(self, done: int) -> bool:
-        return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
-
-    def _sample_due(self, done: int) -> bool:
-        return self.parts.sample is not None and self.parts.timetable.sample_due(done)
-
-    def _score(self, step: Step) -> None:
-        self.parts.doing(f"evaluating {', '.join(self.parts.scoring.splits)}")
-        step.scores = self.scores = self.parts.scoring.scores()
-        self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
-        self.write({"kind": "scores", "step": self.state.step, **step.scores})
-        watch = self.whole.watch
-        if watch is None:
-            return
-        if watch.score not in step.scores:
-            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(step.scores)}")
-        if watch.improved(self.state.step, step.scores[watch.score]) and self.parts.saving is not None:
-            self.parts.saving.asked = True
-
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
         window = self.whole.meter.read()
@@ -274,10 +247,33 @@ class Sitting:
         for sink in self.sinks:
             sink.write(record)
 
+    def _scores_due(self, done: int) -> bool:
+        return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
+
+    def _sample_due(self, done: int) -> bool:
+        return self.parts.sample is not None and self.parts.timetable.sample_due(done)
+
+    def _score(self, step: Step) -> None:
+        self.parts.doing(f"evaluating {', '.join(self.parts.scoring.splits)}")
+        step.scores = self.scores = self.parts.scoring.scores()
+        self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
+        self.write({"kind": "scores", "step": self.state.step, **step.scores})
+        watch = self.whole.watch
+        if watch is None:
+            return
+        if watch.score not in step.scores:
+            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(step.scores)}")
+        if watch.improved(self.state.step, step.scores[watch.score]) and self.parts.saving is not None:
+            self.parts.saving.asked = True
+
     def _write_sample(self) -> None:
         assert self.parts.sample is not None
         self.parts.doing("sampling")
-        text = self.parts.scoring.sample(self.parts.sample)
+        try:
+            text = self.parts.scoring.sample(self.parts.sample)
+        except DivergedError as problem:  # whoever looks at a run does not end it
+            self.parts.say(f"warning: no sample: {problem}")
+            return
         self.write({"kind": "sample", "step": self.state.step, "text": text})
 
     @property

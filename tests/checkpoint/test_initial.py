@@ -100,3 +100,16 @@ def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None
     said = load_initial_weights({"model": target}, tmp_path)
     assert row(said, "new") == []
     assert torch.equal(target[1].weight, source[0].weight)
+
+
+def test_weights_that_are_one_here_are_not_overwritten_by_another(tmp_path: Path) -> None:
+    """An embedding and a head of their own, loaded into a model in which they are one: the head must not win in silence."""
+    torch.manual_seed(0)
+    source = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    target = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    target[1].weight = target[0].weight
+    save_file(source.state_dict(), tmp_path / "held.safetensors")
+    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors")
+    assert torch.equal(target[0].weight, source[0].weight)
+    assert "1.weight (one with 0.weight here)" in said
+    assert row(said, "skipped")[1] == row(said, "loaded")[1] == "1"

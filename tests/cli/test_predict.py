@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from io import StringIO
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_without_a_prompt_it_says_what_the_run_sampled(trained: Path, capsys: py
 
 def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from surefoot.data.tokenizers import ByteTokenizer
-    from surefoot.recipes.gpt import _decoded
+    from surefoot.recipes.prompts import _decoded
 
     pieces = list(_decoded(ByteTokenizer(), iter("aé😀\ufffdb".encode())))
     assert "".join(pieces) == "aé😀\ufffdb"
@@ -122,6 +123,26 @@ def test_a_mistake_is_told_shortly(
 
 def test_a_file_of_prompts_that_is_missing_is_a_data_error(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nowhere.txt" in refused(capsys, str(trained), "--file", "nowhere.txt", status=3)
+
+
+def test_a_file_without_a_prompt_is_a_data_error(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It must not be answered with the default prompt."""
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert "holds no prompt" in refused(capsys, str(trained), "--file", str(tmp_path / "empty.txt"), status=3)
+
+
+def test_the_device_is_that_of_now_and_not_of_the_training(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of a GPU's is used on a machine without one."""
+    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace('device = "auto"', 'device = "cuda"'))
+    assert 'device = "cuda"' in (copy / "config.toml").read_text()
+    expected = said(capsys, str(trained), "the cat", "--tokens", "5", "--device", "cpu")
+    assert said(capsys, str(copy), "the cat", "--tokens", "5", "--device", "cpu") == expected
 
 
 def test_a_program_that_predicts_nothing_says_so(

@@ -228,6 +228,15 @@ def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
     assert not Path("runs").exists()
 
 
+def test_a_length_in_which_the_schedule_no_longer_fits_is_refused_as_a_length(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """25 % of 20 steps are 5, and stay so; in a run of 6 steps they leave no room for the cool-down."""
+    main(["train", "program.py:build", "--schedule", "wsd", "--length", "20 steps", "--stop-after", "1 steps"])
+    assert refused("resume", "mine", "--length", "6 steps") == 4
+    assert "length was 20 steps, now 6 steps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("asked", ["newest", "best", "4"])
 def test_evaluating_a_checkpoint_gives_what_the_run_logged(
     asked: str, program: Path, capsys: pytest.CaptureFixture[str]
@@ -275,6 +284,42 @@ def test_a_changed_program_is_named_when_it_is_resumed(program: Path, capsys: py
     program.write_text(PROGRAM + "\n# changed\n")
     main(["resume", "mine"])
     assert "has changed since this run began" in capsys.readouterr().out
+
+
+def test_a_changed_program_is_named_before_it_is_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "program.py:build", "--length", "3 steps"])
+    capsys.readouterr()
+    program.write_text("raise SystemExit(7)\n" + PROGRAM)
+    assert refused("resume", "mine") == 7
+    assert "has changed since this run began" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "program.py:plain", "--config", "mine.toml"],
+        ["plan", "program.py:plain", "--config", "mine.toml"],
+        ["resume", "plain", "--seed", "1"],
+        ["evaluate", "plain", "--nonsense", "1"],
+    ],
+    ids=" ".join,
+)
+def test_a_function_without_settings_refuses_them_for_every_verb(
+    arguments: list[str], program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:plain"])
+    Path("mine.toml").write_text("seed = 1\n")
+    assert refused(*arguments) == 2
+    assert "takes no settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--preset", "--init"])
+def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
+    flag: str, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "3 steps"])
+    assert refused("resume", "mine", flag, "small") == 2
+    assert f"{flag} is for the start of a run" in capsys.readouterr().err
 
 
 def test_what_ended_the_last_sitting_does_not_end_the_resumed_one(program: Path) -> None:

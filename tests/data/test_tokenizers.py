@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.data.bpe import BpeTokenizer
-from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, tokenizer_from_json
+from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
 from surefoot.errors import DataError
 
 
@@ -138,6 +138,34 @@ def test_a_text_that_looks_like_the_end_of_a_document_is_text():
 def test_the_end_of_a_document_is_no_text(tokenizer):
     assert tokenizer.decode([tokenizer.end, *tokenizer.encode("a"), tokenizer.end]) == "a"
     assert tokenizer.byte_counts[tokenizer.end] == 0
+
+
+def test_a_token_added_as_it_is_counts_its_bytes():
+    """What was added to a tokenizer is not written in the letters that stand for bytes."""
+    tokenizer = BpeTokenizer.from_json(BPE.to_json()).tokenizer
+    tokenizer.add_tokens(["caf\u00e9"])
+    made = BpeTokenizer(tokenizer)
+    assert made.byte_counts[made.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [BPE, ByteTokenizer(), CharacterTokenizer("ab")], ids=["byte pairs", "bytes", "characters"]
+)
+def test_a_tokenizer_of_any_kind_is_read_from_its_file_or_the_directory_of_a_run(tokenizer, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(tokenizer.to_json())
+    assert load_tokenizer(file).to_json() == load_tokenizer(tmp_path).to_json() == tokenizer.to_json()
+    BPE.tokenizer.save(str(file))  # as the library writes it
+    assert load_tokenizer(tmp_path).to_json() == BPE.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": "words"}', '{"model": 3}', "[" * 100_000])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(text, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(DataError, match="tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(DataError, match="no tokenizer at"):
+        load_tokenizer(tmp_path / "nowhere")
 
 
 def test_bytes_of_characters_are_those_of_utf8():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import typing
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,88 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
 def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path: Path) -> None:
     """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
     trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
-    with pytest.raises(sf.CheckpointError, match=r"data\.vocabulary was 300, now 280"):
+    with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
         trained(config(path, out=str(tmp_path / "run"), **{"data.vocabulary": 280}))
+
+
+@pytest.mark.parametrize("where", [".", "checkpoints/step-00000006", "checkpoints/step-00000006/model.safetensors"])
+def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
+    where: str, path: Path, tmp_path: Path
+) -> None:
+    trained(config(path, out=str(tmp_path / "first")))
+    other = tmp_path / "other.txt"
+    other.write_text("a quite different text, " * 900)
+    changes = {"init": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocabulary": None}
+    asked = config(other, out=str(tmp_path / "second"), **changes)
+    trained(dataclasses.replace(asked, stop_after="2 steps"))
+    held = (tmp_path / "first" / "tokenizer.json").read_text()
+    assert (tmp_path / "second" / "tokenizer.json").read_text() == held
+    shutil.rmtree(tmp_path / "first")  # a run goes on without the one it began from
+    trained(asked)
+    own = dataclasses.replace(asked.data, tokenizer="bpe", vocabulary=300)
+    assert gpt.build(dataclasses.replace(asked, data=own, out=None)).parts.files["tokenizer.json"] != held
+
+
+def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
+    trained(config(path, out=str(tmp_path / "first")))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocabulary = 280: the weights of --init have a tokenizer"):
+        gpt.build(config(path, init=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocabulary": 280}))
+
+
+def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "characters.json"
+    file.write_text(sf.CharacterTokenizer.of(text() + "!").to_json())
+    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
+    file.write_text(sf.CharacterTokenizer.of(text() + "?").to_json())
+    with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
+        trained(dataclasses.replace(asked, stop_after=None))
+
+
+def test_evaluate_scores_with_the_run_s_own_tokenizer(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte pairs trained again on a text that has changed would be other ones; and that the text has changed is said."""
+    from surefoot.cli.main import main
+
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocabulary=300"]
+    asked = [f"--data.path={path}", f"--out={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
+    main(["train", "gpt", *asked])
+    capsys.readouterr()
+    main(["evaluate", str(tmp_path / "run")])
+    before = capsys.readouterr()
+    assert before.err == ""
+    cut = len(text()) - round(0.05 * len(text()))  # what is held out stays
+    path.write_text("q" * cut + text()[cut:])
+    main(["evaluate", str(tmp_path / "run")])
+    after = capsys.readouterr()
+    assert after.out == before.out
+    assert "these scores are not of the run's own data" in after.err
+
+
+def test_a_sample_of_a_model_that_overflows_is_a_warning_and_the_run_ends_saved(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowed(*arguments: Any, **settings: Any) -> list[int]:
+        raise sf.DivergedError("the model's logits after 3 tokens are not finite")
+
+    monkeypatch.setattr(sf.generate, "sample", overflowed)
+    trained(config(path, out=str(tmp_path / "run"), sample_every="2 steps"))
+    said = capsys.readouterr().out
+    assert said.count("warning: no sample: the model's logits") == 3
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
+
+
+def test_the_last_step_is_saved_before_a_sample_is_tried(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **settings: Any) -> list[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sf.generate, "sample", broken)
+    with pytest.raises(ZeroDivisionError):
+        trained(config(path, out=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
 
 
 def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
@@ -192,6 +273,20 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     said = str(caught.value)
     assert [name for name in ("vocabulary", "heads", "momentum", "power", "clip") if name not in said] == []
     assert len(said.splitlines()) <= 12
+
+
+@pytest.mark.parametrize(("shape", "percent"), [("one-cycle", 30), ("cosine", 5), ("constant", 5)])
+def test_a_warmup_that_is_not_given_is_that_of_the_shape(shape: str, percent: int, path: Path) -> None:
+    run = gpt.build(config(path, **{"length": "100 steps", "schedule.name": shape}))
+    assert run.parts.schedule.warmup == percent
+
+
+def test_other_weights_to_start_from_are_another_run(path: Path, tmp_path: Path) -> None:
+    """A run that has begun does not load them again: without an error they would be ignored."""
+    trained(config(path, out=str(tmp_path / "first")))
+    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    with pytest.raises(sf.CheckpointError, match="init was None, now"):
+        trained(config(path, out=str(tmp_path / "run"), init=str(tmp_path / "first")))
 
 
 def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path) -> None:

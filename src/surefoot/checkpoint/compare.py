@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.checkpoint.contents import shortened
 from surefoot.durations import Length
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules import Joined, Schedule
 
 Described = Mapping[str, Any]
@@ -63,10 +63,16 @@ def refuse_another_length(
     if before == length.steps:
         return
     shorter = replace(length, steps=min(before, length.steps))
+    misfit = ""
+    try:
+        if step <= length.steps and schedule.extends_exactly(step, shorter):
+            return
+    except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
+        misfit = str(problem).splitlines()[0]
     if step > length.steps:
         why = f"{step} steps are made already"
-    elif schedule.extends_exactly(step, shorter):
-        return
+    elif misfit:
+        why = misfit
     elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
         begins = schedule.shared_steps(shorter)
         why = f"its cool-down begins at step {begins} of a run of {shorter.steps}, and {step} steps are made"

@@ -28,7 +28,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
     """
     sources, said = _sources(place, models)
     rows: dict[str, list[tuple[str, Tensor]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
-    filled: set[int] = set()
+    filled: dict[int, tuple[str, Tensor]] = {}
     for name, model in models.items():
         live = model.state_dict(keep_vars=True)
         for saved_name, tensor in sources.get(name, {}).items():
@@ -37,10 +37,12 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
             elif live[own].shape != tensor.shape:
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
+            elif id(live[own]) in filled and not torch.equal(filled[id(live[own])][1], tensor):
+                rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
             else:
                 with torch.no_grad():
                     live[own].copy_(tensor)
-                filled.add(id(live[own]))
+                filled[id(live[own])] = own, tensor
                 renamed = own != saved_name
                 rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))
     for model in models.values():

@@ -25,8 +25,7 @@ def train(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("train what? surefoot train gpt, or surefoot train FILE.py:build")
     program = programs.found(arguments[0])
-    rest, file = _option(arguments[1:], "--config")
-    in_file = values(_text(Path(file)), where=file) if file else {}
+    rest, in_file = _in_file(program, arguments[1:])
     _start(program, _layers(program, in_file, rest), rest, verb=f"surefoot train {arguments[0]}")
 
 
@@ -35,10 +34,9 @@ def plan(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
     program = programs.found(arguments[0])
-    rest, file = _option(arguments[1:], "--config")
-    in_file = values(_text(Path(file)), where=file) if file else {}
+    rest, in_file = _in_file(program, arguments[1:])
     if program.config is None:
-        run = _without_settings(program, rest)
+        run = program.run()
     else:
         verb = f"surefoot plan {arguments[0]}"
         config, found = configured(program.config, _layers(program, in_file, rest), rest, verb=verb)
@@ -65,6 +63,11 @@ def resume(arguments: list[str]) -> None:
     program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
+    for name in ("--preset", "--init"):
+        if _option(arguments[1:], name)[1] is not None:
+            raise ConfigError(
+                f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"
+            )
     of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
     named = values(text, where=str(run / "config.toml"))
     held = {name: value for name, value in named.items() if name not in of_one_sitting}
@@ -81,7 +84,8 @@ def evaluate(arguments: list[str]) -> None:
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = _checkpoint(run_path, which)
     run = program.run() if config is None else program.run(config)
-    run.load(chosen)
+    for difference in run.load(chosen):
+        print(f"warning: {difference}: these scores are not of the run's own data", file=sys.stderr)
     for name, value in run.scores().items():
         print(f"step={chosen.step} {name}={value!r}")
 
@@ -114,9 +118,9 @@ def _of_run(run: Path, flags: list[str], *, verb: str) -> tuple[Program, Any]:
     text = _text(run / "config.toml")
     program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
     if program.config is None:
+        _refuse_settings(program, flags)
         return program, None
-    held = {name: value for name, value in values(text).items() if name != "init"}  # its weights are replaced at once
-    return program, configured(program.config, [("file", held)], flags, verb=verb)[0]
+    return program, configured(program.config, [("file", values(text))], flags, verb=verb)[0]
 
 
 def _checkpoint(run: Path, which: str | None) -> Contents:
@@ -144,6 +148,14 @@ def _checkpoint(run: Path, which: str | None) -> Contents:
     return store.at(int(which))
 
 
+def _in_file(program: Program, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without --config, and the values in the file that it names."""
+    rest, file = _option(arguments, "--config")
+    if program.config is None:
+        _refuse_settings(program, arguments)
+    return rest, values(_text(Path(file)), where=file) if file else {}
+
+
 def _layers(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """What stands below the flags: the preset that the flags or the file name, and the file."""
     _, flagged = _option(flags, "--preset")
@@ -163,7 +175,8 @@ def _start(
 ) -> None:
     """Build and train; `only` is the directory that a resumed run must have, `held` the origins its values had before."""
     if program.config is None:
-        run = _without_settings(program, arguments)
+        _refuse_settings(program, arguments)
+        run = program.run()
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
@@ -179,12 +192,12 @@ def _start(
     run.train()
 
 
-def _without_settings(program: Program, arguments: Sequence[str]) -> Run:
+def _refuse_settings(program: Program, arguments: Sequence[str]) -> None:
+    """Raise where there are settings for a program that takes none."""
     if arguments:
         raise ConfigError(
             f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
         )
-    return program.run()
 
 
 def _refuse_fp16_on_a_cpu(run: Run) -> None:

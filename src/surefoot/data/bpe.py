@@ -93,7 +93,9 @@ class BpeTokenizer:
         """The bytes that each token stands for; 0 for `end`."""
         found = np.zeros(self.vocabulary, dtype=np.int64)
         for token, one in self.tokenizer.get_vocab().items():
-            found[one] = 0 if token == END else len(token)  # of bytes as letters: one letter is one byte
+            found[one] = len(token)  # of bytes as letters: one letter is one byte
+        for one, added in self.tokenizer.get_added_tokens_decoder().items():
+            found[one] = 0 if added.content == END else len(added.content.encode())  # written as they are
         return found
 
     def encode(self, text: str) -> NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -163,6 +164,23 @@ def tokenizer_from_json(text: str) -> Tokenizer:
 
             return BpeTokenizer.from_json(text)
     return ByteTokenizer.from_json(text)
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """The tokenizer in a file that some `to_json` or the library `tokenizers` wrote, or in a directory that holds one.
+
+    Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
+    """
+    from surefoot.data.bpe import BpeTokenizer
+
+    inside = Path(path) / "tokenizer.json"
+    file = inside if inside.is_file() else Path(path)
+    try:
+        text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError) as problem:
+        raise DataError(f"{file} is no tokenizer: {problem}") from problem
+    return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)
 
 
 def described(text: str, kind: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import surefoot as sf
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
+_VOCABULARY = 2048
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Corpus:
     training: Any
     held_out: Any
     tokenizer: Any
+    chosen: str
+    """What the settings say of the tokenizer; compared when a run goes on."""
 
     @property
     def targets_per_byte(self) -> float:
@@ -30,32 +34,58 @@ class Corpus:
 
 
 def corpus(
-    path: str | None, *, tokenizer: str, vocabulary: int | None, held_out_fraction: float, saved: Path | None
+    path: str | None,
+    *,
+    held_out_fraction: float,
+    tokenizer: str | None,
+    vocabulary: int | None,
+    saved: Path | None = None,
+    init: str | None = None,
 ) -> Corpus:
     """The text at `path` (None: Python's standard library; a directory of token shards as it is), in tokens.
 
-    `saved` is the tokenizer that a run wrote when it began: where it exists, that one is used, so that a run goes on with
-    the tokens it has learned. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    saved: the tokenizer that the run wrote when it began; with it the run goes on, since its tokens are what it has learned.
+    init: the weights it starts from; the tokenizer beside them is meant where none is named.
+
+    Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
     """
+    made = None if saved is None else saved_tokenizer(saved)
+    if made is None and tokenizer is None and init is not None:
+        made = _of_weights(Path(init), vocabulary=vocabulary)
     if path is not None and (Path(path) / "tokens.json").is_file():
-        return _of_shards(Path(path), tokenizer=tokenizer, held_out_fraction=held_out_fraction)
+        return _of_shards(Path(path), tokenizer=tokenizer, made=made, held_out_fraction=held_out_fraction)
     documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
     training, held_out = sf.held_out_documents(documents, held_out_fraction=held_out_fraction)
-    if saved is not None and saved.is_file():
-        made = saved_tokenizer(saved)
-    elif tokenizer == "bpe":
-        made = sf.BpeTokenizer.trained(training, vocabulary=2048 if vocabulary is None else vocabulary)
-    elif tokenizer == "characters":
-        made = sf.CharacterTokenizer.of("".join(documents.values()))
-    elif tokenizer == "bytes":
-        made = sf.ByteTokenizer()
-    else:
-        made = _from_files(tokenizer)
-    return Corpus(sf.encode_documents(training, made), sf.encode_documents(held_out, made), made)
+    match tokenizer:
+        case None | "bpe":
+            size = _VOCABULARY if vocabulary is None else vocabulary
+            made = made or sf.BpeTokenizer.trained(training, vocabulary=size)
+            chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
+        case "characters":
+            made, chosen = made or sf.CharacterTokenizer.of("".join(documents.values())), tokenizer
+        case "bytes":
+            made, chosen = made or sf.ByteTokenizer(), tokenizer
+        case _:  # read for a resume too, to see that it is the same: a place may hold another one now
+            named = _from_files(tokenizer)
+            made, chosen = made or named, _shown(named)
+    return Corpus(sf.encode_documents(training, made), sf.encode_documents(held_out, made), made, chosen)
 
 
-def refuse_foreign_vocabulary(tokenizer: str, vocabulary: int | None) -> None:
+def saved(out: str | None, *, path: str | None) -> Path | None:
+    """The tokenizer of the run in `out`; None where none has begun there. `CheckpointError` where it is missing."""
+    if out is None or not any(Path(out).glob("checkpoints/step-*")):
+        return None
+    place = Path(out) / TOKENIZER
+    if not place.is_file() and not (Path(path or ".") / "tokens.json").is_file():
+        raise sf.CheckpointError(
+            f"{place} is missing: without it nobody knows what the run's tokens mean\n  put it back"
+        )
+    return place
+
+
+def refuse_foreign_vocabulary(tokenizer: str | None, vocabulary: int | None) -> None:
     """Raise `ConfigError` where a size is given that the tokenizer has itself."""
+    tokenizer = tokenizer or "bpe"
     if vocabulary is not None and vocabulary < _LEAST_VOCABULARY and tokenizer == "bpe":
         raise sf.ConfigError(f"data.vocabulary = {vocabulary}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
     if vocabulary is not None and tokenizer != "bpe":
@@ -73,30 +103,45 @@ def saved_tokenizer(path: Path) -> Any:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
 
 
+def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
+    """The tokenizer of a run, or of a checkpoint or a file of weights in it; None where there is none."""
+    places = [weights, *weights.parents[:3]]  # RUN/checkpoints/step-00000100/model.safetensors
+    found = next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
+    if found is not None and vocabulary is not None:
+        raise sf.ConfigError(
+            f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {found}\n"
+            "  leave it out, or train another one, whose tokens those weights do not know: --data.tokenizer bpe"
+        )
+    return None if found is None else saved_tokenizer(found)
+
+
+def _shown(tokenizer: Any) -> str:
+    return f"{tokenizer.vocabulary} tokens, {sha256(tokenizer.to_json().encode()).hexdigest()[:16]}"
+
+
 def _from_files(tokenizer: str) -> Any:
     if tokenizer != "gpt2":
-        return sf.BpeTokenizer.load(tokenizer)
+        return sf.load_tokenizer(tokenizer)
     place = Path.home() / ".cache" / "surefoot" / "gpt2"
     if not place.is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {place}\n"
             "  put its encoder.json and vocab.bpe there, or name their directory: --data.tokenizer DIR"
         )
-    return sf.BpeTokenizer.load(place)
+    return sf.load_tokenizer(place)
 
 
-def _of_shards(path: Path, *, tokenizer: str, held_out_fraction: float) -> Corpus:
+def _of_shards(path: Path, *, tokenizer: str | None, made: Any, held_out_fraction: float) -> Corpus:
     shards = sf.TokenShards.open(path)
-    made = sf.ByteTokenizer() if tokenizer == "bytes" else None
-    if made is None:
-        if tokenizer in ("bpe", "characters"):
-            raise sf.ConfigError(
-                f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
-            )
-        made = _from_files(tokenizer)
+    if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
+        raise sf.ConfigError(
+            f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
+        )
+    if tokenizer is not None:
+        made = sf.ByteTokenizer() if tokenizer == "bytes" else _from_files(tokenizer)
     if made.vocabulary < shards.vocabulary:
         raise sf.ConfigError(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
     training, held_out = shards.divided(held_out_fraction)
-    return Corpus(training, held_out, made)
+    return Corpus(training, held_out, made, _shown(made))

@@ -5,7 +5,6 @@ Importing this module does not import torch: the names behind `sf.` are resolved
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
+from surefoot.recipes.prompts import Predict, continuations
 from surefoot.recipes.settings import Optimizer, Schedule, checked
 
 
@@ -24,8 +24,8 @@ class Data:
 
     path: str | None = None
     """A text file, a directory of them, or of token shards; absent: the source of Python's standard library."""
-    tokenizer: str = "bpe"
-    """What a token is: bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory."""
+    tokenizer: str | None = None
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory; absent: that of --init, or bpe."""
     vocabulary: int | None = None
     """bpe: how many different tokens; absent: 2048."""
     held_out_fraction: float = 0.05
@@ -106,7 +106,6 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
     }
 
 
-_LONGEST_CHARACTER = 4  # bytes of UTF-8
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "shakespeare": {
@@ -151,18 +150,13 @@ def build(config: Config) -> sf.Run:
         lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
     )
-    begun = config.out is not None and any(Path(config.out).glob("checkpoints/step-*"))
-    saved = Path(config.out) / texts.TOKENIZER if config.out is not None and begun else None
-    if saved is not None and not saved.is_file() and not (Path(data.path or ".") / "tokens.json").is_file():
-        raise sf.CheckpointError(
-            f"{saved} is missing: without it nobody knows what the run's tokens mean\n  put it back"
-        )
     found = texts.corpus(
         data.path,
+        held_out_fraction=data.held_out_fraction,
         tokenizer=data.tokenizer,
         vocabulary=data.vocabulary,
-        held_out_fraction=data.held_out_fraction,
-        saved=saved,
+        saved=texts.saved(config.out, path=data.path),
+        init=config.init,
     )
     tokenizer = found.tokenizer
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
@@ -208,7 +202,7 @@ def build(config: Config) -> sf.Run:
         sample=sample if config.sample_tokens else None,
         best="min held-out/loss",
         files={texts.TOKENIZER: tokenizer.to_json()},
-        data_settings={"tokenizer": data.tokenizer, "vocabulary": data.vocabulary},
+        data_settings={"tokenizer": found.chosen},
         **settings,
     )
 
@@ -261,75 +255,10 @@ def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
     return {"accuracy": sf.choice_accuracy(model, batch)["accuracy"]}  # all endings are of one length
 
 
-# --- surefoot predict ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predict:
-    """How a prompt is continued."""
-
-    tokens: int = 200
-    """How many tokens to add at most."""
-    temperature: float = 0.8
-    """0 takes the likeliest token each time; below 1 likely ones become likelier."""
-    top_k: int | None = None
-    """Choose only among so many. Absent: among all."""
-    top_p: float | None = 0.95
-    """Choose only among the likeliest that together have this probability."""
-    seed: int = 0
-    """The same seed gives the same text."""
-    file: str | None = None
-    """A file with one prompt a line, answered together."""
-    batch_size: int = 16
-    """How many prompts of a file are continued at once; changes memory and speed."""
-
-
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
-    """The texts that go on from the inputs, in pieces: of one input as it grows, of several one JSON object a line."""
+    """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    prompts = [*inputs, *([] if asked.file is None else _lines(Path(asked.file)))] or [_prompt(config, tokenizer)]
-    encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
-    empty = [place for place, tokens in enumerate(encoded) if not tokens]
-    if empty:
-        raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
     model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
-    sf.load_weights(model, checkpoint, device=config.device)
-    settings: dict[str, Any] = {
-        "count": asked.tokens,
-        "context": config.model.context,
-        "temperature": asked.temperature,
-        "top_k": asked.top_k,
-        "top_p": asked.top_p,
-        "seed": asked.seed,
-        "end": tokenizer.end,
-        "caching": True,
-    }
-    if len(prompts) == 1 and asked.file is None:
-        yield prompts[0]
-        yield from _decoded(tokenizer, sf.generate.stream(model, encoded[0], **settings))
-        yield "\n"
-        return
-    continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
-    for prompt, before, after in zip(prompts, encoded, continued, strict=True):
-        text = tokenizer.decode(after[len(before) :])
-        yield json.dumps({"prompt": prompt, "continuation": text}, ensure_ascii=False) + "\n"
-
-
-def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
-    held: list[int] = []
-    for token in tokens:
-        held.append(token)
-        text = tokenizer.decode(held)
-        if not text.endswith("\ufffd") or len(held) > _LONGEST_CHARACTER:
-            yield text
-            held = []
-    if held:
-        yield tokenizer.decode(held)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, UnicodeDecodeError) as problem:
-        raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
+    sf.load_weights(model, checkpoint, device=asked.device)
+    otherwise = _prompt(config, tokenizer)
+    return continuations(model, tokenizer, inputs, asked, context=config.model.context, otherwise=otherwise)

@@ -44,8 +44,8 @@ class Schedule:
 
     name: schedules.Shape = "cosine"
     """Its shape after warm-up."""
-    warmup: str | None = "5%"
-    """How long the rate rises from near 0."""
+    warmup: str | None = None
+    """How long the rate rises from near 0; absent: 5%, and 30% for one-cycle."""
     floor: float | None = None
     """The lowest factor, reached on the last step."""
     power: float | None = None
@@ -66,6 +66,8 @@ class Schedule:
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.warmup is None and self.name != "one-cycle":
+            own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)
 
 

@@ -1,0 +1,91 @@
+"""Prompts that a trained language model goes on from: what `surefoot predict` does for recipes that make text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+
+_LONGEST_CHARACTER = 4  # bytes of UTF-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """How a prompt is continued."""
+
+    tokens: int = 200
+    """How many tokens to add at most."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time; below 1 likely ones become likelier."""
+    top_k: int | None = None
+    """Choose only among so many. Absent: among all."""
+    top_p: float | None = 0.95
+    """Choose only among the likeliest that together have this probability."""
+    seed: int = 0
+    """The same seed gives the same text."""
+    file: str | None = None
+    """A file with one prompt a line, answered together."""
+    batch_size: int = 16
+    """How many prompts of a file are continued at once; changes memory and speed."""
+    device: str = "auto"
+    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+
+
+def continuations(
+    model: Any, tokenizer: Any, inputs: Sequence[str], asked: Predict, *, context: int, otherwise: str
+) -> Iterator[str]:
+    """The texts that go on from the inputs and the lines of `asked.file`, or from `otherwise` where there are none.
+
+    In pieces: of one input as it grows, of several one JSON object a line. `ConfigError` and `DataError` come before the first.
+    """
+    prompts = [*inputs, *([] if asked.file is None else _lines(Path(asked.file)))] or [otherwise]
+    encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
+    empty = [place for place, tokens in enumerate(encoded) if not tokens]
+    if empty:
+        raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
+    settings: dict[str, Any] = {
+        "count": asked.tokens,
+        "context": context,
+        "temperature": asked.temperature,
+        "top_k": asked.top_k,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "end": tokenizer.end,
+        "caching": True,
+    }
+    if len(prompts) == 1 and asked.file is None:
+        yield prompts[0]
+        yield from _decoded(tokenizer, sf.generate.stream(model, encoded[0], **settings))
+        yield "\n"
+        return
+    continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
+    for prompt, before, after in zip(prompts, encoded, continued, strict=True):
+        text = tokenizer.decode(after[len(before) :])
+        yield json.dumps({"prompt": prompt, "continuation": text}, ensure_ascii=False) + "\n"
+
+
+def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
+    """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        text = tokenizer.decode(held)
+        if not text.endswith("\ufffd") or len(held) > _LONGEST_CHARACTER:
+            yield text
+            held = []
+    if held:
+        yield tokenizer.decode(held)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        found = [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as problem:
+        raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
+    if not found:
+        raise sf.DataError(f"{path} holds no prompt: write one a line")
+    return found
