@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,6 +73,11 @@ def built_state(
     return State(models, trained, averages, buffers=BatchStatistics(models.values()))
 
 
+def printed(model: nn.Module) -> str:
+    """A model as it prints itself, without addresses: the kinds of its layers, and settings that no shape tells."""
+    return re.sub(r"0x[0-9a-f]+", "0x", repr(model))
+
+
 def described_optimizers(
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built], state: State
 ) -> dict[str, Any]:
@@ -85,7 +91,8 @@ def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict
     if isinstance(spec, OptimizerSpec):
         return spec.described()
     plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
-    return {"name": type(made).__name__, **plain}
+    rates = [[group["initial_lr"], float(group.get("weight_decay", 0.0))] for group in made.param_groups]
+    return {"name": type(made).__name__, **plain, "rates_and_decays_of_groups": rates}
 
 
 def data_plan(train: Any, *, seed: int, samples: int, batch_size: int) -> Plan:

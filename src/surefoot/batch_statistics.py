@@ -33,9 +33,9 @@ class BatchStatistics:
         if not self.owners:
             return
         if self.passes == 0:
-            self.before = [buffer.detach().clone() for buffer in self._buffers()]
+            self.before = [buffer.detach().clone() for buffer in self.tensors()]
         else:
-            for buffer, before in zip(self._buffers(), self.before, strict=True):
+            for buffer, before in zip(self.tensors(), self.before, strict=True):
                 buffer.detach().copy_(before)
 
     def end_pass(self) -> None:
@@ -47,7 +47,7 @@ class BatchStatistics:
             torch.where(now == before, 0.0, now.detach() - before)
             if now.is_floating_point()
             else now  # inf - inf is NaN
-            for now, before in zip(self._buffers(), self.before, strict=True)
+            for now, before in zip(self.tensors(), self.before, strict=True)
         ]
         if self.passes == 1:
             self.changes = changes
@@ -62,7 +62,7 @@ class BatchStatistics:
         if self.passes == 0:  # no model has buffers, or a step with nothing to count
             return
         applied = skipped == 0
-        for buffer, before, change in zip(self._buffers(), self.before, self.changes, strict=True):
+        for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
             # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
             averaged = self.passes > 1 and buffer.is_floating_point()
             after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
@@ -71,9 +71,10 @@ class BatchStatistics:
 
     def undo(self) -> None:
         """Put back what passes changed that no update followed; nothing where there were none."""
-        for buffer, before in zip(self._buffers(), self.before, strict=False):
+        for buffer, before in zip(self.tensors(), self.before, strict=False):
             buffer.detach().copy_(before)
         self.before, self.changes, self.passes = [], [], 0
 
-    def _buffers(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """The buffers as they are."""
         return [buffer for module, name in self.owners if (buffer := module._buffers[name]) is not None]

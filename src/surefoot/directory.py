@@ -16,7 +16,10 @@ from typing import IO, Any
 
 import torch
 
+from surefoot.checkpoint.disk import DISK
 from surefoot.errors import CheckpointError, ConfigError
+
+_OPEN: set[Path] = set()  # directories that runs of this process hold
 
 
 class RunDirectory:
@@ -38,8 +41,11 @@ class RunDirectory:
 
     def open(self) -> None:
         """Make the directory and hold it; a second process that trains into it is refused."""
+        place = self.path.resolve()
+        if place in _OPEN:  # a process may lock a file as often as it likes
+            raise ConfigError(f"this process is training into {self.path} already: choose another --out")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            _make(place)
             self.lock = (self.path / ".lock").open("w")
         except OSError as problem:
             raise ConfigError(
@@ -57,10 +63,12 @@ class RunDirectory:
                 raise ConfigError(
                     f"another process is training into {self.path} right now: wait for it, or choose another --out"
                 ) from problem
+        _OPEN.add(place)
 
     def close(self) -> None:
         """Let go of the directory."""
         if self.lock is not None:
+            _OPEN.discard(self.path.resolve())
             self.lock.close()
             self.lock = None
 
@@ -124,6 +132,14 @@ def environment() -> dict[str, Any]:
         "directory": os.getcwd(),
         "git_commit": _git_commit(),
     }
+
+
+def _make(path: Path) -> None:
+    """Make a directory and those above it that are missing, so that their names outlive a power failure too."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        DISK.flush_directory(place.parent)
 
 
 def _version(package: str) -> str:

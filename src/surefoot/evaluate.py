@@ -35,6 +35,25 @@ class Split:
     loss: bool = True
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
+        names = [getattr(score, "__name__", "") for score in self.score_functions]
+        names += [*(["loss"] if self.loss else []), *self.derived]
+        wrong = next((name for place, name in enumerate(names) if not name or name in names[:place]), None)
+        if wrong is not None:
+            what = f"two scores called {wrong!r}" if wrong else "a score function without a name"
+            raise ConfigError(f"Split: {what}: one would hide the other; write `def some_name(model, batch): ...`")
+
+    @property
+    def score_functions(self) -> tuple[Score, ...]:
+        """The functions among `scores`, of which there may be one alone."""
+        return (self.scores,) if callable(self.scores) else tuple(self.scores)
+
+
+class EvaluationStoppedError(Exception):
+    """The evaluation was given up, because whoever asked for it has to stop."""
+
 
 class Counted(Protocol):
     """A batch with the number of its targets."""
@@ -73,17 +92,20 @@ def scored(
     scores: Sequence[Score],
     precision: Precision,
     seed: int,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Mean of every score over all batches; waits for the device once, at the end.
 
     Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
-    weighted by the batch's count.
+    weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.
     """
     sums: dict[str, Mean] = {}
     modules = list(model.values()) if isinstance(model, dict) else [model]
     key = stream_key(seed, "evaluate")
     with untouched(), torch.no_grad(), evaluation_mode(modules):
         for place, batch in enumerate(batches):
+            if stop():
+                raise EvaluationStoppedError
             seed_generators(fold(key, place))
             found: dict[str, Mean] = {}
             with precision.autocast():

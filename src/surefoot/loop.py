@@ -1,8 +1,7 @@
 """The loop: a whole training run on one page.
 
-`steps` is the run. It calls `forward_backward` and `update`, the same two functions that a loop of your own calls (level 3).
-Samples, random numbers and the learning rate are computed from the step's number, never remembered. Nothing in a step
-reads a tensor on the host; `duties.log` is where the host waits.
+`steps` is the run. It calls `forward_backward` and `update`, the two that a loop of your own calls (level 3). Samples, random
+numbers and rates are computed from the step's number. Nothing in a step reads a tensor on the host; `duties.log` waits.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.errors import ConfigError
 from surefoot.losses import scalar
-from surefoot.means import Mean, add_each, correction
+from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.gradients import Clip, clear, gradient_norm, refuse_unused, scale_and_clip
@@ -81,16 +80,16 @@ class Step:
     state: State
     loss: Tensor | None = None  # mean over everything counted in the global batch
     count: Tensor | float = 0
-    norm: Tensor | None = None  # of the whole gradient, before clipping
+    norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
     skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
     scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     logged: dict[str, Any] = field(default_factory=dict)
     pending: tuple[Tensor, Tensor | float] | None = None  # loss and nominal/total of the gradients not yet used
 
     def log(self, **values: Tensor | float | Mean) -> None:
-        """Add values to the records, averaged over the log interval; a tensor waits on the device until then."""
+        """Add values to the records, averaged over the log interval; a tensor waits on the device until then, as it is now."""
         refuse_own(values)
-        self.logged |= values
+        self.logged |= {name: as_logged(name, value) for name, value in values.items()}
 
 
 class Duties(Protocol):
@@ -165,8 +164,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
 
     `loss(model, batch)` returns a scalar mean over `micro_batch.count` things, or a counted `Mean`, or either of them with a
     dictionary of further `Mean`s to log. However the batch is cut, the gradient is that of its total divided once by its
-    count. Each micro-batch draws its random numbers from (seed, step, its index), so calling this twice in a step
-    repeats them.
+    count. Each micro-batch draws its random numbers from (seed, step, its index): a second call in a step repeats them.
     """
     task, state = step.task, step.state
     loss = loss or task.loss
@@ -175,12 +173,12 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     nominal = sum(micro_batch.count for micro_batch in step.micro_batches) or 1
     scale = task.precision.loss_scale
     total: Tensor | None = None
-    counted: Tensor | float | None = None  # None as long as the host's counts hold
-
+    counted: Tensor | float | None = None  # by the loss itself; None as long as the host's counts hold
+    plain = 0  # counted on the host alone
     for micro_batch in step.micro_batches:
+        seed_generators(fold(task.key, step.index, micro_batch.index))
         if micro_batch.count == 0:
             continue
-        seed_generators(fold(task.key, step.index, micro_batch.index))
         state.buffers.start_pass()
         with task.precision.autocast():
             result = loss(task.forward, micro_batch.batch)
@@ -194,12 +192,13 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         else:
             share = micro_batch.count / nominal
             part = scalar(result) if share == 1.0 else scalar(result) * share
+            plain += micro_batch.count
         (part if scale is None else part * scale.scale).backward()  # type: ignore[no-untyped-call]
         total = part.detach() if total is None else total + part.detach()
         state.buffers.end_pass()
 
-    if total is None:
-        total = torch.zeros((), device=task.precision.device)
+    total = torch.zeros((), device=task.precision.device) if total is None else total
+    counted = counted + plain if counted is not None and plain else counted
     factor = correction(nominal, counted, like=total)
     mean = total if counted is None else total * factor
     step.pending = (mean, factor)
@@ -232,7 +231,8 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
-    step.norm = norm = gradient_norm(gradients, factor=factor)
+    norm = gradient_norm(gradients, factor=factor)
+    step.norm = norm if step.norm is None else torch.hypot(step.norm, norm)
     probe = norm + loss
     bad = torch.ne(probe - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -72,6 +74,23 @@ def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
     """Add counted means by name to those that are there, cut from the graph."""
     for name, mean in further.items():
         sums[name] = sums[name] + mean.detached() if name in sums else mean.detached()
+
+
+def as_logged(name: str, value: Any) -> Any:
+    """A value of the user's as it is now: cut from the graph, and out of reach of what changes it in place. Waits for nothing.
+
+    Raises `ConfigError` for what is neither a number, a tensor with one, nor a `Mean`.
+    """
+    if isinstance(value, Mean):
+        return Mean(as_logged(name, value.total), as_logged(name, value.count))
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().reshape(()).clone()
+    if isinstance(value, Tensor):
+        raise ConfigError(f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not one number")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
 
 
 def _detached(value: Tensor | float) -> Tensor | float:

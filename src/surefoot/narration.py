@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import duration, number
 
+_MANY_IN_BUFFERS = 1_000_000
 TOKENIZER = "tokenizer.json"  # what a run that can go on from a text keeps beside its weights
 
 
 def header(parts: Parts) -> str:
     """Five lines: model, data, plan, device, directory; said before the first step of a sitting."""
     length, step, device = parts.length, parts.state.step, parts.device
-    sizes = {type(model).__name__: _trainable(model) for model in parts.state.models.values()}
-    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in sizes.items())
+    sizes = [(type(model).__name__, _trainable(model)) for model in parts.state.models.values()]
+    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in sizes)
     pieces = length.batch_size // parts.supply.micro_batch_size
     cut = f" in {pieces} micro-batches of {parts.supply.micro_batch_size}" if pieces > 1 else ""
     start = f"going on at step {step}" if step else "from step 0"
@@ -38,6 +40,12 @@ def header(parts: Parts) -> str:
         lines.append(
             f"note: a step takes {length.batch_size} samples and there are {length.samples_per_epoch}:"
             " each is seen several times a step"
+        )
+    copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
+    if copied > _MANY_IN_BUFFERS:
+        lines.append(
+            f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
+            " give constants such as masks persistent=False"
         )
     return "\n".join(lines)
 
@@ -75,11 +83,12 @@ def finished(parts: Parts) -> str:
 def resume_command(directory: RunDirectory) -> str:
     """What to type to go on with the run in a directory; for code that no command can start again, just that."""
     if _by_command():
-        return f"surefoot resume {shlex.quote(str(directory.path))}"
+        return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory.path))}"
     program = Path(sys.argv[0]).name
     if program in ("", "-", "-c", "ipykernel_launcher.py"):  # typed in, or a notebook
         return "the same code again"
-    return shlex.join(["python", *sys.orig_argv[1:]])  # unlike sys.argv it has the interpreter's -m
+    interpreter = typed(Path(sys.executable), "python")
+    return f"{interpreter} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
 
 
 def standing(parts: Parts) -> str:
@@ -177,12 +186,29 @@ def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool) -> list
     path = shlex.quote(str(directory.path))
     if not parts.finished:
         return [f"saved; go on with:  {resume_command(directory)}"]
-    lines = [f"see its curves:  tensorboard --logdir {shlex.quote(str(directory.path / 'tensorboard'))}"]
+    events = shlex.quote(str(directory.path / "tensorboard"))
+    lines = [f"see its curves:  {typed(Path(sys.executable).with_name('tensorboard'))} --logdir {events}"]
     if _by_command():
-        lines.append(f"score it again:  surefoot evaluate {path}{' --checkpoint best' if best else ''}")
+        command = typed(Path(sys.argv[0]))
+        lines.append(f"score it again:  {command} evaluate {path}{' --checkpoint best' if best else ''}")
         if TOKENIZER in parts.files:
-            lines.append(f"let it write:    surefoot predict {path}")
+            lines.append(f"let it write:    {command} predict {path}{' --checkpoint best' if best else ''}")
     return lines
+
+
+def typed(program: Path, name: str | None = None) -> str:
+    """What to type for a program: its name where that finds it, else its path from here."""
+    found = shutil.which(name or program.name)
+    if (
+        found is not None
+        and Path(found).resolve() == program.resolve()
+        and Path(found).parent == program.absolute().parent
+    ):
+        return name or program.name
+    here = program.absolute()
+    if not here.is_file():
+        return name or program.name
+    return shlex.quote(str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here))
 
 
 def _by_command() -> bool:

@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
-from surefoot.checkpoint.compare import refuse_another_length, refuse_differences
+from surefoot.checkpoint.compare import differences, refuse_another_length, refuse_differences
 from surefoot.checkpoint.format import Contents
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
+from surefoot.errors import CheckpointError
 from surefoot.loop import State, Task
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
@@ -23,6 +25,9 @@ from surefoot.snapshot import Whole, packed
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
 from surefoot.world import deterministic_kernels
+
+_OF_STATE = {"described", "machine", "architecture", "scored", "aliases", "optimizer", "groups", "evaluating", "watch"}
+_KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due"}  # of every checkpoint's state.json
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Parts:
     device: torch.device
     deterministic: bool
     described: dict[str, Any]
+    architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
+    scored: dict[str, Any]  # fingerprints of the splits
     directory: RunDirectory | None
     saving: Saving | None
     console: Screen | None
@@ -66,11 +73,14 @@ class Parts:
         """True when no step is left to be made, in this sitting or any other."""
         return self.state.step >= self.length.steps or self.out_of_patience
 
-    def packed(self) -> Contents:
+    def packed(self, *, evaluation_due: bool = False) -> Contents:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
             self.whole,
             described=self.described,
+            architecture=self.architecture,
+            scored=self.scored,
+            evaluation_due=evaluation_due,
             machine=machine(self.device, deterministic=self.deterministic),
             stopped_early=self.out_of_patience,
         )
@@ -80,7 +90,11 @@ class Parts:
 
         Percentages of the schedule are of the length with which the run began.
         """
-        where, saved = f"step-{found.step:08d}", dict(found.state["described"])
+        where = f"step-{found.step:08d}"
+        missing = _KEYS - found.state.keys()
+        if missing:
+            raise CheckpointError(f"cannot resume {where}: its state.json lacks {', '.join(sorted(missing))}")
+        saved = dict(found.state["described"])
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         schedule = self.schedule_written.resolved(began)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
@@ -88,7 +102,31 @@ class Parts:
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         task = replace(self.task, factors=schedule.factors(self.length))
-        return replace(self, task=task, schedule=schedule, described=described)
+        times = self.timetable.begun_with(began)
+        return replace(self, task=task, schedule=schedule, timetable=times, described=described)
+
+    def refuse_another_architecture(self, found: Contents) -> None:
+        """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
+        if found.state["machine"]["torch"] != torch.__version__:
+            return  # whose modules may print themselves otherwise
+        for name, text in self.architecture.items():
+            before = found.state["architecture"].get(name, "").splitlines()
+            pairs = zip_longest(before, text.splitlines(), fillvalue="nothing")
+            changed = next(((was.strip(), line.strip()) for was, line in pairs if was != line), None)
+            if changed is not None:
+                raise CheckpointError(
+                    f"cannot resume step-{found.step:08d}: the model was built with {changed[0]}, now with {changed[1]}\n"
+                    "  with another one it would be another run: choose another --out, or start from its weights with --init"
+                )
+
+    def notes(self, found: Contents) -> list[str]:
+        """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
+        now = machine(self.device, deterministic=self.deterministic)
+        other_machine = differences(found.state["machine"], now)
+        other_scores = differences({"scored": found.state["scored"]}, {"scored": self.scored})
+        return [f"{line}: the run goes on, equal to rounding and no longer bit for bit" for line in other_machine] + [
+            f"{line}: scores from here on are not comparable with those before" for line in other_scores
+        ]
 
     @property
     def saved_step(self) -> int | None:

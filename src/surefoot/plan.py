@@ -205,7 +205,7 @@ def _directory(parts: Parts) -> list[str]:
         found = parts.saving.newest()
         if found is None:
             return [f"checkpoints go to {path}"]
-        parts.going_on_from(found)
+        parts.going_on_from(found).refuse_another_architecture(found)
     except CheckpointError as problem:
         return [f"{path} holds a run that train would not go on with:", *str(problem).splitlines()]
     return [f"{path} holds this run at step {found.step:,}: train goes on from there"]

@@ -22,7 +22,7 @@ from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings
 from surefoot.config import clipping
-from surefoot.data.samples import check_samples, fingerprint
+from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
 from surefoot.evaluate import Split
@@ -60,7 +60,7 @@ class Run:
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
-    data_settings: how the data were made (JSON), where they alone do not tell; compared at resume like all else.
+    settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -103,7 +103,7 @@ class Run:
         init: str | Path | None = None,
         sample: Callable[[Any], str] | None = None,
         files: Mapping[str, str] | None = None,
-        data_settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -144,6 +144,8 @@ class Run:
         )
         schedule = schedule or constant()
         in_steps = schedule.resolved(times.length)
+        for name, split in (evaluate or {}).items():
+            check_split(name, split.dataset, seed=seed)
         watch = watched(best, early_stopping, splits=evaluate or {})
 
         models = assembly.built_models(model, seed=seed, device=place)
@@ -188,8 +190,11 @@ class Run:
                 "max_bad_steps": max_bad_steps,
                 "init": None if init is None else str(init),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
-                "data": {**(data_settings or {}), "plan": plan.described(), **fingerprint(train)},
+                "settings": dict(settings or {}),
+                "data": {"plan": plan.described(), **fingerprint(train)},
             },
+            architecture={name: assembly.printed(held) for name, held in models.items()},
+            scored={name: fingerprint(split.dataset) for name, split in (evaluate or {}).items()},
             directory=directory,
             saving=None if directory is None else Saving(directory, times, keep=keep, disk=disk, console=said),
             console=said,
@@ -210,6 +215,7 @@ class Run:
     def train(self) -> None:
         """Make all steps that are left; opens the run where it is not open."""
         with nullcontext() if self.sitting else self:
+            self._open("run.train()").alone = True
             for _ in self:
                 pass
 
@@ -282,8 +288,8 @@ class Run:
             return self.parts.scoring.sample(self.parts.sample)
 
     def save(self) -> None:
-        """Write a checkpoint now, in the background; the step counts as made."""
-        self._open("run.save()").save()
+        """Write a checkpoint in the background as soon as this step and its body are over."""
+        self._open("run.save()").ask_to_save()
 
     def load(self, found: Contents) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.

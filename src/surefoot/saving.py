@@ -66,7 +66,7 @@ class Saving:
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
         """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there."""
         self.writer.wait()
-        if self.begun_step != step or self.writer.failed:
+        if self.begun_step != step or self.writer.failed or self.asked:
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure()
         if failure is not None:

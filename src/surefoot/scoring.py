@@ -32,8 +32,8 @@ class Scoring:
         self.compiled = compiled
         self.callables: dict[str, Any] = {}
 
-    def scores(self) -> dict[str, float]:
-        """Every score of every split, as {"SPLIT/SCORE": value}; waits for the device."""
+    def scores(self, *, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Every score of every split, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so."""
         models: dict[str, Any] = dict(self.models())
         if self.compiled:  # callables of their own: what training compiled is specialised to its mode and shapes
             self.callables = self.callables or {
@@ -47,9 +47,10 @@ class Scoring:
                 forward,
                 self.supply.split(split.dataset, batch_size=split.batch_size),
                 loss=self.loss if split.loss else None,
-                scores=split.scores if isinstance(split.scores, list | tuple) else (split.scores,),
+                scores=split.score_functions,
                 precision=self.precision,
                 seed=self.supply.seed,
+                stop=stop,
             )
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}

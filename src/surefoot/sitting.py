@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import crash, divergence, narration, snapshot
-from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.directory import RunDirectory, environment, machine
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
+from surefoot.evaluate import EvaluationStoppedError
 from surefoot.loop import Step, steps
 from surefoot.parts import Parts
 from surefoot.record import Record, Sink
@@ -39,12 +39,18 @@ class Sitting:
         self.settings = ExitStack()
         self.sinks: list[Sink] = [parts.console] if parts.console else []
         self.metrics: JsonLines | None = None
+        self.failing: list[Sink] = []  # of the sinks, those that have been warned of
         self.feed = parts.supply.feed(workers=parts.supply.workers)
         self.first_step = 0
         self.asked_to_stop = False
         self.scores: dict[str, float] = {}  # the last ones
         self.first_scores: dict[str, float] = {}  # of this sitting, with their step
         self.skipped = 0  # steps, as far as the records tell
+        self.alone = False  # no code of the user's runs between steps
+        self.evaluation_due = False  # that of the newest step, given up for a signal
+        self.evaluated_step = 0  # the last one after which scores or a sample were due
+        self.longest_round_s = 0.0  # from one step to the next, with all that was due in between
+        self.looked_at: float | None = None  # the clock, after the last step
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -70,21 +76,32 @@ class Sitting:
                 self._finish()
             elif isinstance(problem, Exception) and self.parts.directory is not None:
                 self._report(problem, self.parts.directory)
+            elif not isinstance(problem, Exception):  # sys.exit() in the body
+                self.parts.say(
+                    f"left in the middle of step {self._step}, which is not saved\n{narration.standing(self.parts)}"
+                )
         finally:
             self.release()
-        if self.signals.stop is not None and problem is None:
-            raise SystemExit(128 + self.signals.stop)
+        if self.signals.stop is not None and (problem is None or isinstance(problem, Exception)):
+            raise SystemExit(128 + self.signals.stop) from problem  # a compiler that was stopped too is no error
 
     def release(self) -> None:
         """Give signals, settings and files back."""
-        self.signals.restore()
-        self.settings.close()
-        if self.parts.saving is not None:
-            self.parts.saving.writer.close()
-        for sink in self.sinks:
+        with ExitStack() as last_first:  # each of them, whichever fails
+            if self.parts.directory is not None:
+                last_first.callback(self.parts.directory.close)
+            for sink in reversed(self.sinks):
+                last_first.callback(self._close_sink, sink)
+            if self.parts.saving is not None:
+                last_first.callback(self.parts.saving.writer.close)
+            last_first.callback(self.settings.close)
+            last_first.callback(self.signals.restore)
+
+    def _close_sink(self, sink: Sink) -> None:
+        try:
             sink.close()
-        if self.parts.directory is not None:
-            self.parts.directory.close()
+        except OSError as problem:
+            self._warn_of(sink, problem)
 
     def _open_directory(self, directory: RunDirectory, saving: Saving) -> None:
         directory.open()
@@ -122,12 +139,15 @@ class Sitting:
 
     def _resume(self, found: Contents) -> None:
         self.parts = parts = self.parts.going_on_from(found)
-        for line in differences(found.state["machine"], machine(parts.device, deterministic=parts.deterministic)):
-            parts.say(f"note: {line}: the run goes on, equal to rounding and no longer bit for bit")
+        for line in parts.notes(found):
+            parts.say(f"note: {line}")
         snapshot.restore(self.whole, found, where=f"step-{found.step:08d}", device=parts.device)
+        parts.refuse_another_architecture(found)
+        self.evaluation_due = bool(found.state["evaluation_due"])
 
     def _finish(self) -> None:
         parts = self.parts
+        self._catch_up()
         if parts.saving is not None:
             parts.doing("saving")
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
@@ -135,6 +155,16 @@ class Sitting:
             self._write_sample()
         if self.state.step > self.first_step or self.signals.stop is not None:
             parts.say(narration.ending(parts, first=self.first_scores, scores=self.scores, skipped=self.skipped))
+
+    def _catch_up(self) -> None:
+        """Do what was due after the step at which a loop was left by `break`."""
+        done = self.state.step
+        if done == self.first_step:
+            return
+        if self.evaluated_step != done and self.evaluate_due(done):
+            self._evaluate()
+        if self.whole.meter.rows and self.log_due(done):
+            self.log()
 
     def _report(self, problem: Exception, directory: RunDirectory) -> None:
         if self.parts.saving is not None:
@@ -159,10 +189,19 @@ class Sitting:
         """The steps that are left, made or (`opened`) to be made."""
         parts = self.parts
         self.whole.kept.refuse_unclaimed()
+        if self.evaluation_due:
+            self.evaluation_due = False
+            self._evaluate()
+            if parts.saving is not None:
+                parts.saving.asked = True
         if parts.finished:
             parts.say(narration.finished(parts))
             return
-        self.feed.start(self.state.step)
+        if self.state.step >= parts.timetable.stop_step:
+            parts.say(
+                f"nothing to do: {self.state.step:,} steps are made, and stop_after is {parts.timetable.stop_step:,}"
+            )
+        self.feed.start(self.state.step, stop=parts.length.steps)
         self.looped_at = time.monotonic()
         self.whole.clock.start()
         parts.doing("training")
@@ -194,8 +233,12 @@ class Sitting:
             return True
         if timetable.limit_s is None:
             return False
-        longest_s = saving.longest_s if saving else 0.0
-        return time.monotonic() - self.started_at + 2 * longest_s + 1 > timetable.limit_s
+        now = time.monotonic()
+        if self.looked_at is not None:
+            self.longest_round_s = max(self.longest_round_s, now - self.looked_at)
+        self.looked_at = now
+        longest_save_s = saving.longest_s if saving else 0.0
+        return now - self.started_at + self.longest_round_s + 2 * longest_save_s + 1 > timetable.limit_s
 
     def evaluate_due(self, done: int) -> bool:
         """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
@@ -212,10 +255,9 @@ class Sitting:
 
     def evaluate(self, step: Step) -> None:
         """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
-        if self._scores_due(self.state.step):
-            self._score(step)
-        if self._sample_due(self.state.step):
-            self._write_sample()
+        self._evaluate()
+        if self._scores_due(step.index + 1):
+            step.scores = self.scores
 
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
@@ -235,17 +277,31 @@ class Sitting:
         if divergence.latched(self.state, self.parts.task.max_bad_steps):
             raise divergence.ended(self.parts, self._packed, protected=self._best)
 
-    def save(self) -> None:
-        """Copy the state and write it as a checkpoint in the background."""
+    def ask_to_save(self) -> None:
+        """Have a checkpoint written when the step that is being made, or its body, is over."""
         if self.parts.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
+        self.parts.saving.asked = True
+
+    def save(self) -> None:
+        """Copy the state and write it as a checkpoint in the background."""
+        assert self.parts.saving is not None  # save_due says so
         self.signals.save = False
         self.parts.saving.save(self._packed, protected=self._best)
 
     def write(self, record: Record) -> None:
-        """Hand a record to all that take them."""
+        """Hand a record to all that take them; one that cannot (a full disk) ends no run."""
         for sink in self.sinks:
-            sink.write(record)
+            try:
+                sink.write(record)
+            except OSError as problem:
+                self._warn_of(sink, problem)
+
+    def _warn_of(self, sink: Sink, problem: OSError) -> None:
+        if sink not in self.failing:
+            self.failing.append(sink)
+            name = {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")
+            self.parts.say(f"WARNING: records do not reach {name}: {problem.strerror or problem}; training goes on")
 
     def _scores_due(self, done: int) -> bool:
         return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
@@ -253,17 +309,28 @@ class Sitting:
     def _sample_due(self, done: int) -> bool:
         return self.parts.sample is not None and self.parts.timetable.sample_due(done)
 
-    def _score(self, step: Step) -> None:
+    def _evaluate(self) -> None:
+        done = self.evaluated_step = self.state.step
+        if self._scores_due(done):
+            self._score()
+        if self._sample_due(done):
+            self._write_sample()
+
+    def _score(self) -> None:
         self.parts.doing(f"evaluating {', '.join(self.parts.scoring.splits)}")
-        step.scores = self.scores = self.parts.scoring.scores()
+        try:
+            self.scores = self.parts.scoring.scores(stop=lambda: self.alone and self.signals.stop is not None)
+        except EvaluationStoppedError:  # whoever resumes makes it
+            self.evaluation_due = True
+            return
         self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
-        self.write({"kind": "scores", "step": self.state.step, **step.scores})
+        self.write({"kind": "scores", "step": self.state.step, **self.scores})
         watch = self.whole.watch
         if watch is None:
             return
-        if watch.score not in step.scores:
-            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(step.scores)}")
-        if watch.improved(self.state.step, step.scores[watch.score]) and self.parts.saving is not None:
+        if watch.score not in self.scores:
+            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(self.scores)}")
+        if watch.improved(self.state.step, self.scores[watch.score]) and self.parts.saving is not None:
             self.parts.saving.asked = True
 
     def _write_sample(self) -> None:
@@ -287,5 +354,5 @@ class Sitting:
         return () if watch is None or watch.step is None else (watch.step,)
 
     def _packed(self) -> Contents:
-        contents = self.parts.packed()
+        contents = self.parts.packed(evaluation_due=self.evaluation_due)
         return contents if self.metrics is None else replace(contents, log=self.metrics.state())

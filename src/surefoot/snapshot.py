@@ -77,11 +77,16 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         files[file_name("ema", name)] = contents.model_tensors(average.model)[0]
     tensors, kept = contents.kept_state(whole.kept.objects)
     loose |= {f"kept/{name}": held for name, held in tensors.items()}
+    groups = {name: contents.group_numbers(trained.optimizer) for name, trained in state.trained.items()}
+    tensors, numbers = contents.kept_state(groups)
+    loose |= {f"groups/{name}": held for name, held in tensors.items()}
     files["state"] = {name: contents.copied(held) for name, held in loose.items()}
     plain = {
         **facts,
         "aliases": aliases,
         "optimizer": optimizer,
+        "groups": numbers,
+        "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
         "watch": None if whole.watch is None else whole.watch.state(),
         "skipped_in_a_row": whole.bad_steps.in_a_row,
         "clock": whole.clock.state(),
@@ -106,10 +111,14 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         )
     for name, model in state.models.items():
         contents.load_model(model, found.files[file_name("model", name)], found.state["aliases"][name], where=where)
+        evaluating = set(found.state["evaluating"][name])
+        for part, module in model.named_modules():
+            module.training = part not in evaluating
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])
         contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
+        contents.load_group_numbers(trained.optimizer, found.state["groups"][name], _under("groups/", loose))
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
     for name, average in state.averages.items():
         contents.load_model(
@@ -148,6 +157,11 @@ def file_name(kind: str, name: str) -> str:
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
     """The first name of every parameter of a model."""
     return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _evaluating(model: nn.Module) -> list[str]:
+    """The parts in evaluation mode, by name."""
+    return [name for name, module in model.named_modules() if not module.training]
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,12 @@ class EarlyStopping:
     patience: int
     minimum_improvement: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ConfigError(f"early stopping: patience = {self.patience}: how many evaluations to wait, 1 or more")
+        if not 0 <= self.minimum_improvement < math.inf:
+            raise ConfigError(f"early stopping: minimum_improvement = {self.minimum_improvement}: a number from 0 on")
+
 
 class Watch:
     """The best value of one score, the step it was seen at, and the evaluations since.

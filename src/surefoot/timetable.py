@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.durations import Every, Length, every, planned, seconds
 
@@ -19,6 +19,12 @@ class Timetable:
     keep: Every | None  # checkpoints kept for good
     stop_step: int  # the sitting ends here; the schedule does not know
     limit_s: float | None
+    written: dict[str, str | None]  # log, evaluate and sample as they were given, percentages and all
+
+    def begun_with(self, began: Length) -> Timetable:
+        """The same for a run that began with another length, of which its percentages are, as are those of its schedule."""
+        found = _intervals(self.written, began)
+        return replace(self, log=found["log"], evaluate=found["evaluate"], sample=found["sample"])
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
@@ -52,13 +58,17 @@ def timetable(
     if stop_after is not None:
         stop = planned(stop_after, samples_per_epoch=samples_per_epoch, batch_size=batch_size, setting="stop_after")
         stop_step = min(stop.steps, whole.steps)
+    written = {"log": log_every, "evaluate": evaluate_every, "sample": sample_every}
     return Timetable(
         length=whole,
-        log=every(log_every, length=whole, setting="log_every"),
-        evaluate=every(evaluate_every, length=whole, setting="evaluate_every"),
-        sample=every(sample_every, length=whole, setting="sample_every"),
+        **_intervals(written, whole),
         save=every(save_every, length=whole, time=True, setting="save_every"),
         keep=every(keep_every, length=whole, setting="keep_every") if keep_every else None,
         stop_step=stop_step,
         limit_s=seconds(time_limit, setting="time_limit") if time_limit else None,
+        written=written,
     )
+
+
+def _intervals(written: dict[str, str | None], length: Length) -> dict[str, Every]:
+    return {name: every(text, length=length, setting=f"{name}_every") for name, text in written.items()}

@@ -104,12 +104,30 @@ def load_optimizer(
         optimizer.state[parameter][entry] = held
 
 
+def group_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What each group holds besides parameters and learning rates: some optimizers count there."""
+    ours = {"params", "lr", "initial_lr"}
+    kinds = (bool, int, float, str, Tensor, tuple)
+    return [
+        {key: value for key, value in group.items() if key not in ours and isinstance(value, kinds)}
+        for group in optimizer.param_groups
+    ]
+
+
+def load_group_numbers(optimizer: torch.optim.Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Put `group_numbers`, taken apart by `kept_state`, back."""
+    for group, saved in zip(optimizer.param_groups, _joined(plain, tensors), strict=True):
+        for key, value in saved.items():
+            held = group.get(key)
+            group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
+
+
 def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     """The user's own objects as tensors and JSON: tensors, dictionaries and lists of JSON, or anything `Stateful`."""
     tensors: Named = {}
     plain: dict[str, Any] = {}
     for name, held in objects.items():
-        plain[name] = _split(name, held.state_dict() if isinstance(held, Stateful) else held, tensors)
+        plain[name] = _split(_escaped(name), held.state_dict() if isinstance(held, Stateful) else held, tensors)
     return tensors, plain
 
 
@@ -152,14 +170,20 @@ def _split(path: str, value: Any, tensors: Named) -> Any:
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
             raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is not a string")
-        return {"dict": {key: _split(f"{path}/{key}", held, tensors) for key, held in value.items()}}
+        return {"dict": {key: _split(f"{path}/{_escaped(key)}", held, tensors) for key, held in value.items()}}
     if isinstance(value, list | tuple):
-        return {"list": [_split(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]}
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_split(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]}
     if isinstance(value, float):
         return {"float": repr(value)}
     if value is None or isinstance(value, bool | int | str):
         return {"value": value}
     raise CheckpointError(f"cannot keep {path!r}: a {type(value).__name__} is neither a tensor nor JSON")
+
+
+def _escaped(name: str) -> str:
+    """A part of a path that holds no slash, different for different names (as in RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _joined(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -171,6 +195,8 @@ def _joined(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
             return {key: _joined(value, tensors) for key, value in held.items()}
         case {"list": held}:
             return [_joined(value, tensors) for value in held]
+        case {"tuple": held}:
+            return tuple(_joined(value, tensors) for value in held)
         case {"float": text}:
             return float(text)
     return plain["value"]

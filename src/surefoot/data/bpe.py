@@ -129,12 +129,33 @@ def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
         found = Tokenizer.from_str(text)
     except Exception as problem:  # the library raises nothing narrower
         raise DataError(f"{where} is no tokenizer: {problem}") from problem
-    if not isinstance(found.decoder, decoders.ByteLevel) or found.normalizer is not None:
+    found.no_truncation()
+    found.no_padding()
+    found.encode_special_tokens = True
+    if not isinstance(found.decoder, decoders.ByteLevel) or found.normalizer is not None or not _keeps_text(found):
         raise DataError(
-            f"{where} is no byte-level tokenizer: its tokens are not whole numbers of bytes of the text\n"
+            f"{where} is no byte-level tokenizer that gives every text back as it was\n"
             "  use one of the GPT-2 kind, or train one: --data.tokenizer bpe"
         )
+    if getattr(found.model, "dropout", None):
+        raise DataError(
+            f"{where} drops merges at random: the same text would have other tokens each time\n  set its dropout to null"
+        )
+    if max(found.get_vocab().values()) + 1 != found.get_vocab_size():
+        raise DataError(
+            f"{where} has holes in its numbering: {found.get_vocab_size()} tokens, the last of which is {max(found.get_vocab().values())}"
+        )
     return found
+
+
+def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether a text with all kinds of bytes and spaces, and with each added token, comes back as it was."""
+    codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
+    every_byte = "".join(map(chr, codes))
+    added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
+    text = f"Hello, WORLD 12 dogs\n\n  a\tb {every_byte}{added} end "
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return str(tokenizer.decode(ids, skip_special_tokens=False)) == text
 
 
 def _encodable(text: str) -> str:

@@ -10,10 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from surefoot.data.gathering import Gathers, gathering, is_tensors
-from surefoot.errors import DataError, SurefootError
+from surefoot.errors import ConfigError, DataError, SurefootError
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _HASHED_BYTES = 1 << 24
@@ -59,6 +59,16 @@ def check_samples(dataset: Any, *, seed: int) -> int:
     else:
         _check_pure(gathers, name)
     return samples
+
+
+def check_split(name: str, dataset: Any, *, seed: int) -> None:
+    """Raise `DataError` for a split that cannot be scored, and `ConfigError` for a name that would be no score's."""
+    if not name or "/" in name:
+        raise ConfigError(f"split {name!r}: scores are called SPLIT/SCORE, so its name needs a character, and no slash")
+    try:
+        check_samples(dataset, seed=seed)
+    except DataError as problem:
+        raise DataError(f"split {name!r}: {problem}") from problem
 
 
 def read(dataset: Any, sample: int, *, step: int) -> Any:
@@ -122,10 +132,18 @@ def same(first: Any, second: Any) -> bool:
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
-    A data set may say so itself with a method `fingerprint()`.
+    A data set may say so itself with a method `fingerprint()`; of a `Subset` the indices are told too.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
+    if type(dataset) is Subset:
+        indices = np.asarray(dataset.indices, dtype=np.int64)
+        return {
+            "type": "Subset",
+            "samples": len(indices),
+            "indices": sha256(indices.tobytes()).hexdigest(),
+            "of": fingerprint(dataset.dataset),
+        }
     tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
     found: dict[str, Any] = {
         "type": type(dataset).__name__,

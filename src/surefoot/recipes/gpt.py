@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,7 +202,7 @@ def build(config: Config) -> sf.Run:
         sample=sample if config.sample_tokens else None,
         best="min held-out/loss",
         files={texts.TOKENIZER: tokenizer.to_json()},
-        data_settings={"tokenizer": found.chosen},
+        settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **settings,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -28,23 +27,21 @@ class Screen(Sink, Protocol):
 
 
 class Said:
-    """Text on a stream (default: standard output, looked up when it is written), until nobody reads any more."""
+    """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         self.gone = False
 
     def put(self, text: str) -> None:
-        """Write and flush; where nobody reads any more (`... | head`, a closed window), be silent from then on."""
-        if self.gone:
-            return
+        """Write and flush; where that fails (`... | head`, a closed window, a full disk), be silent from then on."""
         stream = self.stream or sys.stdout
+        if self.gone or stream is None:  # closed before the start
+            return
         encoding = stream.encoding or "utf-8"  # a StringIO has none
         try:
             print(text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True)
-        except OSError as problem:
-            if problem.errno not in (errno.EPIPE, errno.EIO):
-                raise
+        except OSError:  # a pipe without reader, a closed window, a full disk: none of them ends a run
             self.gone = True
             if self.stream is None:  # or Python would try to flush it once more at exit, and complain
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,13 +21,17 @@ class JsonLines:
         self.path = path
         held = path.read_bytes() if path.exists() else b""
         self.length, self.hash = len(held), sha256(held)
+        self.waiting = b""  # what the disk had no room for
         self.file = path.open("ab", buffering=0)
         if held and not held.endswith(b"\n"):  # a kill in the middle of a line
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one line; it is in the hands of the operating system when this returns."""
-        self._append(line(record).encode() + b"\n")
+        """Append one line; it is in the hands of the operating system when this returns.
+
+        Where that raises `OSError`, the line waits in memory for the next call, and nothing is lost while the process lives.
+        """
+        self._append(line(record).encode(errors="backslashreplace") + b"\n")
 
     def holds(self, length: int, digest: str) -> bool:
         """Whether the file still begins with what a checkpoint noted of it."""
@@ -40,15 +44,19 @@ class JsonLines:
         return self.length, self.hash.hexdigest()
 
     def close(self) -> None:
-        """Close the file."""
-        self.file.close()
+        """Close the file; `OSError` where lines are lost by that."""
+        try:
+            self._append(b"")
+        finally:
+            self.file.close()
 
     def _append(self, data: bytes) -> None:
-        while data:  # one write may take only a part
-            written = self.file.write(data)
-            self.length += written
-            self.hash.update(data[:written])
-            data = data[written:]
+        self.length += len(data)
+        self.hash.update(data)
+        self.waiting += data
+        while self.waiting:  # one write may take only a part
+            written = self.file.write(self.waiting)
+            self.waiting = self.waiting[written:]
 
 
 def line(record: Record) -> str:
