@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.disk import Disk
 from surefoot.data.plan import Order
 from surefoot.record import OWN
 from surefoot.sinks import records
@@ -61,7 +66,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], lis
 # --- break -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [STOP, 7])  # 7 steps are made: one before a checkpoint is due; 8: at one
+# after 7 steps nothing is due; after 8 a checkpoint, 9 a record, 15 a record and scores; 26 is the end
+@pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 25])
 def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
     with small_runs.build(tmp_path / "run") as run:
         for step in run:
@@ -72,7 +78,7 @@ def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(stop: i
     assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
 
 
-@pytest.mark.parametrize("stop", [STOP, 7])
+@pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 25])
 def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_path: Path) -> None:
     make_steps(small_runs.build(tmp_path / "run"), end=lambda step: step.index == stop)
     assert saved(tmp_path / "run")["step"] == f"step-{stop + 1:08d}"
@@ -95,6 +101,48 @@ def test_in_one_process_a_run_goes_on_after_a_half_made_step() -> None:
     make_steps(plain)
     weights, expected = (run.state.models["model"].state_dict() for run in (broken, plain))
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["between steps", "after the update"])
+@pytest.mark.parametrize("stop", [STOP, 8])  # 8: a record is due after it
+def test_a_save_asked_for_in_the_body_is_of_the_whole_step(opened: bool, stop: int, whole: Any, tmp_path: Path) -> None:
+    """Saved at once, the step would be made again, or its record lost, by a resume after a crash."""
+    run = small_runs.build(tmp_path / "run", save_every="100 steps")
+    with pytest.raises(MishapError), run:  # noqa: PT012
+        for step in run.steps() if opened else run:
+            if opened:
+                sf.forward_backward(step)
+                sf.update(step)
+            if step.index == stop:
+                run.save()
+            if step.index == stop + 1:
+                raise MishapError
+    assert saved(tmp_path / "run")["step"] == f"step-{stop + 1:08d}"
+    small_runs.build(tmp_path / "run").train()
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+def test_what_the_body_changes_after_asking_for_a_save_is_saved_too(tmp_path: Path) -> None:
+    with small_runs.build(tmp_path / "run") as run:
+        held = run.keep("held", {"number": 7})
+        for step in run:
+            if step.index == STOP:
+                run.save()
+                held["number"] = 107
+                break
+    again = small_runs.build(tmp_path / "run")
+    with again:
+        assert again.keep("held", {"number": 0}) == {"number": 107}
+
+
+def test_whoever_leaves_in_the_body_is_told_what_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), small_runs.build(tmp_path / "run", console=True) as run:  # noqa: PT012
+        for step in run:
+            if step.index == STOP:
+                sys.exit(0)
+    said = capsys.readouterr().out
+    assert f"left in step {STOP}, which is not saved" in said
+    assert "the newest checkpoint is of step 5" in said
 
 
 # --- an exception ----------------------------------------------------------------------------------------------------
@@ -313,3 +361,157 @@ def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() ->
     run.scores()
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+# --- an evaluation gives way to a signal ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [5, 15, 26])  # 26: the last step
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
+    number: signal.Signals, at: int, whole: Any, tmp_path: Path
+) -> None:
+    data = small_runs.Augmented()
+    seen = [0]
+
+    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+        seen[0] += 1
+        if run.state.step == at:
+            signal.raise_signal(number)
+        return sf.accuracy(model, batch)
+
+    split = sf.Split((data.inputs, data.labels), scores=accuracy)
+    run = small_runs.build(tmp_path / "run", evaluate={"held-out": split})
+    with pytest.raises(SystemExit) as end:
+        run.train()
+    assert end.value.code == 128 + number
+    assert seen[0] % 13 == 1  # 52 samples, 4 at once: one batch of the last evaluation
+    assert saved(tmp_path / "run")["step"] == f"step-{at:08d}"
+    small_runs.build(tmp_path / "run").train()
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    small_runs.build(tmp_path / "plain").train()
+    assert scored(tmp_path / "run") == scored(tmp_path / "plain")
+
+
+def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_path: Path) -> None:
+    """That code belongs to the step, and a resume could not run it."""
+    data = small_runs.Augmented()
+    bodies: list[int] = []
+    asked: list[int] = []
+
+    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+        if run.state.step == 5 and not asked:
+            asked.append(5)
+            signal.raise_signal(signal.SIGINT)
+        return sf.accuracy(model, batch)
+
+    run = small_runs.build(
+        tmp_path / "run", evaluate={"held-out": sf.Split((data.inputs, data.labels), scores=accuracy)}
+    )
+    with pytest.raises(SystemExit), run:  # noqa: PT012
+        for step in run:
+            bodies.append(step.index)
+    assert bodies[-1] == 4
+    assert [step for step, _ in scored(tmp_path / "run")] == [5]
+
+
+def test_an_error_that_follows_a_signal_is_reported_and_the_status_is_that_of_the_signal(tmp_path: Path) -> None:
+    """A compiler that was told to stop too fails, which is no mistake of anybody's."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        if run.state.step == STOP:
+            signal.raise_signal(signal.SIGTERM)
+            raise MishapError
+        return small_runs.loss(model, batch)
+
+    run = small_runs.build(tmp_path / "run", loss=loss)
+    with pytest.raises(SystemExit) as end:
+        run.train()
+    assert end.value.code == 143
+    assert "MishapError" in next((tmp_path / "run" / "crash").iterdir()).read_text()
+
+
+# --- what fails on the way --------------------------------------------------------------------------------------------
+
+
+def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        """A file on a disk that is full for the first ten tries."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.tries = file, 0
+
+        def write(self, data: bytes) -> int:
+            self.tries += 1
+            if self.tries <= 10:
+                raise OSError(28, "No space left on device")
+            return int(self.file.write(data[:7]))  # and then takes little at once
+
+        def close(self) -> None:
+            self.file.close()
+
+    run = small_runs.build(tmp_path / "run", console=True)
+    with run:
+        assert run.sitting is not None
+        assert run.sitting.metrics is not None
+        run.sitting.metrics.file = Full(run.sitting.metrics.file)  # type: ignore[assignment]
+        for _ in run:
+            pass
+    said = capsys.readouterr().out
+    assert said.count("records do not reach metrics.jsonl: No space left on device; training goes on") == 1
+    steps = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    assert steps == [*range(3, 26, 3), 26]
+
+
+def test_a_sink_that_cannot_be_closed_keeps_nothing_else_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_runs.build(tmp_path / "run", console=True, length="3 steps")
+    with run:
+        assert run.sitting is not None
+
+        def fail() -> None:
+            raise OSError(28, "No space left on device")
+
+        run.sitting.sinks[-1].close = fail  # type: ignore[method-assign]
+    assert "records do not reach tensorboard" in capsys.readouterr().out
+    small_runs.build(tmp_path / "run").train()  # the directory is free
+
+
+def test_a_second_run_of_this_process_is_refused_the_directory(tmp_path: Path) -> None:
+    """The operating system's lock is the process's: it would let both in, and go with the first that ends."""
+    first = small_runs.build(tmp_path / "run")
+    with first:
+        with pytest.raises(sf.ConfigError, match="this process is training into"):
+            small_runs.build(tmp_path / "run").__enter__()
+        next(iter(first))
+    small_runs.build(tmp_path / "run").train()
+
+
+def test_the_names_of_new_directories_are_flushed_up_to_one_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[Path] = []
+    real = Disk.flush_directory
+    monkeypatch.setattr(Disk, "flush_directory", lambda disk, path: (flushed.append(Path(path)), real(disk, path))[1])
+    small_runs.build(tmp_path / "deep" / "down" / "run", length="1 steps").train()
+    assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "down"} <= set(flushed)
+
+
+def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_path: Path) -> None:
+    small_runs.build(tmp_path / "run", length="4 steps").train()
+    store = Store(tmp_path / "run" / "checkpoints")
+    found = store.newest_intact()
+    assert found is not None
+    whole = found[0]
+    store.save(replace(whole, step=5, state={name: held for name, held in whole.state.items() if name != "machine"}))
+    with pytest.raises(sf.CheckpointError, match=r"step-00000005: its state\.json lacks machine"):
+        small_runs.build(tmp_path / "run", length="9 steps").train()
+
+
+def scored(out: Path) -> list[Any]:
+    return [
+        (line["step"], line["held-out/loss"]) for line in records(out / "metrics.jsonl") if line["kind"] == "scores"
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.data.mixture import Mixture
@@ -37,8 +38,22 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
             raise ConfigError(
                 f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
             )
+        lazy = [part for part, held in found.named_parameters() if is_lazy(held)]
+        if lazy:
+            raise ConfigError(
+                f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
+                "  pass one batch through it before it is returned"
+            )
         built[name] = found.to(device)
     return built
+
+
+def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
+    """Put models that are in evaluation mode as a whole into training mode, and name them; parts of others stay as they are."""
+    found = [name for name, model in models.items() if not model.training]
+    for name in found:
+        models[name].train()
+    return found
 
 
 def built_state(
@@ -50,6 +65,12 @@ def built_state(
 ) -> State:
     """Models with their optimizers (one each, of the same name) and averages, before the first step."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
+    for spec in named.values():
+        if not (isinstance(spec, OptimizerSpec) or callable(spec)):
+            raise ConfigError(
+                f"optimizer: {type(spec).__name__} is neither a specification nor a function that builds one\n"
+                "  give surefoot.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...): the run makes the groups"
+            )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
         raise ConfigError(
@@ -112,9 +133,10 @@ def even_micro_batches(batch_size: int, micro_batch_size: int | None) -> int:
         divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
         below = max((size for size in divisors if size < micro_batch_size), default=1)
         above = min((size for size in divisors if size > micro_batch_size), default=batch_size)
+        near = f"{below} or {above}" if below != above else str(below)
         fitting = max(1, round(batch_size / max(micro_batch_size, 1))) * max(micro_batch_size, 1)
         raise ConfigError(
             f"batch_size = {batch_size} cannot be cut evenly into micro-batches of {micro_batch_size}\n"
-            f"  nearest that can: micro_batch_size {below} or {above}, or batch_size {fitting}"
+            f"  nearest that can: micro_batch_size {near}, or batch_size {fitting}"
         )
     return micro_batch_size

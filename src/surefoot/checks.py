@@ -16,14 +16,16 @@ from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Joined, Schedule
 from surefoot.world import one_process
 
+_SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
-_NOT_WRONG = {"out", "seed", "compile", "deterministic", "early_stopping", "init"}  # whatever their value
+_NOT_WRONG = {"out", "compile", "deterministic", "early_stopping", "init"}  # whatever their value
 
 
 def check_settings(
     *,
     length: str,
     batch_size: int,
+    seed: int = 0,
     micro_batch_size: int | None = None,
     schedule: Schedule | Joined | None = None,
     clip: str = "off",
@@ -49,6 +51,7 @@ def check_settings(
     """
     if strange := others.keys() - _NOT_WRONG:
         raise TypeError(f"check_settings() knows no {', '.join(sorted(strange))}")
+    _refuse_types(batch_size, schedule)
     samples = max(1, batch_size) * _MANY
     problems: list[str] = []
 
@@ -81,9 +84,19 @@ def check_settings(
     place = check(lambda: one_process(device).device)
     if place is not None:
         check(lambda: chosen_precision(precision, place))
-    if workers < 0:
-        problems.append(f"workers = {workers}: the number of processes that read samples, 0 or more")
-    if max_bad_steps < 0:
-        problems.append(f"max_bad_steps = {max_bad_steps}: how many bad steps in a row a run survives, 0 or more")
+    wrong = {
+        f"seed = {seed}: a number from 0 to 2**64 - 1": not 0 <= seed < _SEEDS,
+        f"workers = {workers}: the number of processes that read samples, 0 or more": workers < 0,
+        f"max_bad_steps = {max_bad_steps}: how many bad steps in a row a run survives, 0 or more": max_bad_steps < 0,
+    }
+    problems += [problem for problem, found in wrong.items() if found]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _refuse_types(batch_size: Any, schedule: Any) -> None:
+    """What a caller in Python may mistake; the command line knows types."""
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+        raise ConfigError(f"batch_size = {batch_size!r}: a whole number of samples is needed")
+    if schedule is not None and not isinstance(schedule, Schedule | Joined):
+        raise ConfigError(f"schedule = {schedule!r} is no schedule: give surefoot.warmup_cosine(...) or the like")

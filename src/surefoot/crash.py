@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +33,13 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
     if isinstance(problem, IndexError) and "index out of range in self" in text:
         return DataError(
             f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary"
+        )
+    if any(kind.__module__.startswith(("torch._inductor", "torch._dynamo")) for kind in type(problem).__mro__):
+        words = next((line for line in reversed(text.splitlines()) if "Error" in line), text.splitlines()[0])
+        return ConfigError(
+            f"torch.compile failed at step {step}: {words.strip()[:200]}\n"
+            "  leave --compile out; if a compilation was killed before, what it left may be damaged: remove the directory\n"
+            f"  {os.environ.get('TORCHINDUCTOR_CACHE_DIR') or Path(tempfile.gettempdir()) / 'torchinductor_USER'}"
         )
     if isinstance(problem, torch.OutOfMemoryError):
         return None

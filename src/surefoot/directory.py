@@ -97,6 +97,14 @@ class RunDirectory:
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
 
+def directory_of_start(run: Path) -> str | None:
+    """Where the command was given that began a run; None where that is not known."""
+    try:
+        return str(json.loads((run / "environment.json").read_text())["sittings"][0]["directory"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def checked_files(files: Mapping[str, str]) -> dict[str, str]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
     ours = {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "crash", "report.html"}

@@ -15,6 +15,9 @@ from surefoot.errors import ConfigError, DivergedError
 from surefoot.evaluate import evaluation_mode
 from surefoot.seeding import fold, untouched
 
+_SEEDS = 1 << 64
+_COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would overflow
+
 
 class Caching(Protocol):
     """A model that keeps keys and values: with a cache it takes only the new tokens (B, T) and gives their logits."""
@@ -82,18 +85,22 @@ def stream(
     the modes of the modules and the global generators are left as they were, so that training notices nothing. Waits for
     the device at every token.
     """
-    _check(tokens, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p)
-    held = [int(token) for token in tokens]
-    generator = torch.Generator().manual_seed(seed)
-    step = _Steps(model, rows=1, context=context, caching=caching)
-    for _ in range(count):
-        with torch.no_grad(), untouched(), evaluation_mode([model]):
-            logits_V = step.next_logits([held])[0]
-        token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        if token == end:
-            return
-        held.append(token)
-        yield token
+    _check(tokens, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+    def drawn() -> Iterator[int]:
+        held = [int(token) for token in tokens]
+        generator = torch.Generator().manual_seed(seed)
+        step = _Steps(model, rows=1, context=context, caching=caching)
+        for _ in range(count):
+            with torch.no_grad(), untouched(), evaluation_mode([model]):
+                logits_V = step.next_logits([held])[0]
+            token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            if token == end:
+                return
+            held.append(token)
+            yield token
+
+    return drawn()
 
 
 def samples(
@@ -115,8 +122,10 @@ def samples(
     Every prompt draws from a generator of its own, from (seed, its place), so the text of one depends neither on the others
     nor on `batch_size` (but for the rounding of larger matrices). The settings are those of `stream`.
     """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
     for prompt in prompts:
-        _check(prompt, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p)
+        _check(prompt, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     found: list[list[int]] = [[int(token) for token in prompt] for prompt in prompts]
     places = sorted(range(len(found)), key=lambda place: len(found[place]))
     while places:
@@ -189,7 +198,7 @@ class _Steps:
 def _chosen(
     logits_V: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
 ) -> int:
-    if temperature == 0:
+    if temperature < _COLDEST:
         return int(logits_V.argmax())
     candidates = torch.arange(len(logits_V))
     if top_k is not None:  # by place, not by value: of equal logits no more than `top_k` stay
@@ -211,8 +220,11 @@ def _check(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
+    seed: int,
 ) -> None:
     problems = []
+    if not 0 <= seed < _SEEDS:
+        problems.append(f"seed = {seed}: give a number from 0 to 2**64 - 1")
     if len(tokens) == 0:
         problems.append("no token to start from: give at least one, for example that of a line break")
     if count < 0:

@@ -27,6 +27,7 @@ from surefoot.seeding import untouched
 from surefoot.sinks.console import duration
 
 _STATE_COPIES = {"AdamW": 2, "Adam": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}  # of each parameter
+_LOOKED_AT = 100_000  # steps, in search of the fastest
 _TOLERANCE = 1e-4  # of the loss contract, relative, for sums in float32
 
 
@@ -155,7 +156,9 @@ def learning_rates(parts: Parts) -> list[str]:
     steps = parts.length.steps
     base = next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]
     factors = parts.task.factors
-    fastest = max(range(min(steps, 100_000)), key=factors)
+    stride = max(1, steps // _LOOKED_AT)
+    near = max(range(0, steps, stride), key=factors)
+    fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     shape = _shape(parts.schedule)
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     return [

@@ -110,6 +110,7 @@ class Run:
         check_settings(
             length=length,
             batch_size=batch_size,
+            seed=seed,
             micro_batch_size=micro_batch_size,
             schedule=schedule,
             clip=clip,
@@ -145,6 +146,10 @@ class Run:
         schedule = schedule or constant()
         in_steps = schedule.resolved(times.length)
         for name, split in (evaluate or {}).items():
+            if not isinstance(split, Split):
+                raise ConfigError(
+                    f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
+                )
             check_split(name, split.dataset, seed=seed)
         watch = watched(best, early_stopping, splits=evaluate or {})
 
@@ -164,6 +169,13 @@ class Run:
         supply = Supply(train, plan, seed, micro_batch_size, place, workers, count, collate)
         scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=numbers, compiled=compile)
         said = screen(times.length.steps) if console else None
+        for name in assembly.set_to_train(models):
+            if said is not None:
+                said.say(
+                    f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+                )
+        if out is not None and not str(out):
+            raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
         directory = None if out is None else RunDirectory(Path(out))
         self.parts = Parts(
             task=task,

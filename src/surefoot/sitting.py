@@ -77,9 +77,7 @@ class Sitting:
             elif isinstance(problem, Exception) and self.parts.directory is not None:
                 self._report(problem, self.parts.directory)
             elif not isinstance(problem, Exception):  # sys.exit() in the body
-                self.parts.say(
-                    f"left in the middle of step {self._step}, which is not saved\n{narration.standing(self.parts)}"
-                )
+                self._say_what_stands()
         finally:
             self.release()
         if self.signals.stop is not None and (problem is None or isinstance(problem, Exception)):
@@ -165,6 +163,11 @@ class Sitting:
             self._evaluate()
         if self.whole.meter.rows and self.log_due(done):
             self.log()
+
+    def _say_what_stands(self) -> None:
+        if self.parts.saving is not None:
+            self.parts.saving.writer.wait()
+        self.parts.say(f"left in step {self._step}, which is not saved\n{narration.standing(self.parts)}")
 
     def _report(self, problem: Exception, directory: RunDirectory) -> None:
         if self.parts.saving is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -12,6 +13,12 @@ from typing import Any
 from surefoot.config import flatten, layered, nearest
 from surefoot.errors import ConfigError
 
+_WORDS = {  # how tyro and Python say it -> how a person does
+    r"could not convert string to float: ('[^']*')": r"\1 is not a number",
+    r"invalid literal for int\(\) with base 10: ('[^']*')": r"\1 is not a whole number",
+    r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
+    r"Unrecognized options?: ": "what is meant by: ",
+}
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
@@ -77,7 +84,10 @@ def _unboxed(text: str) -> str:
         if line.startswith(("─", "╰")):
             break
         said.append(line)
-    return " ".join(said) or text.strip()
+    found = " ".join(said) or text.strip()
+    for pattern, words in _WORDS.items():
+        found = re.sub(pattern, words, found)
+    return found
 
 
 def _unknown(name: str, known: Mapping[str, bool]) -> str:

@@ -44,7 +44,7 @@ never stopped. Settings that change no result may change: --workers,
 far as the schedule allows it exactly.
 
   surefoot resume latest
-  surefoot resume runs/mine --length "4000 steps"
+  surefoot resume runs/mine --time-limit "2 h"
 """,
     "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [settings]
 

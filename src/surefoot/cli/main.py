@@ -56,4 +56,5 @@ def main(arguments: list[str] | None = None) -> None:
 def _say(problem: BaseException, with_traceback: bool) -> None:
     if with_traceback:
         traceback.print_exception(problem)
-    print(f"error: {problem}", file=sys.stderr)
+    for line in str(problem).splitlines():  # what is said of a problem further is indented
+        print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)

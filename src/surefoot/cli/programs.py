@@ -77,6 +77,8 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
             if Path(path).resolve().is_relative_to(run.resolve()):
                 raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
+            if not Path(path).is_absolute():  # surefoot never writes that: it would be whatever lies beside
+                raise ConfigError(f"{run / 'config.toml'} names a program by a relative path, {path}: refused")
             if Path(path).is_file() and sha256(Path(path).read_bytes()).hexdigest() != digest:
                 print(
                     f"note: {path} has changed since this run began: what it goes on with may not be what it was",
@@ -95,6 +97,8 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
 def _in_file(path: Path, function: str) -> Program:
     if not path.is_file():
         raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
+    if path.suffix != ".py":
+        raise ConfigError(f"{path} is no program: a file of Python ends in .py")
     path = path.resolve()
     name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # a file called random.py hides no module
     specification = importlib.util.spec_from_file_location(name, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from surefoot.cli.flags import configured
 from surefoot.cli.programs import Program
 from surefoot.config import flatten, origins, to_toml, values
 from surefoot.config import program as program_of
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
@@ -36,11 +37,11 @@ def plan(arguments: list[str]) -> None:
     program = programs.found(arguments[0])
     rest, in_file = _in_file(program, arguments[1:])
     if program.config is None:
-        run = program.run()
+        run = _built(program, None)
     else:
         verb = f"surefoot plan {arguments[0]}"
         config, found = configured(program.config, _layers(program, in_file, rest), rest, verb=verb)
-        run = program.run(config)
+        run = _built(program, config)
         _refuse_fp16_on_a_cpu(run)
         lines = [
             f"  {name} = {value!r}  [{found[name]}]" for name, value in flatten(config).items() if value is not None
@@ -83,7 +84,11 @@ def evaluate(arguments: list[str]) -> None:
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = _checkpoint(run_path, which)
-    run = program.run() if config is None else program.run(config)
+    run = _built(program, config, of=run_path)
+    print(
+        f"scoring step {chosen.step} of {run_path} on {', '.join(run.parts.scoring.splits) or 'nothing'}",
+        file=sys.stderr,
+    )
     for difference in run.load(chosen):
         print(f"warning: {difference}: these scores are not of the run's own data", file=sys.stderr)
     for name, value in run.scores().items():
@@ -108,9 +113,13 @@ def predict(arguments: list[str]) -> None:
     asked = configured(program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT")[0]
     if inputs == ["-"]:
         inputs = [sys.stdin.read()]
+    from surefoot.sinks.console import Said
+
+    said = Said(None)
     for piece in program.names["predict"](config, asked, inputs, run=run_path, checkpoint=_checkpoint(run_path, which)):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        said.put(piece)
+        if said.gone:  # nobody reads any more
+            break
 
 
 def _of_run(run: Path, flags: list[str], *, verb: str) -> tuple[Program, Any]:
@@ -141,7 +150,7 @@ def _checkpoint(run: Path, which: str | None) -> Contents:
         if best is None:
             raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
         return store.at(best)
-    if not which.isdigit():
+    if not (which.isascii() and which.isdigit()):
         raise ConfigError(
             f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}"
         )
@@ -176,12 +185,12 @@ def _start(
     """Build and train; `only` is the directory that a resumed run must have, `held` the origins its values had before."""
     if program.config is None:
         _refuse_settings(program, arguments)
-        run = program.run()
+        run = _built(program, None, of=only)
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
         kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
-        run = program.run(config)
+        run = _built(program, config, of=only)
         run.configuration = to_toml(config, kept, program.described)
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
@@ -190,6 +199,25 @@ def _start(
         )
     _refuse_fp16_on_a_cpu(run)
     run.train()
+
+
+def _built(program: Program, config: Any, *, of: Path | None = None) -> Run:
+    """What a program builds; a terminal is told that this may take seconds. `of` is the run that it is built for again."""
+    shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if shown:
+        print("reading the data and building the model ...", end="", file=sys.stderr, flush=True)
+    try:
+        return program.run() if config is None else program.run(config)
+    except DataError as problem:
+        from surefoot.directory import directory_of_start
+
+        begun_in = None if of is None else directory_of_start(of)
+        if begun_in in (None, os.getcwd()):
+            raise
+        raise DataError(f"{problem}\n  this run was started in {begun_in}: a relative path is from there") from problem
+    finally:
+        if shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def _refuse_settings(program: Program, arguments: Sequence[str]) -> None:
@@ -236,6 +264,10 @@ def _run_directory(arguments: list[str]) -> Path:
     for path in (Path(given), Path("runs") / given):
         if (path / "config.toml").is_file():
             return path
+    place = Path(given)
+    if place.parent.name == "checkpoints" and place.is_dir():
+        step = int("".join(filter(str.isdigit, place.name)) or 0)
+        raise ConfigError(f"{given} is a checkpoint: give its run, {place.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
     raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
 
@@ -244,4 +276,5 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"cannot read {path}: {problem}") from problem
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot read {path}: {why}") from problem

@@ -75,7 +75,8 @@ def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float
     """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
 
     Which are held out does not depend on what stands beside them, so that a folder that grows keeps them out. As many as make
-    up the fraction, counted in characters, at least one. Raises `DataError` where a part would be empty.
+    up the fraction, counted in characters, and never twice as much; the smallest where all are too large for that. Raises
+    `DataError` where a part would be empty.
 
     >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
     (['abcdefgh'], ['ij'])
@@ -87,10 +88,13 @@ def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float
     held_out: set[str] = set()
     so_far = 0
     for name in sorted(documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()):
-        if so_far >= wanted and held_out:
+        if so_far >= wanted:
             break
-        held_out.add(name)
-        so_far += len(documents[name])
+        if so_far + len(documents[name]) <= 2 * wanted:  # one that is most of the text is for training
+            held_out.add(name)
+            so_far += len(documents[name])
+    if not held_out:
+        held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
     if not 0 < held_out_fraction < 1 or len(held_out) == len(documents):
         raise DataError(
             f"held_out_fraction = {held_out_fraction} of {len(documents)} documents leaves nothing to train on or to score\n"
@@ -114,7 +118,7 @@ def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part
     >>> held_out_split("abcdefghij", held_out_fraction=0.2)
     ('abcdefgh', 'ij')
     """
-    cut = len(whole) - round(len(whole) * held_out_fraction)
+    cut = len(whole) - round(len(whole) * held_out_fraction) if 0 < held_out_fraction < 1 else 0
     if not 0 < cut < len(whole):
         raise DataError(
             f"held_out_fraction = {held_out_fraction} of {len(whole)} leaves {cut} to train on and {len(whole) - cut} to score\n"

@@ -113,6 +113,7 @@ def named(
     problems += [
         f"optimizer.{key} = {value!r}: {wanted} is needed"
         for key, value in {"lr": lr, "weight_decay": decay, **given}.items()
+        if key in own or key in ("lr", "weight_decay")
         if (wanted := _wanted(key, value)) is not None
     ]
     merged = {**own, **{key: value for key, value in given.items() if key in own}}

@@ -137,11 +137,11 @@ def _of_shards(path: Path, *, tokenizer: str | None, made: Any, held_out_fractio
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
         )
-    if tokenizer is not None:
-        made = sf.ByteTokenizer() if tokenizer == "bytes" else _from_files(tokenizer)
+    if made is None:
+        made = sf.ByteTokenizer() if tokenizer == "bytes" else _from_files(str(tokenizer))
     if made.vocabulary < shards.vocabulary:
         raise sf.ConfigError(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
     training, held_out = shards.divided(held_out_fraction)
-    return Corpus(training, held_out, made, _shown(made))
+    return Corpus(training, held_out, made, tokenizer or "that of init")

@@ -77,8 +77,8 @@ class Config(Settings):
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    cloze_questions: int = 200
-    """Questions of which of four pieces of held-out text really follows; 0 asks none."""
+    cloze_questions: int | None = None
+    """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
     sample_tokens: int = 200
     """How many tokens a sample has; 0 shows none."""
     sample_prompt: str | None = None
@@ -149,6 +149,7 @@ def build(config: Config) -> sf.Run:
         config.schedule.spec,
         lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
+        lambda: _refuse_negative(config),
     )
     found = texts.corpus(
         data.path,
@@ -187,8 +188,9 @@ def build(config: Config) -> sf.Run:
             derived={"perplexity": sf.perplexity, "bits_per_byte": bits_per_byte},
         )
     }
-    if config.cloze_questions:
-        splits["cloze"] = _cloze(config, found)
+    cloze = None if config.cloze_questions == 0 else _cloze(config, found)
+    if cloze is not None:
+        splits["cloze"] = cloze
     settings = run_arguments(config)
     if config.early_stopping is not None:
         settings["early_stopping"] = sf.EarlyStopping("min held-out/loss", patience=config.early_stopping)
@@ -205,6 +207,12 @@ def build(config: Config) -> sf.Run:
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **settings,
     )
+
+
+def _refuse_negative(config: Config) -> None:
+    for name, number in (("cloze_questions", config.cloze_questions), ("sample_tokens", config.sample_tokens)):
+        if number is not None and number < 0:
+            raise sf.ConfigError(f"{name} = {number}: how many, or 0 for none")
 
 
 def _schedule(config: Config) -> Any:
@@ -243,12 +251,21 @@ def _prompt(config: Config, tokenizer: Any) -> str:
     return "\n" if "\n" in only else only[0]
 
 
-def _cloze(config: Config, found: texts.Corpus) -> sf.Split:
+_CHOICES = 4
+_LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
+
+
+def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
     held_out = max(found.held_out.arrays, key=len) if isinstance(found.held_out, sf.TokenShards) else found.held_out
-    context = config.model.context
-    questions = sf.cloze(held_out, context=context, questions=config.cloze_questions, seed=config.seed)
+    wanted, context = config.cloze_questions, config.model.context
+    if wanted is None:  # as many as are usual, where there is text for them
+        if len(held_out) < _CHOICES * 2 * context:
+            return None
+        wanted = 200
+    questions = sf.cloze(held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES)
     rows = sf.choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
-    return sf.Split(rows, scores=_accuracy, batch_size=16, loss=False)
+    numbers = _CHOICES * context * found.tokenizer.vocabulary  # logits of one question
+    return sf.Split(rows, scores=_accuracy, batch_size=max(1, min(16, _LOGITS_AT_ONCE // numbers)), loss=False)
 
 
 def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:

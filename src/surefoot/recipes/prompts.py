@@ -58,8 +58,9 @@ def continuations(
         "caching": True,
     }
     if len(prompts) == 1 and asked.file is None:
+        drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]
-        yield from _decoded(tokenizer, sf.generate.stream(model, encoded[0], **settings))
+        yield from _decoded(tokenizer, drawn)
         yield "\n"
         return
     continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
@@ -83,9 +84,10 @@ def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        found = [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+        text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
+    found = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
     if not found:
         raise sf.DataError(f"{path} holds no prompt: write one a line")
     return found
