@@ -140,6 +140,21 @@ def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(loss: 
     assert (float(step.skipped), float(step.loss)) == (0.0, 0.0)
 
 
+def test_a_loss_may_count_some_micro_batches_itself_and_others_not() -> None:
+    """The count of all is that of the one kind and of the other."""
+
+    batch = tokens(8, seed=3, dtype=torch.float64)
+
+    def mixed(model: Any, batch: Batch) -> Any:
+        return counted_mean(model, batch) if len(batch[0]) > 2 else plain_mean(model, batch)
+
+    found, step = change_and_step(run_of(mixed), cut(batch, [3, 2, 2, 1]))
+    expected, whole = change_and_step(run_of(plain_mean), cut(batch, [8]))
+    assert_same(found, expected)
+    assert float(step.loss) == pytest.approx(float(whole.loss), rel=1e-6)  # type: ignore[arg-type]
+    assert float(step.count) == float(whole.count)
+
+
 def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> None:
     def loss(model: Any, batch: Batch) -> Any:
         right = (model(batch[0]).argmax(2) == batch[1]).sum()

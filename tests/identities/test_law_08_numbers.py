@@ -124,6 +124,43 @@ def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) 
 SLEEP_S = 0.02
 
 
+def test_a_value_is_logged_as_it_is_when_it_is_logged(tmp_path: Path) -> None:
+    """A live tensor (a temperature that is trained, say) moves on; and nobody may hold the graph until the log."""
+    values: list[float] = []
+    with build(tmp_path / "run", log_every="4 steps", length="4 steps") as run:
+        parameter = run.state.parameters[0]
+        for step in run:
+            moving = parameter.sum()
+            step.log(moving=moving, one=parameter.reshape(-1)[:1], pair=sf.Mean(moving, 1))
+            assert not any(getattr(held, "requires_grad", False) for held in step.logged.values())
+            values.append(float(moving.detach()))
+            with torch.no_grad():
+                parameter.add_(1.0)
+    (record,) = training_records(tmp_path / "run")
+    assert record["moving"] == record["pair"] == pytest.approx(sum(values) / 4)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), "text", None, [1.0]])
+def test_what_is_no_number_is_refused_where_it_is_logged(value: Any) -> None:
+    with pytest.raises(sf.ConfigError, match="'mine' cannot be logged"), build() as run:
+        next(iter(run)).log(mine=value)
+
+
+def test_the_norm_is_that_of_all_optimizers_together() -> None:
+    def both(models: Any, batch: Any) -> Tensor:
+        return models["a"](batch[0]).sum() + 5 * models["b"](batch[0]).sum()
+
+    data = (torch.ones(4, 3), torch.ones(4))
+    names = {"a": lambda: nn.Linear(3, 1), "b": lambda: nn.Linear(3, 1)}
+    run = sf.Run(
+        model=names, loss=both, train=data, batch_size=4, length="1 steps", optimizer=sf.sgd(0.1), console=False
+    )
+    with run:
+        step = next(iter(run))
+    one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
+    assert float(step.norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
+
+
 def sleeping_score(model: Any, batch: Any) -> sf.Mean:
     time.sleep(SLEEP_S)
     return sf.Mean(1.0, 1)

@@ -15,6 +15,7 @@ Not yet: another world size, verify by checksums on request.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def tensors(data: Augmented) -> Any:
     return data.inputs, data.labels
 
 
+def chosen(indices: range) -> Any:
+    return torch.utils.data.Subset(torch.utils.data.TensorDataset(*tensors(Augmented())), list(indices))
+
+
+def with_dropout(p: float) -> Callable[[], torch.nn.Module]:
+    def build_net() -> torch.nn.Module:
+        net = Net()
+        net[3] = torch.nn.Dropout(p)
+        return net
+
+    return build_net
+
+
+def of_groups(lr: float) -> Any:
+    """An optimizer whose defaults say nothing of its groups' rates."""
+    return lambda groups: torch.optim.SGD([{**group, "lr": lr} for group in groups], lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
@@ -113,6 +132,14 @@ def tensors(data: Augmented) -> Any:
         ({}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
         ({"train": tensors(Augmented())}, {"train": tensors(another_data_set())}, "data.sha256 was"),
         ({}, {"train": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
+        ({"train": chosen(range(32))}, {"train": chosen(range(20, 52))}, "data.indices was"),
+        (
+            {},
+            {"model": with_dropout(0.5)},
+            "built with (3): Dropout(p=0.25, inplace=False), now with (3): Dropout(p=0.5",
+        ),
+        ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.rates_and_decays_of_groups was"),
+        ({"settings": {"a": {"b": 1}}}, {"settings": {"a": {"b": 2}}}, "settings.a.b was 1, now 2"),
     ],
 )
 def test_a_run_that_became_another_one_is_refused_naming_both_values(
@@ -288,3 +315,106 @@ def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
     after = Store(tmp_path / "run" / "checkpoints").at(8).state
     assert float(after["clock"]["total_s"]["training"]) > float(state["clock"]["total_s"]["training"]) > 0
     assert after["kept"] != state["kept"]
+
+
+def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best score so far was of other data."""
+    build(tmp_path / "run", stop_after="6 steps").train()
+    split = {"held-out": sf.Split(tensors(another_data_set()), scores=sf.accuracy)}
+    run = build(tmp_path / "run", evaluate=split, console=True)
+    run.train()
+    assert run.state.step == 26
+    assert "note: scored.held-out.sha256 was" in capsys.readouterr().out
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that counts in its groups, as schedule-free ones do, and steps accordingly."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=1e-2)
+        for group in self.param_groups:
+            group["made"], group["weight"] = 0, torch.zeros(())
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["made"] += 1
+            group["weight"] += 0.5
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad, alpha=group["lr"] * group["made"] * float(group["weight"]) / 50)
+
+
+def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) -> None:
+    build(tmp_path / "whole", optimizer=Counting).train()
+    build(tmp_path / "run", optimizer=Counting, stop_after="7 steps").train()
+    run = build(tmp_path / "run", optimizer=Counting)
+    run.train()
+    assert run.state.trained["model"].optimizer.param_groups[0]["made"] == 26
+    assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
+
+
+def newest_files(out: Path) -> dict[str, bytes]:
+    newest = max((out / "checkpoints").glob("step-*"))
+    return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
+
+
+def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(tmp_path: Path) -> None:
+    """Fine-tuning freezes batch statistics from some step on."""
+
+    def train_some(out: Path, *, stop: int | None = None) -> None:
+        with build(out) as run:
+            for step in run:
+                if step.index == 4:
+                    run.state.models["model"][1].eval()  # type: ignore[index,operator]
+                if step.index == stop:
+                    break
+
+    train_some(tmp_path / "whole")
+    train_some(tmp_path / "run", stop=6)
+    train_some(tmp_path / "run")
+    assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
+
+
+def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As libraries load them: dropout would be off for the whole training."""
+    run = build(None, model=lambda: Net().eval(), console=True, length="3 steps")
+    run.train()
+    assert all(module.training for module in run.state.models["model"].modules())
+    assert "model was handed over in evaluation mode" in capsys.readouterr().out
+    part = build(None, model=lambda: frozen_statistics(Net()), length="3 steps")
+    part.train()
+    assert [module.training for module in part.state.models["model"]] == [True, False, True, True, True]  # type: ignore[union-attr]
+
+
+def frozen_statistics(net: Net) -> Net:
+    net[1].eval()
+    return net
+
+
+def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path) -> None:
+    """A slash in a name, and a name inside an object: two places, not one."""
+
+    def held() -> dict[str, Any]:
+        return {"a/b": torch.ones(2), "a": {"b": torch.zeros(2), "b~1": (1, (2.5, torch.ones(1)))}}
+
+    with build(tmp_path / "run", stop_after="3 steps") as run:
+        for name, value in held().items():
+            run.keep(name, value)
+        for _ in run:
+            pass
+    again = build(tmp_path / "run")
+    with again:
+        assert again.keep("a/b", torch.full((2,), 7.0)).tolist() == [1.0, 1.0]
+        found = again.keep("a", {"b": torch.full((2,), 7.0), "b~1": None})
+    assert found["b"].tolist() == [0.0, 0.0]
+    assert found["b~1"] == (1, (2.5, torch.ones(1)))
+
+
+def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
+    """Patience counts evaluations: with others, early stopping would end another run."""
+    settings = {"schedule": sf.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
+    build(tmp_path / "run", length="20 steps", **settings).train()
+    build(tmp_path / "run", length="40 steps", **settings).train()
+    found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
+    assert found == [5, 10, 15, 20, 25, 30, 35, 40]
