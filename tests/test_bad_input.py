@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from small_runs import Net, build
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.disk import Disk
 from surefoot.cli.main import main
+from surefoot.sinks import records
 
 Refused = Callable[..., str]
 COMMAND = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
@@ -56,9 +58,9 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The same for a run that a program of the user's own builds, with some argument of `small_runs.build` changed."""
     from surefoot.cli import programs
 
-    def said(status: int, out: str | None = None, **changes: Any) -> str:
+    def said(status: int, out: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any) -> str:
         def builds() -> sf.Run:
-            return build(out, **changes)
+            return build(**{"out": out, **changes, **late()})
 
         monkeypatch.setattr(programs, "found", lambda name: programs.Program(builds, None, {"kind": "file"}, {}))
         return refused("train", "mine.py", status=status)
@@ -389,3 +391,93 @@ def test_fp16_on_a_cpu_is_refused_on_the_command_line(refused: Refused, tmp_path
     error = refused(*GPT, "--data.path", "text.txt", "--precision", "fp16", "--device", "cpu", status=2)
     assert "--precision bf16" in error
     assert not (tmp_path / "runs").exists()
+
+
+class Unsized(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter([1])
+
+
+def named_loss(model: nn.Module, batch: Any) -> sf.Mean:
+    return sf.Mean(0.0, 1)
+
+
+named_loss.__name__ = "loss"
+
+
+def splits(name: str = "held-out", **settings: Any) -> dict[str, Any]:
+    return {"evaluate": {name: sf.Split(**{"dataset": data(), **settings})}}
+
+
+def stopping(**settings: Any) -> dict[str, Any]:
+    return {"early_stopping": sf.EarlyStopping("min held-out/loss", **{"patience": 1, **settings})}
+
+
+MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
+    "evaluate['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"evaluate": {"held-out": data()}}),
+    "split 'held-out': the data set is empty": (3, lambda: splits(dataset=data(0))),
+    "split 'held-out': Unsized can only be iterated": (3, lambda: splits(dataset=Unsized())),
+    "split 'a/b'": (2, lambda: splits("a/b")),
+    "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
+    "two scores called 'accuracy'": (2, lambda: splits(scores=[sf.accuracy, sf.accuracy])),
+    "two scores called 'loss'": (2, lambda: splits(scores=named_loss)),
+    "a score function without a name": (2, lambda: splits(scores=partial(sf.accuracy))),
+    "patience = 0": (2, lambda: stopping(patience=0)),
+    "minimum_improvement = nan": (2, lambda: stopping(minimum_improvement=float("nan"))),
+    "schedule = 'cosine' is no schedule": (2, lambda: {"schedule": "cosine"}),
+    "batch_size = '64'": (2, lambda: {"batch_size": "64"}),
+    "SGD is neither a specification nor": (2, lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}),
+    "seed = -1": (2, lambda: {"seed": -1}),
+    "seed = 18446744073709551616": (2, lambda: {"seed": 1 << 64}),
+    "a lazy module": (2, lambda: {"model": lambda: nn.LazyLinear(3)}),
+    "out is empty": (2, lambda: {"out": ""}),
+}
+
+
+@pytest.mark.parametrize("says", MISTAKEN)
+def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
+    says: str, run_refused: Refused, tmp_path: Path
+) -> None:
+    status, changes = MISTAKEN[says]
+    plain = {"schedule": None, "early_stopping": None, "evaluate": None, "train": data()}
+    assert says in run_refused(status, "run", late=lambda: {**plain, **changes()})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping", "0"]])
+def test_numbers_below_nothing_are_refused_before_the_training(
+    flags: list[str], refused: Refused, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    refused(*GPT, "--data.path", "text.txt", "--out", "run", *flags, status=2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--optimizer.lr", "abc"], "'abc' is not a number"),
+        (["--batch-size", "x"], "'x' is not a whole number"),
+        (["--out"], "needs a value"),
+        (["--checkpont", "best"], "unknown setting --checkpont"),
+        (["--config", "nope.toml"], "cannot read nope.toml: No such file or directory"),
+    ],
+)
+def test_a_mistyped_flag_is_told_in_words(flags: list[str], says: str, refused: Refused) -> None:
+    error = refused(*GPT, *flags, status=2)
+    assert says in error
+    assert "int()" not in error
+
+
+def test_each_of_several_problems_is_marked_as_one(refused: Refused) -> None:
+    error = refused(*GPT, "--seed", "-1", "--workers", "-1", status=2)
+    assert [line[:6] for line in error.splitlines()] == ["error:", "error:"]
+
+
+def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:
+    """There is too little of it to hold out for them, and nobody asked for any."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
+    main([*GPT, "--data.path", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run"), "--model.context", "16"])
+    (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"][-1:]
+    assert "held-out/loss" in scores
+    assert "cloze/accuracy" not in scores

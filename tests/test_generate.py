@@ -194,6 +194,8 @@ def test_global_generators_are_left_as_found():
         ({"top_k": 0}, "top_k = 0"),
         ({"top_p": 0.0}, "top_p = 0"),
         ({"top_p": 1.5}, "top_p = 1.5"),
+        ({"seed": -1}, "seed = -1"),
+        ({"seed": 1 << 64}, "seed = 18446744073709551616"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(options, named):
@@ -204,3 +206,20 @@ def test_settings_that_cannot_work_are_refused_by_name(options, named):
 def test_all_wrong_settings_are_named_at_once():
     with pytest.raises(ConfigError, match=r"(?s)count = -1.*top_k = 0"):
         draw(count=-1, top_k=0)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_no_prompt_is_refused(batch_size):
+    """It would never come to an end."""
+    with pytest.raises(ConfigError, match=f"batch_size = {batch_size}"):
+        samples(Fixed(), [[0]], count=2, context=8, batch_size=batch_size)
+
+
+def test_a_stream_refuses_its_settings_before_it_is_read():
+    with pytest.raises(ConfigError, match="temperature = -1"):
+        stream(Fixed(), [0], count=2, context=8, temperature=-1)
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-300, 5e-324])
+def test_the_coldest_temperatures_take_the_likeliest(temperature):
+    assert draw(temperature=temperature) == draw(temperature=0)

@@ -131,6 +131,12 @@ def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
     assert sum(numbers[:-1]) == numbers[-1] == 30
 
 
+def test_the_fastest_step_of_a_long_run_is_found() -> None:
+    run = run_of(length="1000003 steps", schedule=sf.one_cycle("30%"))
+    (line,) = [line for line in plan.learning_rates(run.parts) if line.startswith("fastest")]
+    assert line.split() == ["fastest", "step", "300,001", "0.01"]
+
+
 # --- the loss contract -------------------------------------------------------------------------------------------------
 
 

@@ -90,3 +90,18 @@ def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path)
     assert process.returncode == 0, errors
     assert "stopped at step" in output
     assert saved_steps(tmp_path)[-1] > 2
+
+
+def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
+    """Steps of 0.7 s under a limit of 4 s: one that would end after it is not begun."""
+    from small_runs import build, loss
+
+    def slow(model, batch):
+        time.sleep(0.35)  # two micro-batches a step
+        return loss(model, batch)
+
+    begun = time.monotonic()
+    run = build(tmp_path / "run", loss=slow, time_limit="4 s", evaluate=None, early_stopping=None)
+    run.train()
+    assert time.monotonic() - begun < 4
+    assert 2 <= run.state.step <= 4

@@ -48,6 +48,7 @@ class Sitting:
         self.skipped = 0  # steps, as far as the records tell
         self.alone = False  # no code of the user's runs between steps
         self.evaluation_due = False  # that of the newest step, given up for a signal
+        self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
         self.longest_round_s = 0.0  # from one step to the next, with all that was due in between
         self.looked_at: float | None = None  # the clock, after the last step
@@ -248,8 +249,8 @@ class Sitting:
         return self._scores_due(done) or self._sample_due(done)
 
     def log_due(self, done: int) -> bool:
-        """After the last step, and every `log_every`."""
-        return self.parts.timetable.log_due(done)
+        """After the last step, and every `log_every`; once."""
+        return self.logged_step != done and self.parts.timetable.log_due(done)
 
     def save_due(self, done: int) -> bool:
         """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
@@ -264,6 +265,7 @@ class Sitting:
 
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
+        self.logged_step = self.state.step
         window = self.whole.meter.read()
         times = self.whole.clock.window()
         values: dict[str, Any] = dict(window.values)
@@ -314,6 +316,10 @@ class Sitting:
 
     def _evaluate(self) -> None:
         done = self.evaluated_step = self.state.step
+        if (
+            self.alone and self.whole.meter.rows and self.log_due(done)
+        ):  # nothing can be added to it: the loss stands before the scores
+            self.log()
         if self._scores_due(done):
             self._score()
         if self._sample_due(done):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -113,6 +114,7 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsy
         (["the", "--tokns", "5"], "did you mean --tokens?"),
         ([""], "prompt 1 is empty"),
         (["the", "--checkpoint", "last"], "newest, best, or a step"),
+        (["the", "--checkpoint", "\u00b2"], "newest, best, or a step"),
     ],
 )
 def test_a_mistake_is_told_shortly(
@@ -143,6 +145,39 @@ def test_the_device_is_that_of_now_and_not_of_the_training(
     assert 'device = "cuda"' in (copy / "config.toml").read_text()
     expected = said(capsys, str(trained), "the cat", "--tokens", "5", "--device", "cpu")
     assert said(capsys, str(copy), "the cat", "--tokens", "5", "--device", "cpu") == expected
+
+
+def test_a_prompt_ends_at_a_line_end_and_nowhere_else(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_bytes("one\u2028and\x0cmore\r\ntwo\x85\n".encode())
+    lines = said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), "--tokens", "1").split("\n")
+    assert [json.loads(line)["prompt"] for line in lines[:-1]] == ["one\u2028and\x0cmore", "two\x85"]
+
+
+def test_wrong_settings_are_refused_before_the_prompt_is_shown(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["predict", str(trained), "the", "--tokens", "-1"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
+    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "predict", str(trained), "the"]
+    process = subprocess.Popen([*command, "--tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+def test_a_checkpoint_is_not_a_run_and_what_to_type_is_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = trained / "checkpoints" / "step-00000040"
+    assert f"give its run, {trained}, and --checkpoint 40" in refused(capsys, str(place), "the")
 
 
 def test_a_program_that_predicts_nothing_says_so(

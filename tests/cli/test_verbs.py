@@ -389,3 +389,61 @@ def main_unguarded(*arguments: str) -> None:
     from surefoot.cli.main import _VERBS
 
     _VERBS[arguments[0]](list(arguments[1:]))
+
+
+def test_a_program_named_by_a_relative_path_is_not_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """surefoot writes whole paths: an archive could bring a program that lies beside its run."""
+    main(["train", "program.py:build", "--length", "3 steps"])
+    Path("evil.py").write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
+    config = Path("runs/mine/config.toml")
+    config.write_text(config.read_text().replace(str(program), "evil.py"))
+    for verb in ("resume", "evaluate"):
+        assert refused(verb, "mine") == 2
+        assert "names a program by a relative path" in capsys.readouterr().err
+    assert not Path("canary").exists()
+
+
+def test_a_file_that_is_no_program_is_refused(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes.txt").write_text("3")
+    assert refused("train", "notes.txt:build") == 2
+    assert "is no program" in capsys.readouterr().err
+
+
+def test_a_stop_that_lies_behind_is_said_to_be_nothing(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "program.py:build", "--length", "8 steps", "--stop-after", "4 steps"])
+    capsys.readouterr()
+    main(["resume", "mine", "--stop-after", "2 steps"])
+    assert "nothing to do: 4 steps are made, and stop_after is 2" in capsys.readouterr().out
+
+
+def test_a_relative_path_of_data_is_explained_in_another_directory(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0"]
+    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--out=runs/a", *small])
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    for verb in ("resume", "evaluate"):
+        assert refused(verb, "../runs/a") == 3
+        assert f"this run was started in {tmp_path}: a relative path is from there" in capsys.readouterr().err
+
+
+def test_commands_to_type_are_those_that_work_here(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell without the environment's folder in PATH finds no `surefoot`."""
+    for name in ("surefoot", "tensorboard"):
+        place = tmp_path / "env" / "bin" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("#!/bin/sh\n")
+        place.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", ["env/bin/surefoot"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    main(["train", "program.py:build", "--length", "4 steps", "--stop-after", "2 steps"])
+    assert "go on with:  env/bin/surefoot resume runs/mine" in capsys.readouterr().out
+    monkeypatch.setenv("PATH", str(tmp_path / "env" / "bin"))
+    main(["resume", "mine"])
+    said = capsys.readouterr().out
+    assert "  surefoot evaluate runs/mine" in said
+    assert "  tensorboard --logdir" in said

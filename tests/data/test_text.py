@@ -108,6 +108,15 @@ def test_holding_out_all_or_none_of_the_documents_is_refused(fraction):
         held_out_documents(letters("a", "b"), held_out_fraction=fraction)
 
 
+def test_a_document_that_is_most_of_the_text_is_not_held_out():
+    training, held_out = held_out_documents({"small": "s" * 1000, "large": "l" * 1_000_000}, held_out_fraction=0.05)
+    assert (training, held_out) == (["l" * 1_000_000], ["s" * 1000])
+    training, held_out = held_out_documents({"a": "a" * 900, "b": "b" * 1000}, held_out_fraction=0.05)
+    assert held_out == ["a" * 900]  # the smallest where none is small enough
+    _, held_out = held_out_documents({str(one): "x" * (100 + one) for one in range(300)}, held_out_fraction=0.1)
+    assert 0.1 <= sum(map(len, held_out)) / sum(100 + one for one in range(300)) < 0.12
+
+
 def test_each_document_is_followed_by_its_end():
     assert encode_documents(["ab", "", "c"], ByteTokenizer()).tolist() == [97, 98, 256, 256, 99, 256]
     assert encode_documents(["ab", "", "c"], CharacterTokenizer("abc")).tolist() == [0, 1, 2]

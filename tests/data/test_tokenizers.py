@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,80 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(text, tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(DataError, match="no tokenizer at"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+def changed(**changes):
+    """What the library would write of a tokenizer with some of its parts changed."""
+    text = json.loads(json.dumps(json.loads(BPE.to_json())["tokenizer"]))
+    for name, value in changes.items():
+        if name == "model":
+            text["model"] |= value
+        else:
+            text[name] = value
+    return json.dumps(text)
+
+
+def without_letters():
+    """No letter of its alphabet stands for the bytes of capital letters."""
+    text = json.loads(changed())
+    vocabulary = {
+        token: one for token, one in text["model"]["vocab"].items() if not (len(token) == 1 and token.isupper())
+    }
+    text["model"] |= {"vocab": {token: place for place, token in enumerate(vocabulary)}, "merges": []}
+    text["added_tokens"] = []
+    return json.dumps(text)
+
+
+def with_a_hole():
+    text = json.loads(changed())
+    last = max(text["model"]["vocab"], key=text["model"]["vocab"].get)
+    text["model"]["vocab"][last] += 5
+    return json.dumps(text)
+
+
+WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+STRIPPING = {
+    "id": 270,
+    "content": "<x>",
+    "single_word": False,
+    "lstrip": True,
+    "rstrip": True,
+    "normalized": False,
+    "special": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (changed(pre_tokenizer=None), "gives every text back"),
+        (
+            changed(
+                pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+            ),
+            "gives every text back",
+        ),
+        (changed(added_tokens=[STRIPPING]), "gives every text back"),
+        (without_letters(), "gives every text back"),
+        (changed(model={"dropout": 0.1}), "drops merges at random"),
+        (with_a_hole(), "holes in its numbering"),
+    ],
+    ids=["no pre-tokenizer", "prefix space", "an added token that strips", "no alphabet", "dropout", "a hole"],
+)
+def test_a_tokenizer_that_would_change_the_text_is_refused(text, says, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(DataError, match=says):
+        load_tokenizer(tmp_path)
+
+
+def test_what_a_tokenizer_would_cut_or_fill_is_left_whole(tmp_path):
+    limited = BpeTokenizer.from_json(BPE.to_json()).tokenizer
+    limited.enable_truncation(4)
+    limited.enable_padding(length=50)
+    (tmp_path / "tokenizer.json").write_text(limited.to_str())
+    read = load_tokenizer(tmp_path)
+    assert read.encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+    assert [len(tokens) for tokens in read.encode_all(["the", TEXT])] == [len(BPE.encode("the")), len(BPE.encode(TEXT))]
 
 
 def test_bytes_of_characters_are_those_of_utf8():

@@ -197,7 +197,7 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     capsys.readouterr()
     main(["evaluate", str(tmp_path / "run")])
     before = capsys.readouterr()
-    assert before.err == ""
+    assert before.err == f"scoring step 6 of {tmp_path / 'run'} on held-out\n"
     cut = len(text()) - round(0.05 * len(text()))  # what is held out stays
     path.write_text("q" * cut + text()[cut:])
     main(["evaluate", str(tmp_path / "run")])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
-from surefoot.sinks import Console
+import pytest
+
+from surefoot.sinks import Console, screen
 
 
 def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:
@@ -80,3 +83,26 @@ def test_letters_that_the_stream_does_not_have_end_no_run() -> None:
     Console(100, stream).say("na\u00efve \u5bbd")
     stream.seek(0)
     assert stream.read().encode("latin-1") == b"na\xefve ?\n"
+
+
+class FullStream(StringIO):
+    """Where nothing can be written any more."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_stream_without_room_is_given_up_and_ends_nothing() -> None:
+    console = Console(100, FullStream())
+    console.write(train(10))
+    console.say("so it goes")
+    console.close()
+
+
+def test_a_program_without_standard_output_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started with `>&-`, or as a service of Windows."""
+    monkeypatch.setattr(sys, "stdout", None)
+    console = screen(100)
+    console.write(train(10))
+    console.say("so it goes")
+    console.close()

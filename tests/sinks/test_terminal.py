@@ -16,6 +16,7 @@ import pytest
 
 from sinks.in_terminal import LIVE, Process, Screen, Warm, environment
 from surefoot import sinks
+from surefoot.sinks import records
 from surefoot.sinks.terminal import Terminal
 
 
@@ -427,3 +428,17 @@ with build(length="2000 steps") as run:
     assert process.end() == 130
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*")).name
     assert newest in ("step-00000006", "step-00000007")
+
+
+def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(started: Callable[..., Process], tmp_path: Path) -> None:
+    """Both are due at once, and the first row has a loss too."""
+    out = str(tmp_path / "run")
+    every = "log_every='4 steps', evaluate_every='4 steps'"
+    process = started(f"small_runs.build({out!r}, console=True, length='12 steps', {every}).train()")
+    assert process.end() == 0
+    kept = records(tmp_path / "run" / "metrics.jsonl")
+    losses = {record["step"]: record["loss"] for record in kept if record["kind"] == "train"}
+    rows = [line.split() for line in process.screen.lines if re.search(r" \d+s$", line)]
+    assert [(int(row[0]), float(row[1])) for row in rows] == [
+        (step, pytest.approx(loss, rel=1e-4)) for step, loss in losses.items()
+    ]
