@@ -62,5 +62,28 @@ class Clock:
         self.total_s = {phase: spent - self.window_s.get(phase, 0.0) for phase, spent in total_s.items()}
 
 
+class Deadline:
+    """The end of a time limit that began when this was made; a step that would end after it is not to be begun.
+
+    >>> ticks = iter([0.0, 1.0, 5.0, 9.0])
+    >>> deadline = Deadline(12.0, now=lambda: next(ticks))
+    >>> [deadline.near(keep_free_s=0.5) for _ in range(3)]
+    [False, False, True]
+    """
+
+    def __init__(self, limit_s: float, now: Callable[[], float] = perf_counter) -> None:
+        self.now, self.end = now, now() + limit_s
+        self.looked_at: float | None = None
+        self.longest_s = 0.0  # from one look to the next: a step, with all that was due after it
+
+    def near(self, *, keep_free_s: float) -> bool:
+        """Asked before each step: whether it, if it takes as long as the longest, would leave less than `keep_free_s`."""
+        now = self.now()
+        if self.looked_at is not None:
+            self.longest_s = max(self.longest_s, now - self.looked_at)
+        self.looked_at = now
+        return now + self.longest_s + keep_free_s > self.end
+
+
 def _written(seconds: dict[str, float]) -> dict[str, str]:
     return {phase: repr(spent) for phase, spent in seconds.items()}

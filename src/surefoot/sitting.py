@@ -16,15 +16,15 @@ from typing import Any
 from surefoot import crash, divergence, narration, snapshot
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.clock import Deadline
 from surefoot.directory import RunDirectory, environment, machine
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
 from surefoot.evaluate import EvaluationStoppedError
+from surefoot.journal import Journal
 from surefoot.loop import Step, steps
 from surefoot.parts import Parts
-from surefoot.record import Record, Sink
 from surefoot.saving import Saving
 from surefoot.signals import Signals
-from surefoot.sinks import JsonLines, TensorBoard
 
 
 class Sitting:
@@ -33,13 +33,11 @@ class Sitting:
     def __init__(self, parts: Parts, *, configuration: str | None) -> None:
         self.parts, self.whole, self.state = parts, parts.whole, parts.state
         self.configuration = configuration
-        self.started_at = self.looped_at = time.monotonic()
+        self.looped_at = time.monotonic()
         fresh_line = parts.console.fresh_line if parts.console else "\n"
         self.signals = Signals(lambda: narration.standing(parts), fresh_line=fresh_line)
         self.settings = ExitStack()
-        self.sinks: list[Sink] = [parts.console] if parts.console else []
-        self.metrics: JsonLines | None = None
-        self.failing: list[Sink] = []  # of the sinks, those that have been warned of
+        self.journal = Journal(parts.console)
         self.feed = parts.supply.feed(workers=parts.supply.workers)
         self.first_step = 0
         self.asked_to_stop = False
@@ -50,8 +48,7 @@ class Sitting:
         self.evaluation_due = False  # that of the newest step, given up for a signal
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
-        self.longest_round_s = 0.0  # from one step to the next, with all that was due in between
-        self.looked_at: float | None = None  # the clock, after the last step
+        self.deadline = None if parts.timetable.limit_s is None else Deadline(parts.timetable.limit_s)
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -78,10 +75,12 @@ class Sitting:
             elif isinstance(problem, Exception) and self.parts.directory is not None:
                 self._report(problem, self.parts.directory)
             elif not isinstance(problem, Exception):  # sys.exit() in the body
-                self._say_what_stands()
+                self._wait_for_writer()
+                self.parts.say(f"left in step {self._step}, which is not saved\n{narration.standing(self.parts)}")
         finally:
             self.release()
-        if self.signals.stop is not None and (problem is None or isinstance(problem, Exception)):
+        reported = isinstance(problem, Exception) and self.parts.directory is not None
+        if self.signals.stop is not None and (problem is None or reported):
             raise SystemExit(128 + self.signals.stop) from problem  # a compiler that was stopped too is no error
 
     def release(self) -> None:
@@ -89,18 +88,11 @@ class Sitting:
         with ExitStack() as last_first:  # each of them, whichever fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
-            for sink in reversed(self.sinks):
-                last_first.callback(self._close_sink, sink)
+            last_first.callback(self.journal.close)
             if self.parts.saving is not None:
                 last_first.callback(self.parts.saving.writer.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
-
-    def _close_sink(self, sink: Sink) -> None:
-        try:
-            sink.close()
-        except OSError as problem:
-            self._warn_of(sink, problem)
 
     def _open_directory(self, directory: RunDirectory, saving: Saving) -> None:
         directory.open()
@@ -119,15 +111,7 @@ class Sitting:
         now = machine(self.parts.device, deterministic=self.parts.deterministic)
         data = self.parts.described["data"]
         directory.add_sitting({"step": self.state.step, "machine": now, **environment(), "data": data})
-        self.metrics = JsonLines(directory.metrics)
-        tensorboard = TensorBoard(directory.path / "tensorboard", from_step=self.state.step)
-        self.sinks += [self.metrics, tensorboard]
-        if found is not None:
-            if found.log is not None and not self.metrics.holds(*found.log):
-                self.parts.say(
-                    f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost"
-                )
-            self.write({"kind": "resumed", "step": self.state.step})
+        self.journal.open(directory, step=self.state.step, found=found)
 
     def _initialise(self) -> None:
         if self.parts.init is None or self.state.step > 0:
@@ -165,15 +149,13 @@ class Sitting:
         if self.whole.meter.rows and self.log_due(done):
             self.log()
 
-    def _say_what_stands(self) -> None:
-        if self.parts.saving is not None:
-            self.parts.saving.writer.wait()
-        self.parts.say(f"left in step {self._step}, which is not saved\n{narration.standing(self.parts)}")
-
-    def _report(self, problem: Exception, directory: RunDirectory) -> None:
+    def _wait_for_writer(self) -> None:
         if self.parts.saving is not None:
             self.parts.saving.writer.wait()
             self.parts.saving.say_failure()
+
+    def _report(self, problem: Exception, directory: RunDirectory) -> None:
+        self._wait_for_writer()
         try:
             crash.write_report(
                 problem,
@@ -182,6 +164,8 @@ class Sitting:
                 how_to_go_on=narration.standing(self.parts),
                 directory=directory,
             )
+            if self.signals.stop is not None:
+                self.parts.say(f"{type(problem).__name__}: {problem}")  # nobody else will
             if not isinstance(problem, SurefootError):  # which says by itself what stands
                 self.parts.say(f"\n{narration.standing(self.parts)}\n  what happened is in {directory.path / 'crash'}")
         except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
@@ -231,18 +215,11 @@ class Sitting:
     @property
     def stopping(self) -> bool:
         """True when no further step is to be made."""
-        timetable, saving = self.parts.timetable, self.parts.saving
         asked = self.asked_to_stop or self.signals.stop is not None
-        if asked or self.state.step >= timetable.stop_step or self.parts.out_of_patience:
+        if asked or self.state.step >= self.parts.timetable.stop_step or self.parts.out_of_patience:
             return True
-        if timetable.limit_s is None:
-            return False
-        now = time.monotonic()
-        if self.looked_at is not None:
-            self.longest_round_s = max(self.longest_round_s, now - self.looked_at)
-        self.looked_at = now
-        longest_save_s = saving.longest_s if saving else 0.0
-        return now - self.started_at + self.longest_round_s + 2 * longest_save_s + 1 > timetable.limit_s
+        saving_s = 0.0 if self.parts.saving is None else self.parts.saving.longest_s
+        return self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
 
     def evaluate_due(self, done: int) -> bool:
         """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
@@ -276,7 +253,7 @@ class Sitting:
         values["learning_rate"] = first["lr"]
         step_s = (time.monotonic() - self.looped_at) / max(self.state.step - self.first_step, 1)
         values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
-        self.write({"kind": "train", "step": self.state.step, **values, **times})
+        self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.skipped += len(window.skipped)
         self.whole.bad_steps.saw(window.skipped, done=self.state.step)
         if divergence.latched(self.state, self.parts.task.max_bad_steps):
@@ -294,20 +271,6 @@ class Sitting:
         self.signals.save = False
         self.parts.saving.save(self._packed, protected=self._best)
 
-    def write(self, record: Record) -> None:
-        """Hand a record to all that take them; one that cannot (a full disk) ends no run."""
-        for sink in self.sinks:
-            try:
-                sink.write(record)
-            except OSError as problem:
-                self._warn_of(sink, problem)
-
-    def _warn_of(self, sink: Sink, problem: OSError) -> None:
-        if sink not in self.failing:
-            self.failing.append(sink)
-            name = {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")
-            self.parts.say(f"WARNING: records do not reach {name}: {problem.strerror or problem}; training goes on")
-
     def _scores_due(self, done: int) -> bool:
         return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
 
@@ -316,10 +279,8 @@ class Sitting:
 
     def _evaluate(self) -> None:
         done = self.evaluated_step = self.state.step
-        if (
-            self.alone and self.whole.meter.rows and self.log_due(done)
-        ):  # nothing can be added to it: the loss stands before the scores
-            self.log()
+        if self.alone and self.whole.meter.rows and self.log_due(done):
+            self.log()  # nothing can be added to it: the loss stands before the scores
         if self._scores_due(done):
             self._score()
         if self._sample_due(done):
@@ -333,7 +294,7 @@ class Sitting:
             self.evaluation_due = True
             return
         self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
-        self.write({"kind": "scores", "step": self.state.step, **self.scores})
+        self.journal.write({"kind": "scores", "step": self.state.step, **self.scores})
         watch = self.whole.watch
         if watch is None:
             return
@@ -350,7 +311,7 @@ class Sitting:
         except DivergedError as problem:  # whoever looks at a run does not end it
             self.parts.say(f"warning: no sample: {problem}")
             return
-        self.write({"kind": "sample", "step": self.state.step, "text": text})
+        self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
 
     @property
     def _step(self) -> int:
@@ -364,4 +325,4 @@ class Sitting:
 
     def _packed(self) -> Contents:
         contents = self.parts.packed(evaluation_due=self.evaluation_due)
-        return contents if self.metrics is None else replace(contents, log=self.metrics.state())
+        return replace(contents, log=self.journal.state())

@@ -1,0 +1,64 @@
+"""Where the records of a sitting go: the console, metrics.jsonl and TensorBoard. One that cannot take them ends no run."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from surefoot.checkpoint.format import Contents
+from surefoot.directory import RunDirectory
+from surefoot.record import Record, Sink
+from surefoot.sinks import JsonLines, Screen, TensorBoard
+
+
+class Journal:
+    """All that take records; with `open` those of a run's directory too."""
+
+    def __init__(self, console: Screen | None) -> None:
+        self.console = console
+        self.sinks: list[Sink] = [console] if console is not None else []
+        self.metrics: JsonLines | None = None
+        self.failing: list[Sink] = []  # those that have been warned of
+
+    def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
+        """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
+        self.metrics = JsonLines(directory.metrics)
+        self.sinks += [self.metrics, TensorBoard(directory.path / "tensorboard", from_step=step)]
+        if found is None:
+            return
+        if found.log is not None and not self.metrics.holds(*found.log):
+            self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
+        self.write({"kind": "resumed", "step": step})
+
+    def write(self, record: Record) -> None:
+        """Hand a record to all that take them."""
+        for sink in self.sinks:
+            try:
+                sink.write(record)
+            except OSError as problem:
+                self._warn_of(sink, problem)
+
+    def close(self) -> None:
+        """Close all of them, whichever fails."""
+        with ExitStack() as last_first:
+            for sink in reversed(self.sinks):
+                last_first.callback(self._close, sink)
+
+    def state(self) -> tuple[int, str] | None:
+        """What a checkpoint notes of the file of records; None where there is none."""
+        return None if self.metrics is None else self.metrics.state()
+
+    def _close(self, sink: Sink) -> None:
+        try:
+            sink.close()
+        except OSError as problem:
+            self._warn_of(sink, problem)
+
+    def _warn_of(self, sink: Sink, problem: OSError) -> None:
+        if sink not in self.failing:
+            self.failing.append(sink)
+            name = {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")
+            self._say(f"WARNING: records do not reach {name}: {problem.strerror or problem}; training goes on")
+
+    def _say(self, text: str) -> None:
+        if self.console is not None:
+            self.console.say(text)
