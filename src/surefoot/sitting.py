@@ -290,8 +290,9 @@ class Sitting:
         self.parts.doing(f"evaluating {', '.join(self.parts.scoring.splits)}")
         try:
             self.scores = self.parts.scoring.scores(stop=lambda: self.alone and self.signals.stop is not None)
-        except EvaluationStoppedError:  # whoever resumes makes it
+        except EvaluationStoppedError:
             self.evaluation_due = True
+            self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
             return
         self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
         self.journal.write({"kind": "scores", "step": self.state.step, **self.scores})

@@ -416,6 +416,12 @@ def test_a_stop_that_lies_behind_is_said_to_be_nothing(program: Path, capsys: py
     assert "nothing to do: 4 steps are made, and stop_after is 2" in capsys.readouterr().out
 
 
+def test_an_option_of_the_verb_s_own_may_have_been_meant(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "program.py:build", "--length", "3 steps"])
+    assert refused("evaluate", "mine", "--checkpont", "best") == 2
+    assert "did you mean --checkpoint?" in capsys.readouterr().err
+
+
 def test_a_relative_path_of_data_is_explained_in_another_directory(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -352,6 +352,24 @@ def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) ->
     assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
 
 
+def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(tmp_path: Path) -> None:
+    """Whatever came before: a process that begins with such a step draws the same."""
+
+    def drawn(out: Path, *, stop: int | None = None) -> dict[int, float]:
+        found: dict[int, float] = {}
+        with build(out, count=lambda batch: 0, evaluate=None, early_stopping=None) as run:
+            for step in run:
+                found[step.index] = float(torch.rand(()))
+                if step.index == stop:
+                    break
+        return found
+
+    whole = drawn(tmp_path / "whole")
+    parts = drawn(tmp_path / "run", stop=5) | drawn(tmp_path / "run")
+    assert parts == whole
+    assert len(set(whole.values())) == 26
+
+
 def newest_files(out: Path) -> dict[str, bytes]:
     newest = max((out / "checkpoints").glob("step-*"))
     return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}

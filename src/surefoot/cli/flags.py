@@ -23,9 +23,11 @@ Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
 def configured(
-    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str
+    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Sequence[str] = ()
 ) -> tuple[Any, dict[str, str]]:
     """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
+
+    `own` are options of the verb's own, which may have been meant by one that is unknown.
 
     Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
     """
@@ -34,7 +36,7 @@ def configured(
     unknown = [name for name in flags if name not in known and name != "help"]
     if unknown:
         raise ConfigError(
-            "\n  ".join(_unknown(name, known) for name in unknown[:3]) + f"\n  all settings: {verb} --help"
+            "\n  ".join(_unknown(name, [*own, *known]) for name in unknown[:3]) + f"\n  all settings: {verb} --help"
         )
     below = {name: value for _, values in layers for name, value in values.items()}
     asked = [name for name, required in known.items() if required and name in flags and name not in below]
@@ -90,7 +92,7 @@ def _unboxed(text: str) -> str:
     return found
 
 
-def _unknown(name: str, known: Mapping[str, bool]) -> str:
+def _unknown(name: str, known: Sequence[str]) -> str:
     meant = nearest(name, known)
     dashed = name.replace("_", "-")
     return f"unknown setting --{dashed}" + (f": did you mean --{meant.replace('_', '-')}?" if meant else "")

@@ -110,7 +110,9 @@ def predict(arguments: list[str]) -> None:
             f"{run_path} is not a run of a recipe that predicts: its program defines no predict()\n"
             "  load its weights yourself: surefoot.checkpoint.Store(RUN + '/checkpoints').newest_intact()"
         )
-    asked = configured(program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT")[0]
+    asked = configured(
+        program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT", own=["checkpoint"]
+    )[0]
     if inputs == ["-"]:
         inputs = [sys.stdin.read()]
     from surefoot.sinks.console import Said
@@ -129,7 +131,7 @@ def _of_run(run: Path, flags: list[str], *, verb: str) -> tuple[Program, Any]:
     if program.config is None:
         _refuse_settings(program, flags)
         return program, None
-    return program, configured(program.config, [("file", values(text))], flags, verb=verb)[0]
+    return program, configured(program.config, [("file", values(text))], flags, verb=verb, own=["checkpoint"])[0]
 
 
 def _checkpoint(run: Path, which: str | None) -> Contents:
