@@ -50,7 +50,7 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
 
 def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
     """Put models that are in evaluation mode as a whole into training mode, and name them; parts of others stay as they are."""
-    found = [name for name, model in models.items() if not model.training]
+    found = [name for name, model in models.items() if not any(part.training for part in model.modules())]
     for name in found:
         models[name].train()
     return found
@@ -95,8 +95,10 @@ def built_state(
 
 
 def printed(model: nn.Module) -> str:
-    """A model as it prints itself, without addresses: the kinds of its layers, and settings that no shape tells."""
-    return re.sub(r"0x[0-9a-f]+", "0x", repr(model))
+    """A model as it prints itself, without addresses, and its parts that are frozen or in evaluation mode."""
+    parts = [("frozen", name) for name, held in model.named_parameters() if not held.requires_grad]
+    parts += [("in evaluation mode", name) for name, part in model.named_modules() if not part.training]
+    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} {what}" for what, name in parts)])
 
 
 def described_optimizers(
@@ -112,8 +114,11 @@ def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict
     if isinstance(spec, OptimizerSpec):
         return spec.described()
     plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
-    rates = [[group["initial_lr"], float(group.get("weight_decay", 0.0))] for group in made.param_groups]
-    return {"name": type(made).__name__, **plain, "rates_and_decays_of_groups": rates}
+    groups = [
+        {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+        for group in made.param_groups
+    ]
+    return {"name": type(made).__name__, **plain, "groups": groups}
 
 
 def data_plan(train: Any, *, seed: int, samples: int, batch_size: int) -> Plan:

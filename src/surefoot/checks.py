@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from surefoot.assembly import even_micro_batches
@@ -18,7 +20,7 @@ from surefoot.world import one_process
 
 _SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
-_NOT_WRONG = {"out", "compile", "deterministic", "early_stopping", "init"}  # whatever their value
+_NOT_WRONG = {"out", "compile", "deterministic", "init"}  # whatever their value
 
 
 def check_settings(
@@ -42,6 +44,7 @@ def check_settings(
     time_limit: str | None = None,
     max_bad_steps: int = 0,
     ema: float | None = None,
+    early_stopping: Any = None,
     **others: Any,
 ) -> None:
     """Raise one `ConfigError` with everything that is wrong with settings of `surefoot.Run`, whatever it is to train.
@@ -87,6 +90,8 @@ def check_settings(
     wrong = {
         f"seed = {seed}: a number from 0 to 2**64 - 1": not 0 <= seed < _SEEDS,
         f"workers = {workers}: the number of processes that read samples, 0 or more": workers < 0,
+        f"early_stopping = {early_stopping}: how many evaluations to wait, 1 or more": isinstance(early_stopping, int)
+        and early_stopping < 1,
         f"max_bad_steps = {max_bad_steps}: how many bad steps in a row a run survives, 0 or more": max_bad_steps < 0,
     }
     problems += [problem for problem, found in wrong.items() if found]
@@ -96,7 +101,16 @@ def check_settings(
 
 def _refuse_types(batch_size: Any, schedule: Any) -> None:
     """What a caller in Python may mistake; the command line knows types."""
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+    if not isinstance(batch_size, Integral):
         raise ConfigError(f"batch_size = {batch_size!r}: a whole number of samples is needed")
     if schedule is not None and not isinstance(schedule, Schedule | Joined):
         raise ConfigError(f"schedule = {schedule!r} is no schedule: give surefoot.warmup_cosine(...) or the like")
+
+
+def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they will be read from a checkpoint; `ConfigError` for what is no JSON."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(f"settings must be JSON, to be compared when the run goes on: {problem}") from problem
+    return found

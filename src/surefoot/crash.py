@@ -23,7 +23,9 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
     """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
     text = str(problem)
     target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
-    samples = _samples_with(int(target[1] or target[2]), micro_batches) if target else ""
+    samples = ""
+    if target and (target[1] or _in_cross_entropy(problem)):
+        samples = _samples_with(int(target[1] or target[2]), micro_batches)
     if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or samples):
         return DataError(
             f"target {target[1] or target[2]} is out of range at step {step}, sample {samples or 'unknown'}\n"
@@ -34,8 +36,8 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
         return DataError(
             f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary"
         )
-    if any(kind.__module__.startswith(("torch._inductor", "torch._dynamo")) for kind in type(problem).__mro__):
-        words = next((line for line in reversed(text.splitlines()) if "Error" in line), text.splitlines()[0])
+    if of_compiler(problem):
+        words = next((line for line in reversed(text.splitlines()) if "Error" in line), type(problem).__name__)
         return ConfigError(
             f"torch.compile failed at step {step}: {words.strip()[:200]}\n"
             "  leave --compile out; if a compilation was killed before, what it left may be damaged: remove the directory\n"
@@ -48,6 +50,19 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
             f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
         )
     return None
+
+
+def of_compiler(problem: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is one of torch.compile."""
+    while problem is not None:
+        if any(kind.__module__.startswith(("torch._inductor", "torch._dynamo")) for kind in type(problem).__mro__):
+            return True
+        problem = problem.__cause__
+    return False
+
+
+def _in_cross_entropy(problem: BaseException) -> bool:
+    return any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
 
 
 def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:

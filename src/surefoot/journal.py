@@ -36,6 +36,8 @@ class Journal:
                 sink.write(record)
             except OSError as problem:
                 self._warn_of(sink, problem)
+            else:
+                self.failing = [other for other in self.failing if other is not sink]
 
     def close(self) -> None:
         """Close all of them, whichever fails."""
@@ -51,14 +53,17 @@ class Journal:
         try:
             sink.close()
         except OSError as problem:
-            self._warn_of(sink, problem)
+            self._say(f"WARNING: records are missing in {_name(sink)}: {problem.strerror or problem}")
 
     def _warn_of(self, sink: Sink, problem: OSError) -> None:
         if sink not in self.failing:
             self.failing.append(sink)
-            name = {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")
-            self._say(f"WARNING: records do not reach {name}: {problem.strerror or problem}; training goes on")
+            self._say(f"WARNING: records do not reach {_name(sink)}: {problem.strerror or problem}; training goes on")
 
     def _say(self, text: str) -> None:
         if self.console is not None:
             self.console.say(text)
+
+
+def _name(sink: Sink) -> str:
+    return {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")

@@ -81,6 +81,7 @@ class Step:
     loss: Tensor | None = None  # mean over everything counted in the global batch
     count: Tensor | float = 0
     norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
+    norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
     skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
     scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     logged: dict[str, Any] = field(default_factory=dict)
@@ -223,6 +224,7 @@ def update(step: Step, *names: str) -> None:
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
+    step.norm = reduce(torch.hypot, step.norms.values())
     step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
     state.buffers.finish(skipped)
     clear(state.parameters)
@@ -231,14 +233,12 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
-    norm = gradient_norm(gradients, factor=factor)
-    step.norm = norm if step.norm is None else torch.hypot(step.norm, norm)
+    step.norms[name] = norm = gradient_norm(gradients, factor=factor)
     probe = norm + loss
     bad = torch.ne(probe - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
-    counted: Tensor | int = 1
-    if scale is not None:  # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
-        counted = torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
+    # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
+    counted = 1 if scale is None else torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
     trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
     scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)
     rate = task.factors(step.index)

@@ -88,8 +88,8 @@ def as_logged(name: str, value: Any) -> Any:
     if isinstance(value, Tensor):
         raise ConfigError(f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not one number")
     try:
-        return float(value)
-    except (TypeError, ValueError) as problem:
+        return float(value.__float__())
+    except (AttributeError, TypeError, ValueError) as problem:  # a text has no __float__
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
 
 

@@ -50,25 +50,31 @@ def header(parts: Parts) -> str:
     return "\n".join(lines)
 
 
-def ending(parts: Parts, *, first: dict[str, float], scores: dict[str, float], skipped: int) -> str:
+def ending(
+    parts: Parts, *, first: dict[str, float], scores: dict[str, float], skipped: int, evaluation_due: bool = False
+) -> str:
     """How a sitting ended, a sentence on how it went, and the commands to type next.
 
-    `first` are its first scores with their step, `scores` its last ones; `skipped` counts the steps it is known not to have applied.
+    `first` are its first scores with their step, `scores` its last ones; `skipped` counts the steps it is known not to have
+    applied. `evaluation_due`: that of the last step is left to the resume.
     """
     length, step, watch = parts.length, parts.state.step, parts.whole.watch
-    if step >= length.steps:
+    if evaluation_due:
+        how = f"stopped at step {step:,} of {length.steps:,}, before it was evaluated"
+    elif step >= length.steps:
         how = f"finished: {step:,} steps"
     elif parts.out_of_patience and watch is not None:
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = f"stopped at step {step:,} of {length.steps:,}"
     lines = [how, *_by_split(scores)]
-    best_is_older = watch is not None and watch.value is not None and watch.step != step
+    best_is_older = not evaluation_due and watch is not None and watch.value is not None and watch.step != step
     if watch is not None and watch.value is not None and best_is_older:
         lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
     lines += _how_it_went(parts, first, scores, skipped)
     if parts.directory is not None:
-        lines += _next_commands(parts, parts.directory, best=best_is_older)
+        finished = parts.finished and not evaluation_due
+        lines += _next_commands(parts, parts.directory, best=best_is_older, finished=finished)
     return "\n".join(lines)
 
 
@@ -182,9 +188,9 @@ def _moved(score: str, first: dict[str, float], scores: dict[str, float]) -> lis
     ]
 
 
-def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool) -> list[str]:
+def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
     path = shlex.quote(str(directory.path))
-    if not parts.finished:
+    if not finished:
         return [f"saved; go on with:  {resume_command(directory)}"]
     events = shlex.quote(str(directory.path / "tensorboard"))
     lines = [f"see its curves:  {typed(Path(sys.executable).with_name('tensorboard'))} --logdir {events}"]
@@ -222,4 +228,4 @@ def _trainable(model: torch.nn.Module) -> int:
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(held) for key, held in value.items() if held is not None}
-    return [_without_none(held) for held in value] if isinstance(value, list | tuple) else value
+    return [_without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value

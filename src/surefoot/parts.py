@@ -15,19 +15,16 @@ from surefoot.checkpoint.compare import differences, refuse_another_length, refu
 from surefoot.checkpoint.format import Contents
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.loop import State, Task
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
 from surefoot.sinks import Screen
-from surefoot.snapshot import Whole, packed
+from surefoot.snapshot import Whole, packed, refuse_incomplete
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
 from surefoot.world import deterministic_kernels
-
-_OF_STATE = {"described", "machine", "architecture", "scored", "aliases", "optimizer", "groups", "evaluating", "watch"}
-_KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due"}  # of every checkpoint's state.json
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,17 @@ class Parts:
         Percentages of the schedule are of the length with which the run began.
         """
         where = f"step-{found.step:08d}"
-        missing = _KEYS - found.state.keys()
-        if missing:
-            raise CheckpointError(f"cannot resume {where}: its state.json lacks {', '.join(sorted(missing))}")
+        refuse_incomplete(found)
         saved = dict(found.state["described"])
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
-        schedule = self.schedule_written.resolved(began)
+        if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
+            saved["init"] = None
+        try:
+            schedule = self.schedule_written.resolved(began)
+        except ConfigError as problem:
+            raise CheckpointError(
+                f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
+            ) from problem
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
         now = json.loads(json.dumps(described))
@@ -123,9 +125,11 @@ class Parts:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
         now = machine(self.device, deterministic=self.deterministic)
         other_machine = differences(found.state["machine"], now)
-        other_scores = differences({"scored": found.state["scored"]}, {"scored": self.scored})
+        before = found.state["scored"]
+        other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
         return [f"{line}: the run goes on, equal to rounding and no longer bit for bit" for line in other_machine] + [
-            f"{line}: scores from here on are not comparable with those before" for line in other_scores
+            f"{name} holds other data than before: its scores are not comparable with the earlier ones"
+            for name in other
         ]
 
     @property

@@ -20,7 +20,7 @@ from surefoot.assembly import Built, Model
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
-from surefoot.checks import check_settings
+from surefoot.checks import check_settings, json_settings
 from surefoot.config import clipping
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
@@ -153,7 +153,13 @@ class Run:
             check_split(name, split.dataset, seed=seed)
         watch = watched(best, early_stopping, splits=evaluate or {})
 
+        said = screen(times.length.steps) if console else None
         models = assembly.built_models(model, seed=seed, device=place)
+        for name in assembly.set_to_train(models):
+            if said is not None:
+                said.say(
+                    f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+                )
         state = assembly.built_state(models, optimizer, ema=ema, device=place)
         numbers = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
@@ -168,12 +174,6 @@ class Run:
         )
         supply = Supply(train, plan, seed, micro_batch_size, place, workers, count, collate)
         scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=numbers, compiled=compile)
-        said = screen(times.length.steps) if console else None
-        for name in assembly.set_to_train(models):
-            if said is not None:
-                said.say(
-                    f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
-                )
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
         directory = None if out is None else RunDirectory(Path(out))
@@ -200,9 +200,9 @@ class Run:
                 "compile": compile,
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
-                "init": None if init is None else str(init),
+                "init": None if init is None else str(Path(init).resolve()),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
-                "settings": dict(settings or {}),
+                "settings": json_settings(settings or {}),
                 "data": {"plan": plan.described(), **fingerprint(train)},
             },
             architecture={name: assembly.printed(held) for name, held in models.items()},

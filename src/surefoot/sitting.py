@@ -7,7 +7,7 @@ signal handlers, torch's settings) lives here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ class Sitting:
         self.scores: dict[str, float] = {}  # the last ones
         self.first_scores: dict[str, float] = {}  # of this sitting, with their step
         self.skipped = 0  # steps, as far as the records tell
+        self.running: Generator[Step] | None = None
         self.alone = False  # no code of the user's runs between steps
         self.evaluation_due = False  # that of the newest step, given up for a signal
         self.logged_step = 0
@@ -71,17 +72,23 @@ class Sitting:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
         try:
             if problem is None or isinstance(problem, GeneratorExit):
-                self._finish()
+                try:
+                    self._finish()
+                except Exception as failed:
+                    if self.parts.directory is not None:
+                        self._report(failed, self.parts.directory)
+                    raise
             elif isinstance(problem, Exception) and self.parts.directory is not None:
                 self._report(problem, self.parts.directory)
             elif not isinstance(problem, Exception):  # sys.exit() in the body
                 self._wait_for_writer()
-                self.parts.say(f"left in step {self._step}, which is not saved\n{narration.standing(self.parts)}")
+                if self.parts.saved_step != self.state.step:
+                    self.parts.say(f"left in step {self._step}, which is not saved\n{narration.standing(self.parts)}")
         finally:
             self.release()
-        reported = isinstance(problem, Exception) and self.parts.directory is not None
-        if self.signals.stop is not None and (problem is None or reported):
-            raise SystemExit(128 + self.signals.stop) from problem  # a compiler that was stopped too is no error
+        stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
+        if self.signals.stop is not None and (problem is None or stopped_too):
+            raise SystemExit(128 + self.signals.stop) from problem
 
     def release(self) -> None:
         """Give signals, settings and files back."""
@@ -130,14 +137,19 @@ class Sitting:
 
     def _finish(self) -> None:
         parts = self.parts
+        if self.running is not None:
+            self.running.close()  # a loop over a variable leaves it open
         self._catch_up()
         if parts.saving is not None:
             parts.doing("saving")
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
-        if self.state.step >= parts.length.steps > self.first_step and parts.sample is not None:
+        went_on = self.state.step > self.first_step or bool(self.scores)
+        if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not self.evaluation_due:
             self._write_sample()
-        if self.state.step > self.first_step or self.signals.stop is not None:
-            parts.say(narration.ending(parts, first=self.first_scores, scores=self.scores, skipped=self.skipped))
+        if went_on or self.signals.stop is not None:
+            first, scores = (self.first_scores, self.scores) if not self.evaluation_due else ({}, {})
+            due = self.evaluation_due
+            parts.say(narration.ending(parts, first=first, scores=scores, skipped=self.skipped, evaluation_due=due))
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
@@ -164,8 +176,6 @@ class Sitting:
                 how_to_go_on=narration.standing(self.parts),
                 directory=directory,
             )
-            if self.signals.stop is not None:
-                self.parts.say(f"{type(problem).__name__}: {problem}")  # nobody else will
             if not isinstance(problem, SurefootError):  # which says by itself what stands
                 self.parts.say(f"\n{narration.standing(self.parts)}\n  what happened is in {directory.path / 'crash'}")
         except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
@@ -175,15 +185,20 @@ class Sitting:
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
         """The steps that are left, made or (`opened`) to be made."""
+        if self.running is not None:
+            self.running.close()
+        self._catch_up()
+        self.running = self._steps(opened=opened)
+        return self.running
+
+    def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
         self.whole.kept.refuse_unclaimed()
         if self.evaluation_due:
-            self.evaluation_due = False
-            self._evaluate()
-            if parts.saving is not None:
-                parts.saving.asked = True
+            self._make_up_for_evaluation()
         if parts.finished:
-            parts.say(narration.finished(parts))
+            if not self.scores:
+                parts.say(narration.finished(parts))
             return
         if self.state.step >= parts.timetable.stop_step:
             parts.say(
@@ -211,6 +226,17 @@ class Sitting:
             raise cause from problem
         finally:
             self.feed.close()
+
+    def _make_up_for_evaluation(self) -> None:
+        """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
+        self.evaluation_due = False
+        self.whole.clock.start()
+        self.whole.clock.enter("evaluating")
+        self._evaluate()
+        self.whole.clock.enter("waiting")
+        if self.parts.saving is not None and not self.evaluation_due:
+            self.parts.saving.begun_step = None
+            self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
 
     @property
     def stopping(self) -> bool:
@@ -280,10 +306,12 @@ class Sitting:
     def _evaluate(self) -> None:
         done = self.evaluated_step = self.state.step
         if self.alone and self.whole.meter.rows and self.log_due(done):
+            self.whole.clock.enter("training")  # the device may still be busy with it
             self.log()  # nothing can be added to it: the loss stands before the scores
+            self.whole.clock.enter("evaluating")
         if self._scores_due(done):
             self._score()
-        if self._sample_due(done):
+        if self._sample_due(done) and not self.evaluation_due:
             self._write_sample()
 
     def _score(self) -> None:

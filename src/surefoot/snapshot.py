@@ -20,6 +20,9 @@ from surefoot.precision import Precision
 from surefoot.stopping import Watch
 from surefoot.world import one_process
 
+_OF_STATE = {"described", "machine", "architecture", "scored", "aliases", "optimizer", "groups", "evaluating", "watch"}
+_KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due"}  # of every checkpoint's state.json
+
 
 @dataclass
 class Kept:
@@ -99,6 +102,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
 
 def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) -> None:
     """Make everything what it was when `packed` was called; what does not fit raises `CheckpointError`."""
+    refuse_incomplete(found)
     state, loose = whole.state, found.files["state"]
     wanted = {
         file_name(kind, name)
@@ -134,6 +138,15 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
     for name, held in list(whole.kept.objects.items()):
         whole.kept.add(name, held)
     state.step = found.step
+
+
+def refuse_incomplete(found: Contents) -> None:
+    """Raise `CheckpointError` where a checkpoint lacks a part of its state: one of another version of surefoot, perhaps."""
+    missing = _KEYS - found.state.keys()
+    if missing:
+        raise CheckpointError(
+            f"step-{found.step:08d}: its state.json lacks {', '.join(sorted(missing))}: was it written by another version?"
+        )
 
 
 def load_weights(model: nn.Module, found: Contents, *, name: str = "model", device: str = "auto") -> None:

@@ -317,7 +317,9 @@ def test_a_function_without_settings_refuses_them_for_every_verb(
 def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
     flag: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["train", "program.py:build", "--length", "3 steps"])
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0"]
+    main(["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--out=runs/mine", *small])
     assert refused("resume", "mine", flag, "small") == 2
     assert f"{flag} is for the start of a run" in capsys.readouterr().err
 

@@ -138,7 +138,7 @@ def of_groups(lr: float) -> Any:
             {"model": with_dropout(0.5)},
             "built with (3): Dropout(p=0.25, inplace=False), now with (3): Dropout(p=0.5",
         ),
-        ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.rates_and_decays_of_groups was"),
+        ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
         ({"settings": {"a": {"b": 1}}}, {"settings": {"a": {"b": 2}}}, "settings.a.b was 1, now 2"),
     ],
 )
@@ -324,7 +324,7 @@ def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsy
     run = build(tmp_path / "run", evaluate=split, console=True)
     run.train()
     assert run.state.step == 26
-    assert "note: scored.held-out.sha256 was" in capsys.readouterr().out
+    assert "note: held-out holds other data than before" in capsys.readouterr().out
 
 
 class Counting(torch.optim.SGD):

@@ -116,7 +116,13 @@ def group_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def load_group_numbers(optimizer: torch.optim.Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
     """Put `group_numbers`, taken apart by `kept_state`, back."""
-    for group, saved in zip(optimizer.param_groups, _joined(plain, tensors), strict=True):
+    groups = _joined(plain, tensors)
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"cannot resume: the optimizer had {len(groups)} groups of parameters, now {len(optimizer.param_groups)}\n"
+            "  were other parameters frozen, or other decays chosen?"
+        )
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved.items():
             held = group.get(key)
             group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
@@ -175,7 +181,7 @@ def _split(path: str, value: Any, tensors: Named) -> Any:
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_split(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]}
     if isinstance(value, float):
-        return {"float": repr(value)}
+        return {"float": repr(float(value))}  # NumPy's are floats too, and write themselves otherwise
     if value is None or isinstance(value, bool | int | str):
         return {"value": value}
     raise CheckpointError(f"cannot keep {path!r}: a {type(value).__name__} is neither a tensor nor JSON")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli import programs
 from surefoot.cli.flags import configured
 from surefoot.cli.programs import Program
-from surefoot.config import flatten, origins, to_toml, values
+from surefoot.config import Settings, flatten, origins, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError, DataError
 
@@ -64,7 +64,8 @@ def resume(arguments: list[str]) -> None:
     program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
-    for name in ("--preset", "--init"):
+    of_recipes = ("--preset", "--init") if program.config is not None and issubclass(program.config, Settings) else ()
+    for name in of_recipes:
         if _option(arguments[1:], name)[1] is not None:
             raise ConfigError(
                 f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"

@@ -95,7 +95,9 @@ class BpeTokenizer:
         for token, one in self.tokenizer.get_vocab().items():
             found[one] = len(token)  # of bytes as letters: one letter is one byte
         for one, added in self.tokenizer.get_added_tokens_decoder().items():
-            found[one] = 0 if added.content == END else len(added.content.encode())  # written as they are
+            found[one] = len(added.content.encode())  # written as they are
+        if self.end is not None:  # which is an ordinary token in GPT-2's files
+            found[self.end] = 0
         return found
 
     def encode(self, text: str) -> NDArray[Any]:

@@ -137,18 +137,18 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
-        indices = np.asarray(dataset.indices, dtype=np.int64)
+        indices = list(dataset.indices)
+        told = sha256(repr([getattr(index, "item", lambda index=index: index)() for index in indices]).encode())
         return {
             "type": "Subset",
             "samples": len(indices),
-            "indices": sha256(indices.tobytes()).hexdigest(),
+            "indices": told.hexdigest(),
             "of": fingerprint(dataset.dataset),
         }
     tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
-    found: dict[str, Any] = {
-        "type": type(dataset).__name__,
-        "samples": len(tensors[0]) if tensors else len(dataset),
-    }
+    found: dict[str, Any] = {"type": type(dataset).__name__}
+    if tensors or hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
+        found["samples"] = len(tensors[0]) if tensors else len(dataset)
     if tensors:
         digest = sha256()
         for tensor in tensors:

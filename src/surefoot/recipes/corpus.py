@@ -12,6 +12,7 @@ import surefoot as sf
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
 _VOCABULARY = 2048
+_GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,17 @@ def corpus(
         case "bytes":
             made, chosen = made or sf.ByteTokenizer(), tokenizer
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
-            named = _from_files(tokenizer)
+            named = _from_files(tokenizer) if made is None or _is_there(tokenizer) else made
             made, chosen = made or named, _shown(named)
     return Corpus(sf.encode_documents(training, made), sf.encode_documents(held_out, made), made, chosen)
 
 
-def saved(out: str | None, *, path: str | None) -> Path | None:
+def saved(out: str | None) -> Path | None:
     """The tokenizer of the run in `out`; None where none has begun there. `CheckpointError` where it is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
     place = Path(out) / TOKENIZER
-    if not place.is_file() and not (Path(path or ".") / "tokens.json").is_file():
+    if not place.is_file():
         raise sf.CheckpointError(
             f"{place} is missing: without it nobody knows what the run's tokens mean\n  put it back"
         )
@@ -91,7 +92,7 @@ def refuse_foreign_vocabulary(tokenizer: str | None, vocabulary: int | None) -> 
     if vocabulary is not None and tokenizer != "bpe":
         raise sf.ConfigError(
             f"data.vocabulary = {vocabulary} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
-            "  leave it out, or: --data.tokenizer bpe"
+            "  leave it out (--data.vocabulary None, where a preset has one), or: --data.tokenizer bpe"
         )
 
 
@@ -105,30 +106,35 @@ def saved_tokenizer(path: Path) -> Any:
 
 def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
     """The tokenizer of a run, or of a checkpoint or a file of weights in it; None where there is none."""
-    places = [weights, *weights.parents[:3]]  # RUN/checkpoints/step-00000100/model.safetensors
+    beside = weights if weights.is_dir() else weights.parent
+    places = [beside, beside.parent.parent] if beside.parent.name == "checkpoints" else [beside]
     found = next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
     if found is not None and vocabulary is not None:
         raise sf.ConfigError(
             f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {found}\n"
-            "  leave it out, or train another one, whose tokens those weights do not know: --data.tokenizer bpe"
+            "  leave it out (--data.vocabulary None, where a preset has one), or train another tokenizer, whose tokens those\n"
+            "  weights do not know: --data.tokenizer bpe"
         )
-    return None if found is None else saved_tokenizer(found)
+    return None if found is None else sf.load_tokenizer(found)
 
 
 def _shown(tokenizer: Any) -> str:
     return f"{tokenizer.vocabulary} tokens, {sha256(tokenizer.to_json().encode()).hexdigest()[:16]}"
 
 
+def _is_there(tokenizer: str) -> bool:
+    return Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
+
+
 def _from_files(tokenizer: str) -> Any:
     if tokenizer != "gpt2":
         return sf.load_tokenizer(tokenizer)
-    place = Path.home() / ".cache" / "surefoot" / "gpt2"
-    if not place.is_dir():
+    if not _GPT2.is_dir():
         raise sf.DataError(
-            f"GPT-2's tokenizer is not at {place}\n"
+            f"GPT-2's tokenizer is not at {_GPT2}\n"
             "  put its encoder.json and vocab.bpe there, or name their directory: --data.tokenizer DIR"
         )
-    return sf.load_tokenizer(place)
+    return sf.load_tokenizer(_GPT2)
 
 
 def _of_shards(path: Path, *, tokenizer: str | None, made: Any, held_out_fraction: float) -> Corpus:

@@ -156,7 +156,7 @@ def build(config: Config) -> sf.Run:
         held_out_fraction=data.held_out_fraction,
         tokenizer=data.tokenizer,
         vocabulary=data.vocabulary,
-        saved=texts.saved(config.out, path=data.path),
+        saved=texts.saved(config.out),
         init=config.init,
     )
     tokenizer = found.tokenizer
@@ -262,7 +262,12 @@ def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
         if len(held_out) < _CHOICES * 2 * context:
             return None
         wanted = 200
-    questions = sf.cloze(held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES)
+    try:
+        questions = sf.cloze(held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES)
+    except sf.DataError:  # a text that repeats itself
+        if config.cloze_questions is None:
+            return None
+        raise
     rows = sf.choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
     numbers = _CHOICES * context * found.tokenizer.vocabulary  # logits of one question
     return sf.Split(rows, scores=_accuracy, batch_size=max(1, min(16, _LOGITS_AT_ONCE // numbers)), loss=False)

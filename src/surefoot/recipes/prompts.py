@@ -84,7 +84,7 @@ def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
     found = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
