@@ -220,6 +220,17 @@ def test_a_target_out_of_range_of_many_classes_is_named_too(run_refused: Refused
     assert "sample 17" in said
 
 
+def test_an_index_of_the_users_own_that_is_out_of_range_is_no_label(tmp_path: Path) -> None:
+    inputs, labels = data()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        weights = torch.ones(2)
+        return F.cross_entropy(model(batch[0]), batch[1]) * weights[2]
+
+    with pytest.raises(IndexError, match="index 2 is out of bounds"):
+        build(tmp_path / "run", loss=loss, train=(inputs, labels), **PLAIN).train()
+
+
 def batches_of(*tensors: Tensor) -> list[list[int]]:
     run = build(None, train=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
     with run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -86,6 +87,33 @@ def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_
     make_steps(small_runs.build(tmp_path / "run"), end=lambda step: step.index == stop)
     assert saved(tmp_path / "run")["step"] == f"step-{stop + 1:08d}"
     make_steps(small_runs.build(tmp_path / "run"))
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+@pytest.mark.parametrize("stop", [STOP, 8, 14])
+def test_break_out_of_a_loop_over_a_variable_is_the_same(stop: int, whole: Any, tmp_path: Path) -> None:
+    """The generator lives on, as in a bar of progress around it."""
+    with small_runs.build(tmp_path / "run") as run:
+        held = run.steps()
+        for step in held:
+            sf.forward_backward(step)
+            sf.update(step)
+            if step.index == stop:
+                break
+    small_runs.build(tmp_path / "run").train()
+    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+
+def test_two_loops_in_one_sitting_leave_the_records_of_one(whole: Any, tmp_path: Path) -> None:
+    with small_runs.build(tmp_path / "run") as run:
+        for step in run:
+            if step.index in (8, 14):
+                break
+        for step in run:
+            if step.index == 14:
+                break
+        for _ in run:
+            pass
     assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
 
 
@@ -397,6 +425,64 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
     assert not newest[0].state["evaluation_due"]  # and it is not made once more
 
 
+def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, samples = small_runs.Augmented(), []
+
+    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+        if run.state.step == 26:
+            signal.raise_signal(signal.SIGINT)
+        return sf.accuracy(model, batch)
+
+    def sample(model: nn.Module) -> str:
+        samples.append(run.state.step)
+        return "a sample"
+
+    split = sf.Split((data.inputs, data.labels), scores=accuracy)
+    run = small_runs.build(tmp_path / "run", evaluate={"held-out": split}, sample=sample, console=True)
+    with pytest.raises(SystemExit):
+        run.train()
+    said = capsys.readouterr().out
+    assert "the evaluation after step 26 is left to the resume" in said
+    assert "stopped at step 26 of 26, before it was evaluated" in said
+    assert "saved; go on with:" in said
+    assert "finished" not in said
+    assert samples == []
+    again = small_runs.build(tmp_path / "run", sample=sample, console=True)
+    again.train()
+    said = capsys.readouterr().out
+    assert "finished: 26 steps" in said
+    assert "Nothing to do" not in said
+    assert samples == [26]
+    small_runs.build(tmp_path / "run", sample=sample, console=True).train()
+    assert "Nothing to do" in capsys.readouterr().out
+    assert [step for step, _ in scored(tmp_path / "run")] == [5, 10, 15, 20, 25, 26]
+
+
+def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores(tmp_path: Path) -> None:
+    data = small_runs.Augmented()
+
+    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+        if run.state.step == 5:
+            signal.raise_signal(signal.SIGINT)
+        return sf.accuracy(model, batch)
+
+    def dying(model: nn.Module, batch: Any) -> Any:
+        if model.training:
+            raise MishapError
+        return small_runs.loss(model, batch)
+
+    split = sf.Split((data.inputs, data.labels), scores=accuracy)
+    run = small_runs.build(tmp_path / "run", evaluate={"held-out": split})
+    with pytest.raises(SystemExit):
+        run.train()
+    for _ in range(2):
+        with pytest.raises(MishapError):
+            small_runs.build(tmp_path / "run", loss=dying).train()
+    assert [step for step, _ in scored(tmp_path / "run")] == [5]
+
+
 def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_path: Path) -> None:
     """That code belongs to the step, and a resume could not run it."""
     data = small_runs.Augmented()
@@ -528,3 +614,41 @@ def scored(out: Path) -> list[Any]:
     return [
         (line["step"], line["held-out/loss"]) for line in records(out / "metrics.jsonl") if line["kind"] == "scores"
     ]
+
+
+def test_an_exit_after_the_end_is_no_half_made_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), small_runs.build(tmp_path / "run", console=True) as run:  # noqa: PT012
+        run.train()
+        sys.exit(0)
+    assert "left in step" not in capsys.readouterr().out
+
+
+def test_a_disk_that_stays_full_loses_records_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full:
+        def write(self, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    with small_runs.build(tmp_path / "run", console=True) as run:
+        assert run.sitting is not None
+        assert run.sitting.journal.metrics is not None
+        run.sitting.journal.metrics.file.close()
+        run.sitting.journal.metrics.file = Full()  # type: ignore[assignment]
+        for _ in run:
+            pass
+    assert "WARNING: records are missing in metrics.jsonl: No space left on device" in capsys.readouterr().out
+
+
+def test_time_spent_on_logging_before_an_evaluation_is_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the host waits for the steps that the device still has to make."""
+    from surefoot.meter import Meter
+
+    real = Meter.read
+    monkeypatch.setattr(Meter, "read", lambda meter: (time.sleep(0.2), real(meter))[1])
+    small_runs.build(tmp_path / "run", length="5 steps", log_every="5 steps").train()
+    (record,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    assert record["training_s"] > 0.2 > record["evaluating_s"]

@@ -243,6 +243,17 @@ def test_what_a_tokenizer_would_cut_or_fill_is_left_whole(tmp_path):
     assert [len(tokens) for tokens in read.encode_all(["the", TEXT])] == [len(BPE.encode("the")), len(BPE.encode(TEXT))]
 
 
+def test_the_end_of_a_document_of_gpt2_s_files_is_no_text_either(tmp_path):
+    """There it is an ordinary token, which nobody added."""
+    vocabulary = json.loads(BPE.to_json())["tokenizer"]["model"]["vocab"]
+    (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.end is not None
+    assert tokenizer.byte_counts[tokenizer.end] == 0
+    assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
+
+
 def test_bytes_of_characters_are_those_of_utf8():
     tokenizer = CharacterTokenizer.of(TEXT)
     assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())

@@ -140,7 +140,7 @@ def test_a_value_is_logged_as_it_is_when_it_is_logged(tmp_path: Path) -> None:
     assert record["moving"] == record["pair"] == pytest.approx(sum(values) / 4)
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), "text", None, [1.0]])
+@pytest.mark.parametrize("value", [torch.ones(2), "text", "1.5", None, [1.0]])
 def test_what_is_no_number_is_refused_where_it_is_logged(value: Any) -> None:
     with pytest.raises(sf.ConfigError, match="'mine' cannot be logged"), build() as run:
         next(iter(run)).log(mine=value)

@@ -19,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import surefoot as sf
-from small_runs import SAMPLES, Augmented, Net, build, train
+from small_runs import CLASSES, FEATURES, SAMPLES, Augmented, Net, build, train
 from surefoot.checkpoint import Store
 from surefoot.sinks import records
 
@@ -114,9 +115,20 @@ def with_dropout(p: float) -> Callable[[], torch.nn.Module]:
     return build_net
 
 
-def of_groups(lr: float) -> Any:
-    """An optimizer whose defaults say nothing of its groups' rates."""
-    return lambda groups: torch.optim.SGD([{**group, "lr": lr} for group in groups], lr=0.1)
+def of_groups(lr: float, momentum: float = 0.9) -> Any:
+    """An optimizer whose defaults say nothing of its groups' settings."""
+    return lambda groups: torch.optim.SGD([{**group, "lr": lr, "momentum": momentum} for group in groups], lr=0.1)
+
+
+def frozen_statistics(net: Net) -> Net:
+    net[1].eval()
+    return net
+
+
+def frozen_bias() -> Net:
+    net = Net()
+    net[0].bias.requires_grad_(False)
+    return net
 
 
 @pytest.mark.parametrize(
@@ -139,6 +151,9 @@ def of_groups(lr: float) -> Any:
             "built with (3): Dropout(p=0.25, inplace=False), now with (3): Dropout(p=0.5",
         ),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
+        ({}, {"model": frozen_bias}, "with nothing, now with 0.bias frozen"),
+        ({}, {"model": lambda: frozen_statistics(Net())}, "now with 1 in evaluation mode"),
+        ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1e-3, momentum=0.5)}, "optimizer.groups was"),
         ({"settings": {"a": {"b": 1}}}, {"settings": {"a": {"b": 2}}}, "settings.a.b was 1, now 2"),
     ],
 )
@@ -405,11 +420,6 @@ def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
     assert [module.training for module in part.state.models["model"]] == [True, False, True, True, True]  # type: ignore[union-attr]
 
 
-def frozen_statistics(net: Net) -> Net:
-    net[1].eval()
-    return net
-
-
 def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path) -> None:
     """A slash in a name, and a name inside an object: two places, not one."""
 
@@ -436,3 +446,60 @@ def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
     build(tmp_path / "run", length="40 steps", **settings).train()
     found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
     assert found == [5, 10, 15, 20, 25, 30, 35, 40]
+
+
+def test_numbers_of_numpy_are_remembered_as_numbers(tmp_path: Path) -> None:
+    """They are floats, and write themselves otherwise."""
+    settings = {"optimizer": sf.adamw(lr=1e-2, weight_decay=np.float64(0.05))}
+    with build(tmp_path / "run", stop_after="7 steps", **settings) as run:
+        run.keep("held", {"number": np.float64(0.1)})
+        for _ in run:
+            pass
+    again = build(tmp_path / "run", **settings)
+    with again:
+        assert again.keep("held", {"number": 0.0}) == {"number": 0.1}
+
+
+def test_all_parameters_of_a_group_frozen_at_resume_are_refused(tmp_path: Path) -> None:
+    def without_vectors() -> Net:
+        net = Net()
+        for parameter in net.parameters():
+            parameter.requires_grad_(parameter.ndim > 1)
+        return net
+
+    build(tmp_path / "run", length="4 steps").train()
+    with pytest.raises(sf.CheckpointError, match="the optimizer had 2 groups of parameters, now 1"):
+        build(tmp_path / "run", length="4 steps", model=without_vectors).train()
+
+
+def test_where_a_run_began_from_may_be_left_out_or_named_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build("first", length="4 steps").train()
+    for name, again in (("a", "first"), ("b", str(tmp_path / "first")), ("c", None)):
+        build(name, init="first", stop_after="3 steps").train()
+        build(name, init=again).train()
+    with pytest.raises(sf.CheckpointError, match="init was"):
+        build("a", init="b").train()
+
+
+@pytest.mark.parametrize("settings", [{"a": Path("x")}, {"a": float("nan")}, {1: {2}}])
+def test_settings_that_are_no_json_are_refused_before_anything_is_written(settings: Any, tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match="settings must be JSON"):
+        build(tmp_path / "run", settings=settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Keyed:
+    """A data set without a length, whose samples have names."""
+
+    def __getitem__(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((FEATURES,), float(len(name))), torch.tensor(len(name) % CLASSES)
+
+
+def test_a_subset_of_what_has_no_length_and_names_instead_of_numbers_is_trained_on(tmp_path: Path) -> None:
+    names = ["a", "bb", "ccc", "dddd"] * 3
+    for length in ("4 steps", "8 steps"):
+        data = torch.utils.data.Subset(Keyed(), names)  # type: ignore[arg-type]
+        build(tmp_path / "run", train=data, length=length, schedule=None, micro_batch_size=None, batch_size=4).train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 import typing
@@ -183,6 +184,42 @@ def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_notic
     file.write_text(sf.CharacterTokenizer.of(text() + "?").to_json())
     with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
         trained(dataclasses.replace(asked, stop_after=None))
+
+
+def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: Path) -> None:
+    """Its own copy is what it uses."""
+    file = tmp_path / "characters.json"
+    file.write_text(sf.CharacterTokenizer.of(text() + "!").to_json())
+    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    trained(asked)
+    file.unlink()
+    assert trained(dataclasses.replace(asked, stop_after=None)).state.step == 6
+
+
+def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = trained(config(path, out="first"))
+    Path("deep/weights").mkdir(parents=True)
+    weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
+    shutil.copy(weights_file, "deep/weights/x.safetensors")
+    Path("tokenizer.json").write_text(sf.CharacterTokenizer.of("abc").to_json())  # of something else
+    changes = {"data.tokenizer": None, "data.vocabulary": None}
+    built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
+    assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
+    library = json.dumps(json.loads(run.parts.files["tokenizer.json"])["tokenizer"])
+    Path("deep/weights/tokenizer.json").write_text(library)  # as others write it
+    built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
+    assert built.parts.files["tokenizer.json"] == run.parts.files["tokenizer.json"]
+
+
+def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("ab" * 9000)
+    built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
+    assert list(built.parts.scoring.splits) == ["held-out"]
+    with pytest.raises(sf.DataError, match="repeats itself"):
+        gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
 
 
 def test_evaluate_scores_with_the_run_s_own_tokenizer(
