@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
     from surefoot.checks import check_settings
+    from surefoot.classification import confusion_matrix, guesses, top_k_accuracy
+    from surefoot.data.augmentation import Augmentation
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
+    from surefoot.data.image_sets import ImageSets, load_images
+    from surefoot.data.images import ImageFiles, Images, picture_as_input
     from surefoot.data.mixture import Mixture
     from surefoot.data.text import (
         encode_documents,
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
+    from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
     from surefoot.optimizers.specs import adamw, sgd
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from surefoot.stopping import EarlyStopping
 
 __all__ = [
+    "Augmentation",
     "BpeTokenizer",
     "ByteTokenizer",
     "CharacterTokenizer",
@@ -53,7 +59,11 @@ __all__ = [
     "DivergedError",
     "EarlyStopping",
     "HeldOut",
+    "ImageFiles",
+    "ImageSets",
+    "Images",
     "Mean",
+    "Mixed",
     "Mixture",
     "Question",
     "Run",
@@ -68,6 +78,7 @@ __all__ = [
     "choice_accuracy",
     "choices",
     "cloze",
+    "confusion_matrix",
     "constant",
     "cross_entropy",
     "data",
@@ -75,6 +86,7 @@ __all__ = [
     "exponential",
     "forward_backward",
     "generate",
+    "guesses",
     "held_out_documents",
     "held_out_split",
     "inverse_sqrt",
@@ -82,17 +94,22 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_images",
     "load_tokenizer",
     "load_weights",
     "losses",
+    "mixed",
+    "mixed_cross_entropy",
     "models",
     "one_cycle",
     "perplexity",
+    "picture_as_input",
     "polynomial",
     "sgd",
     "stdlib_documents",
     "step_decay",
     "tokenizer_from_json",
+    "top_k_accuracy",
     "update",
     "warm_restarts",
     "warmup_cosine",
@@ -103,6 +120,10 @@ __all__ = [
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
     "checks": ("check_settings",),
+    "classification": ("confusion_matrix", "guesses", "top_k_accuracy"),
+    "data.augmentation": ("Augmentation",),
+    "data.image_sets": ("ImageSets", "load_images"),
+    "data.images": ("ImageFiles", "Images", "picture_as_input"),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
     "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
@@ -119,6 +140,7 @@ _HOME = {
     "loop": ("Step", "forward_backward", "update"),
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
+    "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
     "optimizers.specs": ("adamw", "sgd"),
     "run": ("Run",),
     "schedules": (

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.errors import ConfigError
-from surefoot.seeding import fold, stream_key
+from surefoot.seeding import fold, fold_each, stream_key
 
 Ids = NDArray[np.int64]
 
@@ -173,7 +173,7 @@ def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
     first, last = int(epochs.min()), int(epochs.max())
     keys = _round_keys(
-        _folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size
+        fold_each(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size
     )
     return _permuted(size, offsets, keys, epochs - first)
 
@@ -185,15 +185,7 @@ def _half(size: int) -> int:
 
 def _round_keys(keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
     rounds = _ROUNDS if _half(size) > 3 else _ROUNDS_SMALL
-    return np.stack([_folded(keys, np.full_like(keys, number)) for number in range(rounds)])
-
-
-def _folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`seeding.fold` of one part into each key, for whole arrays."""
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as it should
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return np.stack([fold_each(keys, np.full_like(keys, number)) for number in range(rounds)])
 
 
 def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:
