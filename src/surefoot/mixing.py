@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError
@@ -19,11 +18,11 @@ from surefoot.means import Mean
 
 @dataclass(frozen=True)
 class Mixed:
-    """Images that show two samples each: `share` of the one labelled in `labels_B`, the rest of that in `others_B`."""
+    """Images that show two samples each: `share` of the one labelled in `labels`, the rest of that in `others` (both B)."""
 
-    images_BCHW: Tensor
-    labels_B: Tensor
-    others_B: Tensor
+    images: Tensor
+    labels: Tensor
+    others: Tensor
     share: float
 
 
@@ -34,8 +33,9 @@ def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
     https://arxiv.org/abs/1710.09412); 0 for never. cutmix: the same for the area around a rectangle that shows the other
     image (Yun et al. 2019: https://arxiv.org/abs/1905.04899). Where both are above 0, each has its turn half of the time.
 
+    >>> import torch
     >>> mixture = mixed(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)
-    >>> mixture.images_BCHW.shape, 0 <= mixture.share <= 1
+    >>> mixture.images.shape, 0 <= mixture.share <= 1
     (torch.Size([4, 1, 8, 8]), True)
     """
     refuse_mixing(mixup=mixup, cutmix=cutmix)
@@ -61,14 +61,15 @@ def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
 def mixed_cross_entropy(logits_BK: Tensor, mixture: Mixed, *, label_smoothing: float = 0.0) -> Mean:
     """Cross-entropy with both labels of each image, weighted by their shares, over B samples.
 
+    >>> import torch
     >>> mixture = Mixed(torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25)
     >>> round(float(mixed_cross_entropy(torch.zeros(2, 4), mixture).value), 4)
     1.3863
     """
-    first = cross_entropy(logits_BK, mixture.labels_B, label_smoothing=label_smoothing)
+    first = cross_entropy(logits_BK, mixture.labels, label_smoothing=label_smoothing)
     if mixture.share == 1.0:
         return first
-    second = cross_entropy(logits_BK, mixture.others_B, label_smoothing=label_smoothing)
+    second = cross_entropy(logits_BK, mixture.others, label_smoothing=label_smoothing)
     return Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
 
 
