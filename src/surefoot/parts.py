@@ -70,7 +70,7 @@ class Parts:
         """True when no step is left to be made, in this sitting or any other."""
         return self.state.step >= self.length.steps or self.out_of_patience
 
-    def packed(self, *, evaluation_due: bool = False) -> Contents:
+    def packed(self, *, evaluation_due: bool = False, ended: bool = False) -> Contents:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
             self.whole,
@@ -78,6 +78,7 @@ class Parts:
             architecture=self.architecture,
             scored=self.scored,
             evaluation_due=evaluation_due,
+            ended=ended,
             machine=machine(self.device, deterministic=self.deterministic),
             stopped_early=self.out_of_patience,
         )

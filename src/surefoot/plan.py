@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.data.buckets import Buckets
 from surefoot.data.samples import rows
 from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
@@ -136,12 +137,14 @@ def parameters_by_group(parts: Parts) -> list[str]:
 
 def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
-    length, size = parts.length, parts.supply.micro_batch_size
-    pieces = length.batch_size // size
+    length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
+    pieces, size, unit = sizes.pieces, sizes.micro_batch_size, sizes.unit
     per_epoch = length.samples_per_epoch / length.batch_size
+    padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     lines = [
-        f"{length.batch_size:,} samples a step = 1 rank x {pieces} micro-batch{'es' if pieces > 1 else ''} x {size:,}",
-        f"{length.samples_per_epoch:,} samples a pass = {per_epoch:,.2f} steps; "
+        f"{sizes.batch_size:,} {unit} a step = 1 rank x {pieces} micro-batch{'es' if pieces > 1 else ''} x {size:,}",
+        *padded,
+        f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
     ]
     if measured is not None:
@@ -177,7 +180,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     averages = _bytes(p for average in state.averages.values() for p in average.model.parameters())
     activations = measured.activation_bytes
     total = weights + gradients + sum(known) + averages + activations
-    step_s = measured.pass_s * parts.length.batch_size / parts.supply.micro_batch_size
+    step_s = measured.pass_s * parts.supply.sizes.pieces
     return [
         f"weights {_size(weights)}, gradients {_size(gradients)}"
         + (f", averages {_size(averages)}" if averages else "")
@@ -235,7 +238,7 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
             precision=parts.whole.precision,
             seed=parts.supply.seed,
         )
-        return found["loss"]
+        return float(found["loss"])
 
     with parts.numerics():
         together, apart = mean([whole]), mean(halves)

@@ -21,10 +21,10 @@ class Settings:
     """All randomness of the run comes from this number."""
     length: str
     """How long to train: "200 steps" or "30 epochs" (rounded up to a whole step)."""
-    batch_size: int
-    """Samples of one step, all micro-batches together."""
-    micro_batch_size: int | None = None
-    """Samples of one forward and backward pass; divides batch_size. Absent: the whole batch."""
+    batch_size: int | str
+    """Samples of one step, all micro-batches together; or "4096 tokens" with their padding, where samples differ in length."""
+    micro_batch_size: int | str | None = None
+    """Samples (or tokens) of one forward and backward pass; divides batch_size. Absent: the whole batch."""
     clip: str = "norm 1.0"
     """Limit on the gradient: "norm 1.0" (of all of it), "value 0.5" (of each number in it) or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
