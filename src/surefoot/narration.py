@@ -22,8 +22,11 @@ _MANY_IN_BUFFERS = 1_000_000
 TOKENIZER = "tokenizer.json"  # what a run that can go on from a text keeps beside its weights
 
 
-def header(parts: Parts) -> str:
-    """Five lines: model, data, plan, device, directory; said before the first step of a sitting."""
+def header(parts: Parts, *, precision_chosen: str | None) -> str:
+    """Five lines: model, data, plan, device, directory; said before the first step of a sitting.
+
+    `precision_chosen`: why that precision, where it was chosen now.
+    """
     length, step, device = parts.length, parts.state.step, parts.device
     trained = [(type(model).__name__, _trainable(model)) for model in parts.state.models.values()]
     models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in trained)
@@ -32,11 +35,12 @@ def header(parts: Parts) -> str:
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"going on at step {step}" if step else "from step 0"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    why = "" if precision_chosen is None else f" ({precision_chosen})"
     lines = [
         f"model   {models}",
         f"data    {plan.samples:,} samples a pass; {length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
-        f"device  {device}, {parts.whole.precision.name}{threads}",
+        f"device  {device}, {parts.whole.precision.name}{why}{threads}",
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
     if sizes.unit == "samples" and sizes.batch_size > plan.samples:

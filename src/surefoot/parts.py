@@ -40,6 +40,7 @@ class Parts:
     schedule_written: Schedule | Joined  # as it was given, percentages and all
     device: torch.device
     deterministic: bool
+    compiled: bool
     described: dict[str, Any]
     architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
     scored: dict[str, Any]  # fingerprints of the splits
@@ -102,6 +103,8 @@ class Parts:
             ) from problem
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        self.whole.precision.settle(saved["precision"])
+        described["precision"] = self.whole.precision.name
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         task = replace(self.task, factors=schedule.factors(self.length))

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,9 +18,8 @@ from surefoot.data.buckets import Buckets
 from surefoot.data.samples import rows
 from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
-from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import clear
+from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
@@ -46,6 +44,8 @@ class Section:
 
 def sections(parts: Parts) -> list[Section]:
     """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
+    where = _directory(parts)  # a run that is there has its precision already
+    why = settle_precision(parts)
     found = [
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
@@ -57,7 +57,7 @@ def sections(parts: Parts) -> list[Section]:
             measured = measure(parts)
         found.append(Section("memory and time", memory_and_time(parts, measured)))
     found.insert(2, Section("batches", batch_arithmetic(parts, measured)))
-    return [*found, Section("chosen", chosen(parts))]
+    return [*found, Section("chosen", chosen(parts, where, precision_chosen=why))]
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,9 @@ def measure(parts: Parts) -> Measured:
             held[place] = tensor.untyped_storage().nbytes()
         return tensor
 
-    def one_pass() -> tuple[float, int]:
-        begun, step = perf_counter(), Step(0, [micro_batch], parts.task, parts.state)
-        float(forward_backward(step))  # waits for the device
-        clear(parts.state.parameters)
-        parts.state.buffers.undo()
-        return perf_counter() - begun, int(step.count)
-
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
-        one_pass()
-    times, counts = zip(*(one_pass() for _ in range(3)), strict=True)
+        passed(parts, micro_batch)
+    times, counts, _ = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
     return Measured(counts[0], sum(held.values()), median(times))
 
 
@@ -194,11 +187,12 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     ]
 
 
-def chosen(parts: Parts) -> list[str]:
-    """What settings that say "auto" came to."""
+def chosen(parts: Parts, where: list[str], *, precision_chosen: str | None = None) -> list[str]:
+    """What settings that say "auto" came to, and why where that was measured; and `where` the run would go."""
+    why = "" if precision_chosen is None else f" ({precision_chosen})"
     return [
-        f"device {parts.device}, precision {parts.whole.precision.name}",
-        *_directory(parts),
+        f"device {parts.device}, precision {parts.whole.precision.name}{why}",
+        *where,
     ]
 
 

@@ -190,6 +190,7 @@ class Run:
             schedule_written=schedule,
             device=place,
             deterministic=deterministic,
+            compiled=compile,
             described={
                 "seed": seed,
                 "length": f"{times.length.steps} steps",
@@ -313,6 +314,7 @@ class Run:
 
         Returns a line for each thing in which this run's data are not the checkpoint's.
         """
+        self.parts.whole.precision.settle(found.state["described"]["precision"])
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})

@@ -22,6 +22,7 @@ from surefoot.errors import CheckpointError, ConfigError, SurefootError
 from surefoot.evaluations import Evaluations
 from surefoot.journal import Journal
 from surefoot.loop import Step, steps
+from surefoot.pace import settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
 from surefoot.signals import Signals
@@ -41,6 +42,7 @@ class Sitting:
         self.evaluations = Evaluations(parts, self.journal)
         self.feed = parts.supply.feed(workers=parts.supply.workers)
         self.first_step = 0
+        self.precision_chosen: str | None = None  # why, where it was measured in this sitting
         self.asked_to_stop = False
         self.skipped = 0  # steps, as far as the records tell
         self.running: Generator[Step] | None = None
@@ -64,7 +66,7 @@ class Sitting:
             self.release()
             raise
         self.first_step = self.state.step
-        self.parts.say(narration.header(self.parts))
+        self.parts.say(narration.header(self.parts, precision_chosen=self.precision_chosen))
 
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
@@ -119,6 +121,7 @@ class Sitting:
         self.journal.open(directory, step=self.state.step, found=found)
 
     def _initialise(self) -> None:
+        self.precision_chosen = settle_precision(self.parts)
         if self.parts.init is None or self.state.step > 0:
             return
         self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init)))

@@ -28,7 +28,8 @@ class Settings:
     clip: str = "norm 1.0"
     """Limit on the gradient: "norm 1.0" (of all of it), "value 0.5" (of each number in it) or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, else fp32."""
+    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, and on the CPU where that is measured
+    to be quicker, else fp32. What it chose stays with the run."""
     compile: bool = False
     """Compile the model with torch.compile."""
     device: str = "auto"
