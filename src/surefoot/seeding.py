@@ -13,7 +13,6 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
 
@@ -42,18 +41,6 @@ def fold(key: int, *address: int) -> int:
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _MASK
         key ^= key >> 31
     return key
-
-
-def fold_each(keys: NDArray[np.uint64], parts: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """`fold` of one part into each key, for whole arrays; `parts` may be one for all.
-
-    >>> int(fold_each(np.array([7], np.uint64), np.array([2], np.uint64))[0]) == fold(7, 2)
-    True
-    """
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as it should
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def seed_generators(bits: int) -> None:

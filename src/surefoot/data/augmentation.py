@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from surefoot.data.randaugment import STRONGEST, randaugmented
 from surefoot.errors import ConfigError
-from surefoot.seeding import fold_each
+from surefoot.data.plan import folded
 
 Pixels = NDArray[np.uint8]
 Bits = NDArray[np.uint64]
@@ -72,7 +72,7 @@ def augmented(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: N
     if how.crop_padding or how.flip:
         images_BHWC = _cut(images_BHWC, bits_B, padding=how.crop_padding, flip=how.flip)
     for number in range(how.randaugment):
-        further = fold_each(bits_B, np.uint64(_FURTHER + number))
+        further = folded(bits_B, np.uint64(_FURTHER + number))
         images_BHWC = randaugmented(images_BHWC, further, magnitude=how.magnitude)
     if how.cutout:
         images_BHWC = _with_holes(images_BHWC, bits_B, side=how.cutout, mean_C=mean_C)
@@ -87,7 +87,7 @@ def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> 
     True
     """
     keys = np.full(len(ids), key, dtype=np.uint64)
-    return fold_each(fold_each(keys, epochs.astype(np.uint64)), ids.astype(np.uint64))
+    return folded(folded(keys, epochs.astype(np.uint64)), ids.astype(np.uint64))
 
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
@@ -96,7 +96,7 @@ def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     >>> below(np.array([1, 2, 3], np.uint64), 0, 1).tolist()
     [0, 0, 0]
     """
-    words = fold_each(bits_B, np.uint64(draw)) >> np.uint64(32)
+    words = folded(bits_B, np.uint64(draw)) >> np.uint64(32)
     return ((words * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
 
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.seeding import fold_each
+from surefoot.data.plan import folded
 
 STRONGEST = 10  # magnitudes are 0 to 10
 
@@ -40,7 +40,7 @@ def randaugmented(images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64], *,
     >>> randaugmented(image, bits, magnitude=0).tolist() == image.tolist()
     True
     """
-    words_B = fold_each(bits_B, np.uint64(0))
+    words_B = folded(bits_B, np.uint64(0))
     kinds_B = ((words_B >> np.uint64(32)) * np.uint64(len(KINDS)) >> np.uint64(32)).astype(np.int64)
     signs_B = np.where(words_B & np.uint64(1), 1.0, -1.0)
     return changed(images_BHWC, kinds_B, signs_B, magnitude=magnitude)
