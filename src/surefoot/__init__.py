@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
     from surefoot.checks import check_settings
-    from surefoot.classification import confusion_matrix, guesses, top_k_accuracy
+    from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
     from surefoot.data.augmentation import Augmentation
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
@@ -54,6 +54,7 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
+    "Classified",
     "ConfigError",
     "DataError",
     "DivergedError",
@@ -77,8 +78,9 @@ __all__ = [
     "check_settings",
     "choice_accuracy",
     "choices",
+    "classification_scores",
+    "classified",
     "cloze",
-    "confusion_matrix",
     "constant",
     "cross_entropy",
     "data",
@@ -86,7 +88,6 @@ __all__ = [
     "exponential",
     "forward_backward",
     "generate",
-    "guesses",
     "held_out_documents",
     "held_out_split",
     "inverse_sqrt",
@@ -120,7 +121,7 @@ __all__ = [
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
     "checks": ("check_settings",),
-    "classification": ("confusion_matrix", "guesses", "top_k_accuracy"),
+    "classification": ("Classified", "classification_scores", "classified", "top_k_accuracy"),
     "data.augmentation": ("Augmentation",),
     "data.image_sets": ("ImageSets", "load_images"),
     "data.images": ("ImageFiles", "Images", "picture_as_input"),

@@ -1,18 +1,32 @@
-"""How well a classifier does: top-k accuracy as a counted mean, and which classes it confuses.
+"""How well a classifier does: top-k accuracy as a counted mean while training, and of a whole split all scores at once.
 
 Shapes: B batch, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.errors import ConfigError
 from surefoot.means import Mean
+
+_MANY = 5  # classes, of which "among the five likeliest" says nothing
+
+
+class Classified(NamedTuple):
+    """What a model made of one sample."""
+
+    label: int
+    guess: int
+    rank: int
+    """How many classes are likelier than the right one."""
+    surprise: float
+    """Negative logarithm of the right one's probability, in nats."""
 
 
 def top_k_accuracy(logits_BK: Tensor, labels_B: Tensor, *, k: int = 1) -> Mean:
@@ -29,21 +43,40 @@ def top_k_accuracy(logits_BK: Tensor, labels_B: Tensor, *, k: int = 1) -> Mean:
     return Mean((right_B & counted_B).sum(), counted_B.sum())
 
 
-def guesses(model: Any, batch: Any) -> list[tuple[int, int]]:
-    """(label, likeliest class) of each sample of a batch (inputs, labels): `outputs` of a `Split`; waits for the device."""
-    inputs, labels_B = batch
-    return list(zip(labels_B.tolist(), model(inputs).argmax(dim=-1).tolist(), strict=True))
+def classified(model: Any, batch: Any) -> list[Classified]:
+    """What a model makes of each sample of a batch (inputs, labels): `outputs` of a `Split`; waits for the device.
 
-
-def confusion_matrix(pairs: Iterable[tuple[int, int]], *, classes: int) -> list[list[int]]:
-    """How many samples of each class (row) were taken for each class (column); labels below 0 are not counted.
-
-    >>> confusion_matrix([(0, 0), (0, 1), (1, 1), (1, 1)], classes=2)
-    [[1, 1], [0, 2]]
+    >>> import torch
+    >>> classified(torch.nn.Identity(), (torch.tensor([[0.0, 9.0]]), torch.tensor([1])))[0].guess
+    1
     """
-    counts = np.zeros((classes, classes), dtype=np.int64)
-    for label, guess in pairs:
-        if label >= 0:
-            counts[label, guess] += 1
-    found: list[list[int]] = counts.tolist()
-    return found
+    inputs, labels_B = batch
+    logits_BK = model(inputs).float()
+    right_B1 = logits_BK.gather(1, labels_B[:, None])
+    columns = (
+        labels_B,
+        logits_BK.argmax(dim=1),
+        (logits_BK > right_B1).sum(dim=1),
+        F.cross_entropy(logits_BK, labels_B, reduction="none"),
+    )
+    return [Classified(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def classification_scores(found: Sequence[Classified], *, classes: int) -> dict[str, Any]:
+    """Of a whole split: loss, accuracy, top_5_accuracy (of more than five classes), confusion; `judge` of a `Split`.
+
+    confusion: how many samples of each class (row) were taken for each class (column).
+
+    >>> one, two = Classified(0, 0, 0, 0.5), Classified(1, 0, 1, 1.5)
+    >>> classification_scores([one, two], classes=2)
+    {'loss': 1.0, 'accuracy': 0.5, 'confusion': [[1, 0], [1, 0]]}
+    """
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(confusion, ([one.label for one in found], [one.guess for one in found]), 1)
+    scores: dict[str, Any] = {
+        "loss": float(np.mean([one.surprise for one in found], dtype=np.float64)),
+        "accuracy": int(confusion.trace()) / len(found),
+    }
+    if classes > _MANY:
+        scores["top_5_accuracy"] = sum(one.rank < _MANY for one in found) / len(found)
+    return scores | {"confusion": confusion.tolist()}

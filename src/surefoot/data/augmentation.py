@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.data.plan import folded
 from surefoot.data.randaugment import STRONGEST, randaugmented
 from surefoot.errors import ConfigError
-from surefoot.data.plan import folded
 
 Pixels = NDArray[np.uint8]
 Bits = NDArray[np.uint64]
@@ -72,8 +72,7 @@ def augmented(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: N
     if how.crop_padding or how.flip:
         images_BHWC = _cut(images_BHWC, bits_B, padding=how.crop_padding, flip=how.flip)
     for number in range(how.randaugment):
-        further = folded(bits_B, np.uint64(_FURTHER + number))
-        images_BHWC = randaugmented(images_BHWC, further, magnitude=how.magnitude)
+        images_BHWC = randaugmented(images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.magnitude)
     if how.cutout:
         images_BHWC = _with_holes(images_BHWC, bits_B, side=how.cutout, mean_C=mean_C)
     return images_BHWC
@@ -96,8 +95,12 @@ def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     >>> below(np.array([1, 2, 3], np.uint64), 0, 1).tolist()
     [0, 0, 0]
     """
-    words = folded(bits_B, np.uint64(draw)) >> np.uint64(32)
+    words = _drawn(bits_B, draw) >> np.uint64(32)
     return ((words * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+
+
+def _drawn(bits_B: Bits, draw: int) -> Bits:
+    return folded(bits_B, np.full_like(bits_B, draw))
 
 
 def _cut(images_BHWC: Pixels, bits_B: Bits, *, padding: int, flip: bool) -> Pixels:

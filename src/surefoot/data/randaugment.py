@@ -40,7 +40,7 @@ def randaugmented(images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64], *,
     >>> randaugmented(image, bits, magnitude=0).tolist() == image.tolist()
     True
     """
-    words_B = folded(bits_B, np.uint64(0))
+    words_B = folded(bits_B, np.zeros_like(bits_B))
     kinds_B = ((words_B >> np.uint64(32)) * np.uint64(len(KINDS)) >> np.uint64(32)).astype(np.int64)
     signs_B = np.where(words_B & np.uint64(1), 1.0, -1.0)
     return changed(images_BHWC, kinds_B, signs_B, magnitude=magnitude)

@@ -170,12 +170,10 @@ def build(config: Config) -> sf.Run:
     )
     if found.left_out:
         print(f"warning: {len(found.left_out)} damaged pictures are left out: {found.left_out[0]} ...", flush=True)
-    fits = found.fitting
+    fits, names = found.fitting, list(found.classes)
     name = networks.recorded_name(config.model) if held is None else held.network
-    keep = pictures.Kept(
-        list(found.classes), fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name
-    )
-    model = networks.builder(config.model, name, channels=fits.channels, classes=len(found.classes), size=fits.size)
+    keep = pictures.Kept(names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name)
+    model = networks.builder(config.model, name, channels=fits.channels, classes=len(names), size=fits.size)
 
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
@@ -186,17 +184,10 @@ def build(config: Config) -> sf.Run:
         mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
         return mean, {"accuracy": sf.top_k_accuracy(logits_BK.detach(), labels_B)}
 
-    def scores(model: Any, batch: Any) -> dict[str, sf.Mean]:
-        images_BCHW, labels_B = batch
-        logits_BK = model(images_BCHW)
-        told = {"loss": sf.cross_entropy(logits_BK, labels_B), "accuracy": sf.top_k_accuracy(logits_BK, labels_B)}
-        further = {"top_5_accuracy": sf.top_k_accuracy(logits_BK, labels_B, k=5)} if len(found.classes) > 5 else {}
-        return told | further
+    def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
+        return sf.classification_scores(found, classes=len(names))
 
-    def judge(pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        return {"confusion": sf.confusion_matrix(pairs, classes=len(found.classes))}
-
-    told: dict[str, Any] = {"scores": scores, "loss": False, "batch_size": 256, "outputs": sf.guesses, "judge": judge}
+    told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": sf.classified, "judge": judge}
     splits = {"held-out": sf.Split(found.held_out, **told)}
     if found.test is not None:
         splits["test"] = sf.Split(found.test, at_end=True, **told)
@@ -213,7 +204,7 @@ def build(config: Config) -> sf.Run:
         best="min held-out/loss",
         files={pictures.FILE: keep.to_json()},
         settings={
-            "data": {"classes": list(found.classes)},
+            "data": {"classes": names},
             "model": networks.described(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
         },
