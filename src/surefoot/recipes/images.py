@@ -49,7 +49,7 @@ class Changes:
     """Exchange left and right in half of the images."""
     cutout: int = 0
     """Side of a square of the mean colour put anywhere; 0 for none."""
-    randaugment: int = 0
+    randaugment: int = 1
     """So many random changes of colour and shape for each image."""
     magnitude: int = 5
     """Strength of those, 0 to 10."""
@@ -69,7 +69,7 @@ class Config(Settings):
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
     out: str | None = "runs/images"
     """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "40 epochs"
+    length: str = "30 epochs"
     """How long to train."""
     batch_size: int = 64
     """Images of one step."""
@@ -95,6 +95,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data.classes": _FASHION,
         "augmentation.crop_padding": 2,
         "augmentation.flip": True,
+        "augmentation.randaugment": 0,
         "batch_size": 256,
         "length": "14 epochs",
         "evaluate_every": "1 epochs",
@@ -104,6 +105,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.name": "resnet18",
         "augmentation.crop_padding": 4,
         "augmentation.flip": True,
+        "augmentation.randaugment": 0,
         "augmentation.label_smoothing": 0.0,
         "batch_size": 128,
         "length": "200 epochs",
@@ -124,6 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data.crop": "resized",
         "augmentation.crop_padding": 0,
         "augmentation.flip": True,
+        "augmentation.randaugment": 0,
         "augmentation.label_smoothing": 0.0,
         "batch_size": 256,
         "length": "90 epochs",
