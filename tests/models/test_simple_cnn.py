@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_images_of_any_size_have_logits(height, width):
 @pytest.mark.parametrize(("channels", "width", "classes"), [(1, 32, 10), (3, 8, 7)])
 def test_parameters_are_three_blocks_of_two_convolutions_with_norms_and_a_head(channels, width, classes):
     sizes = [channels, width, 2 * width, 4 * width]
-    blocks = sum(9 * before * after + 9 * after**2 + 4 * after for before, after in zip(sizes, sizes[1:], strict=False))
+    blocks = sum(9 * before * after + 9 * after**2 + 4 * after for before, after in pairwise(sizes))
     model = SimpleCNN(channels=channels, classes=classes, width=width)
     assert sum(parameter.numel() for parameter in model.parameters()) == blocks + (4 * width + 1) * classes
 

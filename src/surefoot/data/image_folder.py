@@ -63,7 +63,7 @@ class Fitting:
         return picture.convert("L" if self.channels == 1 else "RGB")
 
     def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
-        return np.asarray(picture, dtype=np.uint8).reshape(self.size, self.size, self.channels)
+        return np.array(picture, dtype=np.uint8).reshape(self.size, self.size, self.channels)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ def opened(path: Path) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        picture = Image.open(path)
-        picture.load()
+        with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
+            picture = Image.open(file)
+            picture.load()
     except FileNotFoundError as problem:
         raise DataError(f"no file {path} (looked in {Path.cwd()})") from problem
     except UnidentifiedImageError as problem:
