@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from surefoot.cli.main import main
 from surefoot.config import values
@@ -18,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_ELSEWHERE = {"README.md", "your-own-model.md"}  # their Python is run by test_readme.py
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
+SMALL_IMAGES = ["--length=2 steps", "--batch-size=8", "--micro-batch-size=4", "--precision=fp32"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
 
 
@@ -44,6 +46,8 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     generator = np.random.default_rng(0)
     Path("text.txt").write_text(" ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000)))
     Path("prompts.txt").write_text("the cat\nbirds\n")
+    if page.name == "images.md":
+        write_images()
     for language, text in blocks(page):
         if language == "toml":
             Path("mine.toml").write_text(text)
@@ -51,7 +55,24 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
         assert command[0] == "surefoot", command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"])
         trained_here = trains and not {"--data.tokenizer", "--init"} & set(command)
-        main([*command[1:], *(SMALL if trains else []), *(["--data.vocabulary=280"] if trained_here else [])])
+        small = SMALL if trains else SMALL_IMAGES if command[1:3] in (["train", "images"], ["plan", "images"]) else []
+        main([*command[1:], *small, *(["--data.vocabulary=280"] if trained_here else [])])
+
+
+def write_images() -> None:
+    """Four IDX files in fashion/, folders of two classes in pictures/, and a picture."""
+    generator = np.random.default_rng(0)
+    Path("fashion").mkdir()
+    for part, number in (("train", 200), ("t10k", 40)):
+        for kind, shape in (("images-idx3", (number, 28, 28)), ("labels-idx1", (number,))):
+            header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+            values = generator.integers(256 if len(shape) == 3 else 10, size=shape, dtype=np.uint8)
+            Path("fashion", f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
+    for place in [Path("pictures", part, name) for part in ("train", "test") for name in ("cats", "dogs")]:
+        place.mkdir(parents=True)
+        for number in range(12):
+            Image.fromarray(generator.integers(256, size=(20, 24, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    Image.fromarray(generator.integers(256, size=(30, 30), dtype=np.uint8)).save("picture.png")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))

@@ -93,11 +93,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "fashion-mnist": {
         "data.classes": _FASHION,
-        "augmentation.crop_padding": 2,
+        "augmentation.crop_padding": 1,
         "augmentation.flip": True,
         "augmentation.randaugment": 0,
         "batch_size": 256,
-        "length": "14 epochs",
+        "length": "16 epochs",
         "evaluate_every": "1 epochs",
     },
     # He et al. 2016, section 4.2, with the network, the cosine and the length that became usual for it
