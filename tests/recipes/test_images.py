@@ -121,6 +121,14 @@ def test_another_loss_other_data_and_another_network_are_another_run(
         trained(config(out=str(tmp_path / "run"), **change))
 
 
+def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
+    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping": 1, "optimizer.lr": 1.0}
+    run = trained(config(**asked))
+    assert run.state.step < 400
+    assert run.parts.whole.watch is not None
+    assert run.parts.whole.watch.score == "held-out/loss"
+
+
 # --- networks ----------------------------------------------------------------------------------------------------------
 
 

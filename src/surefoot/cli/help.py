@@ -21,8 +21,8 @@ VERBS = {
 Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt,
 images. Every setting is a flag and a key of a TOML file: surefoot train gpt
 --help shows all with their defaults. The later wins: defaults, --preset,
---config, flags. Ctrl-C saves and ends; the same command goes on. In FILE.py, build() may
-take one argument, a dataclass whose fields are then settings.
+--config, flags. Ctrl-C saves and ends; the same command goes on. In FILE.py,
+build() may take one argument, a dataclass whose fields are then settings.
 
   surefoot train gpt --data.path my.txt --out runs/mine
   surefoot train gpt --preset gpt2-124m --data.path shards/
