@@ -8,7 +8,8 @@ epoch with 90 % of them right; its seconds are those of training and evaluation 
 test part is scored once, with the weights that it stopped with.
 
 surefoot runs its recipe `images` with the preset `fashion-mnist`: whole batches augmented at once, channels last, the number
-format that it measures to be faster, warm-up and cosine over `--epochs`, which a run that need not be better ends sooner with. The plain script is what its user would have written
+format that it measures to be faster, warm-up and cosine over `--epochs`, which may be few.
+The plain script is what its user would have written
 first: a Dataset that augments one image in __getitem__ (crop with padding 1, flip), a DataLoader in the main process or
 with `--workers`, float32, no schedule.
 """
