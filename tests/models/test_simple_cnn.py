@@ -50,17 +50,18 @@ def test_each_block_halves_both_sides():
     assert seen == [(4, 14, 14), (8, 7, 7), (16, 4, 4)]
 
 
-def test_channels_last_changes_the_layout_and_nothing_else():
-    plain, turned = network(channels=3), network(channels=3, channels_last=True)
+@pytest.mark.parametrize("channels", [1, 3])  # of one channel both layouts are one to torch
+def test_channels_last_changes_the_layout_and_nothing_else(channels):
+    plain, turned = network(channels=channels), network(channels=channels, channels_last=True)
     torch.nn.init.normal_(plain.head.weight, generator=torch.Generator().manual_seed(1))
     turned.load_state_dict(plain.state_dict())
-    assert_close(turned(images(channels=3)), plain(images(channels=3)), rtol=1e-5, atol=1e-5)
+    assert_close(turned(images(channels=channels)), plain(images(channels=channels)), rtol=1e-5, atol=1e-5)
     layouts = []
     for model in (plain, turned):
-        model.blocks[1].register_forward_hook(
+        model.blocks[0].register_forward_hook(
             lambda _, __, output: layouts.append(output.is_contiguous(memory_format=torch.channels_last))
         )
-        model(images(channels=3))
+        model(images(channels=channels))
     assert layouts == [False, True]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from surefoot.models.layout import channels_side_by_side
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -66,7 +67,7 @@ class ResNet(nn.Module):
         """Logits (B, K)."""
         x_BCHW = images_BCHW
         if self.channels_last:
-            x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+            x_BCHW = channels_side_by_side(x_BCHW)
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         if self.stem == "imagenet":
             x_BCHW = F.max_pool2d(x_BCHW, 3, stride=2, padding=1)

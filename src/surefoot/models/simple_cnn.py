@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from surefoot.models.layout import channels_side_by_side
 
 _BLOCKS = 3
 
@@ -21,6 +22,7 @@ class SimpleCNN(nn.Module):
     the last features that are dropped. `channels_last` lays inputs out with the channels of a pixel side by side, which is
     faster for convolutions; it changes no weight and nothing but the rounding.
 
+    >>> import torch
     >>> model = SimpleCNN(channels=1, classes=10, width=8)
     >>> model(torch.zeros(3, 1, 28, 28)).shape
     torch.Size([3, 10])
@@ -47,7 +49,7 @@ class SimpleCNN(nn.Module):
         """Logits (B, K)."""
         x_BCHW = images_BCHW
         if self.channels_last:
-            x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+            x_BCHW = channels_side_by_side(x_BCHW)
         for block in self.blocks:
             x_BCHW = block(x_BCHW)
         logits_BK: Tensor = self.head(self.dropout(x_BCHW.mean(dim=(2, 3))))
