@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
     from surefoot.data.mixture import Mixture
+    from surefoot.data.pairs import Pairs
+    from surefoot.data.parallel import Parallel, load_pairs
+    from surefoot.data.subwords import SubwordTokenizer
     from surefoot.data.text import (
         encode_documents,
         held_out_documents,
@@ -55,10 +58,13 @@ __all__ = [
     "HeldOut",
     "Mean",
     "Mixture",
+    "Pairs",
+    "Parallel",
     "Question",
     "Run",
     "Split",
     "Step",
+    "SubwordTokenizer",
     "SurefootError",
     "TokenShards",
     "Windows",
@@ -82,6 +88,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_pairs",
     "load_tokenizer",
     "load_weights",
     "losses",
@@ -106,6 +113,9 @@ _HOME = {
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
     "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
+    "data.pairs": ("Pairs",),
+    "data.parallel": ("Parallel", "load_pairs"),
+    "data.subwords": ("SubwordTokenizer",),
     "data.text": (
         "encode_documents",
         "held_out_documents",
