@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot import data, generate, losses, models
+    from surefoot import beam, data, generate, losses, models
     from surefoot.checks import check_settings
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
@@ -70,6 +70,7 @@ __all__ = [
     "Windows",
     "accuracy",
     "adamw",
+    "beam",
     "check_settings",
     "choice_accuracy",
     "choices",
@@ -147,7 +148,7 @@ _HOME = {
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
 }
-_ROOMS = ("data", "generate", "losses", "models")
+_ROOMS = ("beam", "data", "generate", "losses", "models")
 
 
 def __getattr__(name: str) -> Any:
