@@ -11,8 +11,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
+from surefoot.batching import Batching, batching
+from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.mixture import Mixture
-from surefoot.data.plan import MixtureOrder, Order, Plan
+from surefoot.data.plan import Cut, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError
 from surefoot.loop import State, Trained
 from surefoot.optimizers.ema import Ema
@@ -121,27 +123,31 @@ def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict
     return {"name": type(made).__name__, **plain, "groups": groups}
 
 
-def data_plan(train: Any, *, seed: int, samples: int, batch_size: int) -> Plan:
-    """Which samples a step sees: one permutation a pass, or a weighted mixture of them."""
-    if isinstance(train, Mixture):
-        return MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=batch_size)
-    return Order(seed, samples=samples, batch_size=batch_size)
-
-
-def even_micro_batches(batch_size: int, micro_batch_size: int | None) -> int:
-    """The micro-batch size, which must divide the batch size; the nearest that do are named otherwise."""
-    if batch_size < 1:
-        raise ConfigError(f"batch_size = {batch_size}: a step needs at least one sample")
-    if micro_batch_size is None:
-        return batch_size
-    if micro_batch_size < 1 or batch_size % micro_batch_size:
-        divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
-        below = max((size for size in divisors if size < micro_batch_size), default=1)
-        above = min((size for size in divisors if size > micro_batch_size), default=batch_size)
-        near = f"{below} or {above}" if below != above else str(below)
-        fitting = max(1, round(batch_size / max(micro_batch_size, 1))) * max(micro_batch_size, 1)
+def planned_sizes(train: Any, batch_size: int | str, micro_batch_size: int | str | None) -> Batching:
+    """The sizes of a step and its micro-batches; tokens only where the samples differ in length."""
+    sizes = batching(batch_size, micro_batch_size)
+    if sizes.unit == "samples":
+        return sizes
+    if not isinstance(train, Lengthy):
         raise ConfigError(
-            f"batch_size = {batch_size} cannot be cut evenly into micro-batches of {micro_batch_size}\n"
-            f"  nearest that can: micro_batch_size {near}, or batch_size {fitting}"
+            f"batch_size = {batch_size}: {type(train).__name__} does not say how long its samples are\n"
+            "  give a number of samples, or the data set an attribute `lengths`: (samples,) or (samples, sides)"
         )
-    return micro_batch_size
+    return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
+
+
+def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
+    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
+    if sizes.unit == "tokens":
+        return Buckets(seed, lengths=train.lengths, tokens=sizes.micro_batch_size, pieces=sizes.pieces)
+    plan: Plan
+    if isinstance(train, Mixture):
+        plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
+    else:
+        plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
+    return Cut(plan, sizes.micro_batch_size)
+
+
+def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
+    """A pass over the data and a step, in units of which each is a whole number: samples, or steps where these vary in samples."""
+    return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Integral
 from typing import Any
 
-from surefoot.assembly import even_micro_batches
+from surefoot.batching import batching
 from surefoot.checkpoint.store import check_keep
 from surefoot.config import clipping
 from surefoot.durations import every, planned, run_length, seconds
@@ -26,9 +25,9 @@ _NOT_WRONG = {"out", "compile", "deterministic", "init"}  # whatever their value
 def check_settings(
     *,
     length: str,
-    batch_size: int,
+    batch_size: int | str,
     seed: int = 0,
-    micro_batch_size: int | None = None,
+    micro_batch_size: int | str | None = None,
     schedule: Schedule | Joined | None = None,
     clip: str = "off",
     precision: str = "auto",
@@ -54,8 +53,7 @@ def check_settings(
     """
     if strange := others.keys() - _NOT_WRONG:
         raise TypeError(f"check_settings() knows no {', '.join(sorted(strange))}")
-    _refuse_types(batch_size, schedule)
-    samples = max(1, batch_size) * _MANY
+    _refuse_types(schedule)
     problems: list[str] = []
 
     def check(function: Callable[[], Any]) -> Any:
@@ -65,8 +63,9 @@ def check_settings(
             problems.append(str(problem))
             return None
 
-    check(lambda: even_micro_batches(batch_size, micro_batch_size))
-    size = max(1, batch_size)
+    sizes = check(lambda: batching(batch_size, micro_batch_size))
+    size = 1 if sizes is None or sizes.unit == "tokens" else sizes.batch_size
+    samples = size * _MANY
     whole = check(lambda: planned(length, samples_per_epoch=samples, batch_size=size))
     if whole is not None:
         settings = {"log_every": log_every, "evaluate_every": evaluate_every, "sample_every": sample_every}
@@ -99,10 +98,8 @@ def check_settings(
         raise ConfigError("\n".join(problems))
 
 
-def _refuse_types(batch_size: Any, schedule: Any) -> None:
+def _refuse_types(schedule: Any) -> None:
     """What a caller in Python may mistake; the command line knows types."""
-    if not isinstance(batch_size, Integral):
-        raise ConfigError(f"batch_size = {batch_size!r}: a whole number of samples is needed")
     if schedule is not None and not isinstance(schedule, Schedule | Joined):
         raise ConfigError(f"schedule = {schedule!r} is no schedule: give surefoot.warmup_cosine(...) or the like")
 

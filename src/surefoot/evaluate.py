@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,13 @@ class Split:
     Each of `scores` is a function of (model, batch) that returns a counted `Mean`, logged under the function's name, or a
     dictionary of them. The run's loss is scored beside them unless `loss` is false. `derived` are functions of all means of
     this split by name (`perplexity`, say, which is no mean itself). `batch_size` changes memory and speed, never a score.
+
+    What is no mean over samples at all: `outputs`, a function of (model, batch), returns a list with one entry a sample, and
+    `judge` makes scores by name of all of them together (BLEU of all translations, say). What it returns that is not a
+    number (a confusion matrix as lists, a text) stands in the records only.
+
+    `at_end`: scored once, when the run is over, with the weights of the best checkpoint where there is one (`best`), and
+    never before: a test split, which must not steer anything.
     """
 
     dataset: Any
@@ -34,6 +42,9 @@ class Split:
     batch_size: int | None = None
     loss: bool = True
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
+    outputs: Callable[[Any, Any], list[Any]] | None = None
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    at_end: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -44,6 +55,11 @@ class Split:
         if wrong is not None:
             what = f"two scores called {wrong!r}" if wrong else "a score function without a name"
             raise ConfigError(f"Split: {what}: one would hide the other; write `def some_name(model, batch): ...`")
+        if (self.outputs is None) != (self.judge is None):
+            missing = "outputs" if self.outputs is None else "judge"
+            raise ConfigError(
+                f"Split: {missing} is missing: outputs(model, batch) are collected, and judge(all of them) scores"
+            )
 
     @property
     def score_functions(self) -> tuple[Score, ...]:
@@ -92,14 +108,17 @@ def scored(
     scores: Sequence[Score],
     precision: Precision,
     seed: int,
+    outputs: Callable[[Any, Any], list[Any]] | None = None,
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, float]:
-    """Mean of every score over all batches; waits for the device once, at the end.
+) -> dict[str, Any]:
+    """Mean of every score over all batches, and what `judge` makes of all `outputs`; waits for the device once, at the end.
 
     Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
     weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.
     """
     sums: dict[str, Mean] = {}
+    collected: list[Any] = []
     modules = list(model.values()) if isinstance(model, dict) else [model]
     key = stream_key(seed, "evaluate")
     with untouched(), torch.no_grad(), evaluation_mode(modules):
@@ -114,8 +133,32 @@ def scored(
                 for score in scores:
                     result = score(model, batch.batch)
                     found |= {score.__name__: result} if isinstance(result, Mean) else result
+                if outputs is not None:
+                    collected += outputs(model, batch.batch)
             add_each(sums, found)
-    return {name: float(mean.value) for name, mean in sums.items()}
+    judged = {} if judge is None else _judged(judge(collected))
+    return {name: float(mean.value) for name, mean in sums.items()} | judged
+
+
+def numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """The scores among what was found: a confusion matrix, say, is none.
+
+    >>> numbers({"accuracy": 0.5, "confusion": [[1, 0], [1, 0]]})
+    {'accuracy': 0.5}
+    """
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _judged(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a judge returned, as it will stand in the records; `ConfigError` for what cannot."""
+    held = {name: float(value) if isinstance(value, int | float) else value for name, value in found.items()}
+    try:
+        json.dumps([value for value in held.values() if not isinstance(value, float)], allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"judge returned what cannot be put into a record: {problem}\n  give numbers, lists, texts"
+        ) from problem
+    return held
 
 
 def _losses(result: Any, count: int) -> dict[str, Mean]:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from surefoot.data.buckets import Buckets
 from surefoot.directory import RunDirectory
+from surefoot.evaluations import Evaluations
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import duration, number
@@ -20,25 +22,30 @@ _MANY_IN_BUFFERS = 1_000_000
 TOKENIZER = "tokenizer.json"  # what a run that can go on from a text keeps beside its weights
 
 
-def header(parts: Parts) -> str:
-    """Five lines: model, data, plan, device, directory; said before the first step of a sitting."""
+def header(parts: Parts, *, precision_chosen: str | None) -> str:
+    """Five lines: model, data, plan, device, directory; said before the first step of a sitting.
+
+    `precision_chosen`: why that precision, where it was chosen now.
+    """
     length, step, device = parts.length, parts.state.step, parts.device
-    sizes = [(type(model).__name__, _trainable(model)) for model in parts.state.models.values()]
-    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in sizes)
-    pieces = length.batch_size // parts.supply.micro_batch_size
-    cut = f" in {pieces} micro-batches of {parts.supply.micro_batch_size}" if pieces > 1 else ""
+    trained = [(type(model).__name__, _trainable(model)) for model in parts.state.models.values()]
+    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in trained)
+    sizes, plan = parts.supply.sizes, parts.supply.plan
+    cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
+    padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"going on at step {step}" if step else "from step 0"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    why = "" if precision_chosen is None else f" ({precision_chosen})"
     lines = [
         f"model   {models}",
-        f"data    {length.samples_per_epoch:,} samples a pass; {length.steps:,} steps are {length.epochs:.2f} passes",
-        f"plan    {length.batch_size:,} samples a step{cut}; {start}",
-        f"device  {device}, {parts.whole.precision.name}{threads}",
+        f"data    {plan.samples:,} samples a pass; {length.steps:,} steps are {length.epochs:.2f} passes",
+        f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
+        f"device  {device}, {parts.whole.precision.name}{why}{threads}",
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
-    if length.batch_size > length.samples_per_epoch:
+    if sizes.unit == "samples" and sizes.batch_size > plan.samples:
         lines.append(
-            f"note: a step takes {length.batch_size} samples and there are {length.samples_per_epoch}:"
+            f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
             " each is seen several times a step"
         )
     copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
@@ -50,15 +57,13 @@ def header(parts: Parts) -> str:
     return "\n".join(lines)
 
 
-def ending(
-    parts: Parts, *, first: dict[str, float], scores: dict[str, float], skipped: int, evaluation_due: bool = False
-) -> str:
+def ending(parts: Parts, evaluations: Evaluations, *, skipped: int) -> str:
     """How a sitting ended, a sentence on how it went, and the commands to type next.
 
-    `first` are its first scores with their step, `scores` its last ones; `skipped` counts the steps it is known not to have
-    applied. `evaluation_due`: that of the last step is left to the resume.
+    `skipped` counts the steps that the sitting is known not to have applied.
     """
-    length, step, watch = parts.length, parts.state.step, parts.whole.watch
+    length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
+    first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
         how = f"stopped at step {step:,} of {length.steps:,}, before it was evaluated"
     elif step >= length.steps:
@@ -71,6 +76,8 @@ def ending(
     best_is_older = not evaluation_due and watch is not None and watch.value is not None and watch.step != step
     if watch is not None and watch.value is not None and best_is_older:
         lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
+    if evaluations.at_end is not None:
+        lines += _at_end(parts, *evaluations.at_end)
     lines += _how_it_went(parts, first, scores, skipped)
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
@@ -147,6 +154,12 @@ def _by_split(scores: dict[str, float]) -> list[str]:
         splits.setdefault(split, []).append(f"{score} {number(value)}")
     wide = max(map(len, splits), default=0)
     return [f"  {split:<{wide}}  {', '.join(shown)}" for split, shown in splits.items()]
+
+
+def _at_end(parts: Parts, step: int, scores: dict[str, float]) -> list[str]:
+    """The scores of what is scored when a run is over, and whose weights these are."""
+    whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
+    return [f"scored once, with the weights of {whose}:", *_by_split(scores)]
 
 
 def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float], skipped: int) -> list[str]:

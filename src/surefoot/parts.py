@@ -40,6 +40,7 @@ class Parts:
     schedule_written: Schedule | Joined  # as it was given, percentages and all
     device: torch.device
     deterministic: bool
+    compiled: bool
     described: dict[str, Any]
     architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
     scored: dict[str, Any]  # fingerprints of the splits
@@ -70,7 +71,7 @@ class Parts:
         """True when no step is left to be made, in this sitting or any other."""
         return self.state.step >= self.length.steps or self.out_of_patience
 
-    def packed(self, *, evaluation_due: bool = False) -> Contents:
+    def packed(self, *, evaluation_due: bool = False, ended: bool = False) -> Contents:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
             self.whole,
@@ -78,6 +79,7 @@ class Parts:
             architecture=self.architecture,
             scored=self.scored,
             evaluation_due=evaluation_due,
+            ended=ended,
             machine=machine(self.device, deterministic=self.deterministic),
             stopped_early=self.out_of_patience,
         )
@@ -101,6 +103,8 @@ class Parts:
             ) from problem
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        self.whole.precision.settle(saved["precision"])
+        described["precision"] = self.whole.precision.name
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         task = replace(self.task, factors=schedule.factors(self.length))

@@ -9,18 +9,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.data.buckets import Buckets
 from surefoot.data.samples import rows
 from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
-from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import clear
+from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
@@ -45,6 +44,8 @@ class Section:
 
 def sections(parts: Parts) -> list[Section]:
     """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
+    where = _directory(parts)  # a run that is there has its precision already
+    why = settle_precision(parts)
     found = [
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
@@ -56,7 +57,7 @@ def sections(parts: Parts) -> list[Section]:
             measured = measure(parts)
         found.append(Section("memory and time", memory_and_time(parts, measured)))
     found.insert(2, Section("batches", batch_arithmetic(parts, measured)))
-    return [*found, Section("chosen", chosen(parts))]
+    return [*found, Section("chosen", chosen(parts, where, precision_chosen=why))]
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,9 @@ def measure(parts: Parts) -> Measured:
             held[place] = tensor.untyped_storage().nbytes()
         return tensor
 
-    def one_pass() -> tuple[float, int]:
-        begun, step = perf_counter(), Step(0, [micro_batch], parts.task, parts.state)
-        float(forward_backward(step))  # waits for the device
-        clear(parts.state.parameters)
-        parts.state.buffers.undo()
-        return perf_counter() - begun, int(step.count)
-
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
-        one_pass()
-    times, counts = zip(*(one_pass() for _ in range(3)), strict=True)
+        passed(parts, micro_batch)
+    times, counts, _ = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
     return Measured(counts[0], sum(held.values()), median(times))
 
 
@@ -136,12 +130,14 @@ def parameters_by_group(parts: Parts) -> list[str]:
 
 def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
-    length, size = parts.length, parts.supply.micro_batch_size
-    pieces = length.batch_size // size
+    length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
+    pieces, size, unit = sizes.pieces, sizes.micro_batch_size, sizes.unit
     per_epoch = length.samples_per_epoch / length.batch_size
+    padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     lines = [
-        f"{length.batch_size:,} samples a step = 1 rank x {pieces} micro-batch{'es' if pieces > 1 else ''} x {size:,}",
-        f"{length.samples_per_epoch:,} samples a pass = {per_epoch:,.2f} steps; "
+        f"{sizes.batch_size:,} {unit} a step = 1 rank x {pieces} micro-batch{'es' if pieces > 1 else ''} x {size:,}",
+        *padded,
+        f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
     ]
     if measured is not None:
@@ -177,7 +173,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     averages = _bytes(p for average in state.averages.values() for p in average.model.parameters())
     activations = measured.activation_bytes
     total = weights + gradients + sum(known) + averages + activations
-    step_s = measured.pass_s * parts.length.batch_size / parts.supply.micro_batch_size
+    step_s = measured.pass_s * parts.supply.sizes.pieces
     return [
         f"weights {_size(weights)}, gradients {_size(gradients)}"
         + (f", averages {_size(averages)}" if averages else "")
@@ -191,11 +187,12 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     ]
 
 
-def chosen(parts: Parts) -> list[str]:
-    """What settings that say "auto" came to."""
+def chosen(parts: Parts, where: list[str], *, precision_chosen: str | None = None) -> list[str]:
+    """What settings that say "auto" came to, and why where that was measured; and `where` the run would go."""
+    why = "" if precision_chosen is None else f" ({precision_chosen})"
     return [
-        f"device {parts.device}, precision {parts.whole.precision.name}",
-        *_directory(parts),
+        f"device {parts.device}, precision {parts.whole.precision.name}{why}",
+        *where,
     ]
 
 
@@ -235,7 +232,7 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
             precision=parts.whole.precision,
             seed=parts.supply.seed,
         )
-        return found["loss"]
+        return float(found["loss"])
 
     with parts.numerics():
         together, apart = mean([whole]), mean(halves)

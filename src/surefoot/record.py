@@ -15,6 +15,15 @@ _MEASURED = {"loss", "loss_of_applied", "skipped", "norm", "norm_max", "targets"
 OWN = frozenset({"kind", "step", "text", "nonfinite", "left_s"} | _SPENT | _MEASURED)
 
 
+def scores_in(record: Record) -> dict[str, float]:
+    """The scores in a record, and nothing else that a judge has found: a text, a confusion matrix.
+
+    >>> scores_in({"kind": "scores", "step": 3, "all/accuracy": 0.5, "all/confusion": [[1, 0], [1, 0]]})
+    {'all/accuracy': 0.5}
+    """
+    return {name: value for name, value in record.items() if "/" in name and isinstance(value, int | float)}
+
+
 class Sink(Protocol):
     """Somewhere records go."""
 

@@ -25,7 +25,7 @@ from surefoot.config import clipping
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
-from surefoot.evaluate import Split
+from surefoot.evaluate import Split, numbers
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.parts import Parts
@@ -53,7 +53,8 @@ class Run:
     model: an `nn.Module`, or better a callable that builds one (called under the run's seed); or several by name.
     loss: a function of (model, batch) that returns a scalar mean, or a counted `Mean`; None where the caller makes the steps.
     train: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, token `Windows`.
-    batch_size: samples of one step, all micro-batches together; `micro_batch_size` of one forward and backward pass.
+    batch_size: samples of one step, all micro-batches together; `micro_batch_size` of one forward and backward pass. Or
+        "4096 tokens", padding included, for data that say how long each sample is (`lengths`).
     count: targets in a batch over which the loss is a mean (default: its first dimension); called on the host.
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
@@ -71,7 +72,7 @@ class Run:
         *,
         model: Model | Mapping[str, Model],
         train: Any,
-        batch_size: int,
+        batch_size: int | str,
         length: str,
         optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
         loss: Loss | None = None,
@@ -79,7 +80,7 @@ class Run:
         evaluate: Mapping[str, Split] | None = None,
         out: str | Path | None = None,
         seed: int = 0,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | str | None = None,
         count: Callable[[Any], int] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         clip: str = "norm 1.0",
@@ -128,12 +129,13 @@ class Run:
             max_bad_steps=max_bad_steps,
             ema=ema,
         )
-        micro_batch_size = assembly.even_micro_batches(batch_size, micro_batch_size)
+        sizes = assembly.planned_sizes(train, batch_size, micro_batch_size)
         place = one_process(device).device
-        plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), batch_size=batch_size)
+        plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
+        samples_per_epoch, samples_per_step = assembly.steps_of_epoch(plan, sizes)
         times = timetable(
-            samples_per_epoch=plan.samples,
-            batch_size=batch_size,
+            samples_per_epoch=samples_per_epoch,
+            batch_size=samples_per_step,
             length=length,
             log_every=log_every,
             evaluate_every=evaluate_every,
@@ -151,7 +153,8 @@ class Run:
                     f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
                 )
             check_split(name, split.dataset, seed=seed)
-        watch = watched(best, early_stopping, splits=evaluate or {})
+        steering = [name for name, split in (evaluate or {}).items() if not split.at_end]
+        watch = watched(best, early_stopping, splits=steering)
 
         said = screen(times.length.steps) if console else None
         models = assembly.built_models(model, seed=seed, device=place)
@@ -172,7 +175,7 @@ class Run:
             factors=in_steps.factors(times.length),
             max_bad_steps=max_bad_steps,
         )
-        supply = Supply(train, plan, seed, micro_batch_size, place, workers, count, collate)
+        supply = Supply(train, plan, sizes, seed, place, workers, count, collate)
         scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=numbers, compiled=compile)
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
@@ -187,11 +190,11 @@ class Run:
             schedule_written=schedule,
             device=place,
             deterministic=deterministic,
+            compiled=compile,
             described={
                 "seed": seed,
                 "length": f"{times.length.steps} steps",
-                "batch_size": batch_size,
-                "micro_batch_size": micro_batch_size,
+                **sizes.described(),
                 "optimizer": assembly.described_optimizers(optimizer, state),
                 "schedule": in_steps.described(),
                 "schedule_of_steps": times.length.steps,
@@ -287,10 +290,13 @@ class Run:
 
     # --- at any time ---------------------------------------------------------------------------------------------
 
-    def scores(self) -> dict[str, float]:
-        """Score every split with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}."""
+    def scores(self, *, at_end: bool = False) -> dict[str, float]:
+        """Score the splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}.
+
+        `at_end`: those instead that are for the end of the run.
+        """
         with self.parts.numerics():
-            return self.parts.scoring.scores()
+            return numbers(self.parts.scoring.scores(self.parts.scoring.names(at_end=at_end)))
 
     def sample(self) -> str:
         """What the run's `sample` function makes of the model as it is evaluated; changes nothing."""
@@ -308,6 +314,7 @@ class Run:
 
         Returns a line for each thing in which this run's data are not the checkpoint's.
         """
+        self.parts.whole.precision.settle(found.state["described"]["precision"])
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})

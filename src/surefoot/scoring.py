@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,12 @@ class Scoring:
         self.compiled = compiled
         self.callables: dict[str, Any] = {}
 
-    def scores(self, *, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """Every score of every split, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so."""
+    def names(self, *, at_end: bool) -> list[str]:
+        """The splits that are scored at every evaluation, or those that are scored when the run is over."""
+        return [name for name, split in self.splits.items() if split.at_end == at_end]
+
+    def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """What is found of some splits, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so."""
         models: dict[str, Any] = dict(self.models())
         if self.compiled:  # callables of their own: what training compiled is specialised to its mode and shapes
             self.callables = self.callables or {
@@ -41,8 +45,9 @@ class Scoring:
             }
             models = self.callables
         forward = models["model"] if list(models) == ["model"] else models
-        found: dict[str, float] = {}
-        for name, split in self.splits.items():
+        found: dict[str, Any] = {}
+        for name in names:
+            split = self.splits[name]
             scores = scored(
                 forward,
                 self.supply.split(split.dataset, batch_size=split.batch_size),
@@ -50,6 +55,8 @@ class Scoring:
                 scores=split.score_functions,
                 precision=self.precision,
                 seed=self.supply.seed,
+                outputs=split.outputs,
+                judge=split.judge,
                 stop=stop,
             )
             scores |= {score: function(scores) for score, function in split.derived.items()}

@@ -18,10 +18,11 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.clock import Deadline
 from surefoot.directory import RunDirectory, environment, machine
-from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError
-from surefoot.evaluate import EvaluationStoppedError
+from surefoot.errors import CheckpointError, ConfigError, SurefootError
+from surefoot.evaluations import Evaluations
 from surefoot.journal import Journal
 from surefoot.loop import Step, steps
+from surefoot.pace import settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
 from surefoot.signals import Signals
@@ -38,15 +39,14 @@ class Sitting:
         self.signals = Signals(lambda: narration.standing(parts), fresh_line=fresh_line)
         self.settings = ExitStack()
         self.journal = Journal(parts.console)
+        self.evaluations = Evaluations(parts, self.journal)
         self.feed = parts.supply.feed(workers=parts.supply.workers)
         self.first_step = 0
+        self.precision_chosen: str | None = None  # why, where it was measured in this sitting
         self.asked_to_stop = False
-        self.scores: dict[str, float] = {}  # the last ones
-        self.first_scores: dict[str, float] = {}  # of this sitting, with their step
         self.skipped = 0  # steps, as far as the records tell
         self.running: Generator[Step] | None = None
         self.alone = False  # no code of the user's runs between steps
-        self.evaluation_due = False  # that of the newest step, given up for a signal
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
         self.deadline = None if parts.timetable.limit_s is None else Deadline(parts.timetable.limit_s)
@@ -66,7 +66,7 @@ class Sitting:
             self.release()
             raise
         self.first_step = self.state.step
-        self.parts.say(narration.header(self.parts))
+        self.parts.say(narration.header(self.parts, precision_chosen=self.precision_chosen))
 
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
@@ -121,6 +121,7 @@ class Sitting:
         self.journal.open(directory, step=self.state.step, found=found)
 
     def _initialise(self) -> None:
+        self.precision_chosen = settle_precision(self.parts)
         if self.parts.init is None or self.state.step > 0:
             return
         self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init)))
@@ -133,23 +134,26 @@ class Sitting:
             parts.say(f"note: {line}")
         snapshot.restore(self.whole, found, where=f"step-{found.step:08d}", device=parts.device)
         parts.refuse_another_architecture(found)
-        self.evaluation_due = bool(found.state["evaluation_due"])
+        self.evaluations.resumed(parts, found)
 
     def _finish(self) -> None:
-        parts = self.parts
+        parts, evaluations = self.parts, self.evaluations
         if self.running is not None:
             self.running.close()  # a loop over a variable leaves it open
         self._catch_up()
+        if evaluations.end_due() and self.signals.stop is None:
+            self.whole.clock.enter("evaluating")
+            evaluations.score_at_end(stop=lambda: self.signals.stop is not None)
+            self.whole.clock.enter("saving")
         if parts.saving is not None:
             parts.doing("saving")
             parts.saving.finish(self.state.step, self._packed, protected=self._best)
-        went_on = self.state.step > self.first_step or bool(self.scores)
-        if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not self.evaluation_due:
-            self._write_sample()
+        due = evaluations.due
+        went_on = self.state.step > self.first_step or bool(evaluations.scores) or evaluations.at_end is not None
+        if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
+            evaluations.sample()
         if went_on or self.signals.stop is not None:
-            first, scores = (self.first_scores, self.scores) if not self.evaluation_due else ({}, {})
-            due = self.evaluation_due
-            parts.say(narration.ending(parts, first=first, scores=scores, skipped=self.skipped, evaluation_due=due))
+            parts.say(narration.ending(parts, evaluations, skipped=self.skipped))
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
@@ -194,10 +198,10 @@ class Sitting:
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
         self.whole.kept.refuse_unclaimed()
-        if self.evaluation_due:
+        if self.evaluations.due:
             self._make_up_for_evaluation()
         if parts.finished:
-            if not self.scores:
+            if not self.evaluations.scores and not self.evaluations.end_due():
                 parts.say(narration.finished(parts))
             return
         if self.state.step >= parts.timetable.stop_step:
@@ -229,12 +233,12 @@ class Sitting:
 
     def _make_up_for_evaluation(self) -> None:
         """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
-        self.evaluation_due = False
+        self.evaluations.due = False
         self.whole.clock.start()
         self.whole.clock.enter("evaluating")
         self._evaluate()
         self.whole.clock.enter("waiting")
-        if self.parts.saving is not None and not self.evaluation_due:
+        if self.parts.saving is not None and not self.evaluations.due:
             self.parts.saving.begun_step = None
             self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
 
@@ -249,7 +253,7 @@ class Sitting:
 
     def evaluate_due(self, done: int) -> bool:
         """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
-        return self._scores_due(done) or self._sample_due(done)
+        return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
         """After the last step, and every `log_every`; once."""
@@ -263,8 +267,8 @@ class Sitting:
     def evaluate(self, step: Step) -> None:
         """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
         self._evaluate()
-        if self._scores_due(step.index + 1):
-            step.scores = self.scores
+        if self.evaluations.scores_due(step.index + 1):
+            step.scores = self.evaluations.scores
 
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
@@ -297,50 +301,16 @@ class Sitting:
         self.signals.save = False
         self.parts.saving.save(self._packed, protected=self._best)
 
-    def _scores_due(self, done: int) -> bool:
-        return bool(self.parts.scoring.splits) and self.parts.timetable.evaluate_due(done)
-
-    def _sample_due(self, done: int) -> bool:
-        return self.parts.sample is not None and self.parts.timetable.sample_due(done)
-
     def _evaluate(self) -> None:
         done = self.evaluated_step = self.state.step
         if self.alone and self.whole.meter.rows and self.log_due(done):
             self.whole.clock.enter("training")  # the device may still be busy with it
             self.log()  # nothing can be added to it: the loss stands before the scores
             self.whole.clock.enter("evaluating")
-        if self._scores_due(done):
-            self._score()
-        if self._sample_due(done) and not self.evaluation_due:
-            self._write_sample()
-
-    def _score(self) -> None:
-        self.parts.doing(f"evaluating {', '.join(self.parts.scoring.splits)}")
-        try:
-            self.scores = self.parts.scoring.scores(stop=lambda: self.alone and self.signals.stop is not None)
-        except EvaluationStoppedError:
-            self.evaluation_due = True
-            self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
-            return
-        self.first_scores = self.first_scores or {"step": self.state.step, **self.scores}
-        self.journal.write({"kind": "scores", "step": self.state.step, **self.scores})
-        watch = self.whole.watch
-        if watch is None:
-            return
-        if watch.score not in self.scores:
-            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(self.scores)}")
-        if watch.improved(self.state.step, self.scores[watch.score]) and self.parts.saving is not None:
-            self.parts.saving.asked = True
-
-    def _write_sample(self) -> None:
-        assert self.parts.sample is not None
-        self.parts.doing("sampling")
-        try:
-            text = self.parts.scoring.sample(self.parts.sample)
-        except DivergedError as problem:  # whoever looks at a run does not end it
-            self.parts.say(f"warning: no sample: {problem}")
-            return
-        self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+        if self.evaluations.scores_due(done):
+            self.evaluations.score(stop=lambda: self.alone and self.signals.stop is not None)
+        if self.evaluations.sample_due(done) and not self.evaluations.due:
+            self.evaluations.sample()
 
     @property
     def _step(self) -> int:
@@ -353,5 +323,5 @@ class Sitting:
         return () if watch is None or watch.step is None else (watch.step,)
 
     def _packed(self) -> Contents:
-        contents = self.parts.packed(evaluation_due=self.evaluation_due)
+        contents = self.parts.packed(evaluation_due=self.evaluations.due, ended=self.evaluations.ended)
         return replace(contents, log=self.journal.state())

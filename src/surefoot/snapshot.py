@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from surefoot.stopping import Watch
 from surefoot.world import one_process
 
 _OF_STATE = {"described", "machine", "architecture", "scored", "aliases", "optimizer", "groups", "evaluating", "watch"}
-_KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due"}  # of every checkpoint's state.json
+_KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due", "ended"}  # of every checkpoint's state.json
 
 
 @dataclass
@@ -160,6 +161,21 @@ def load_weights(model: nn.Module, found: Contents, *, name: str = "model", devi
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
     contents.load_model(model, found.files[file], found.state["aliases"].get(name, {}), where=f"step {found.step}")
     model.to(one_process(device).device).eval()
+
+
+@contextmanager
+def weights_of(state: State, found: Contents) -> Iterator[None]:
+    """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
+    held = {file_name("model", name): model for name, model in state.models.items()}
+    held |= {file_name("ema", name): average.model for name, average in state.averages.items()}
+    own = {file: contents.model_tensors(model) for file, model in held.items()}
+    try:
+        for file, model in held.items():
+            contents.load_model(model, found.files[file], own[file][1], where=f"step {found.step}")
+        yield
+    finally:
+        for file, model in held.items():
+            contents.load_model(model, *own[file], where="what was set aside")
 
 
 def file_name(kind: str, name: str) -> str:

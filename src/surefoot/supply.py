@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from surefoot.batching import Batching
+from surefoot.data.buckets import Buckets
 from surefoot.data.feed import Feed, in_order
-from surefoot.data.plan import Plan
+from surefoot.data.plan import MicroBatches
 from surefoot.micro_batch import MicroBatch
 from surefoot.seeding import untouched
 
@@ -19,9 +21,9 @@ class Supply:
     """The training data with their plan, and how samples become batches on the device."""
 
     dataset: Any
-    plan: Plan
+    plan: MicroBatches
+    sizes: Batching
     seed: int
-    micro_batch_size: int
     device: torch.device
     workers: int
     count: Callable[[Any], int] | None
@@ -33,7 +35,6 @@ class Supply:
             self.dataset,
             self.plan,
             seed=self.seed,
-            micro_batch_size=self.micro_batch_size,
             device=self.device,
             workers=workers,
             count=self.count,
@@ -56,10 +57,17 @@ class Supply:
         """Every sample of another data set once, in order."""
         return in_order(
             dataset,
-            batch_size=batch_size or self.micro_batch_size,
+            batch_size=batch_size or self._rows,
             seed=self.seed,
             device=self.device,
             workers=self.workers,
             count=self.count,
             collate=self.collate,
         )
+
+    @property
+    def _rows(self) -> int:
+        """So many samples fit a micro-batch, however long they are."""
+        if isinstance(self.plan, Buckets):
+            return max(1, self.sizes.micro_batch_size // int(self.plan.longest.max()))
+        return self.sizes.micro_batch_size

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.data.plan import InOrder, MixtureOrder, Order, _folded, permutation, quotas
+from surefoot.data.plan import InOrder, MixtureOrder, Order, folded, permutation, quotas
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold
 
@@ -57,7 +57,7 @@ def test_all_orders_of_four_samples_occur_equally_often():
 def test_folding_arrays_is_folding_their_elements():
     keys = np.array([0, 1, 2**64 - 1, 0x9E3779B97F4A7C15], dtype=np.uint64)
     parts = np.array([0, 5, 2**40, 1], dtype=np.uint64)
-    assert _folded(keys, parts).tolist() == [fold(int(key), int(part)) for key, part in zip(keys, parts, strict=True)]
+    assert folded(keys, parts).tolist() == [fold(int(key), int(part)) for key, part in zip(keys, parts, strict=True)]
 
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(10, 4), (7, 7), (5, 12), (1, 3), (1000, 32), (40_000, 999)])

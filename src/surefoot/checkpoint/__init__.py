@@ -1,5 +1,6 @@
 """Checkpoints: what one is on disk, which exist, and how a run becomes one and comes back from it."""
 
+from surefoot.checkpoint.average import averaged
 from surefoot.checkpoint.disk import Disk, Files
 from surefoot.checkpoint.format import Contents, Damage, DamageError, read, read_manifest, verify, write
 from surefoot.checkpoint.manifest import Manifest
@@ -15,6 +16,7 @@ __all__ = [
     "Manifest",
     "Store",
     "Writer",
+    "averaged",
     "read",
     "read_manifest",
     "verify",

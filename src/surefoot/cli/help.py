@@ -49,9 +49,11 @@ far as the schedule allows it exactly.
     "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [settings]
 
 Score a checkpoint (newest, best, or that of a step) on everything that its run
-scores; changes nothing in the run.
+scores; changes nothing in the run. "average 5" is the mean of the weights of
+the last five.
 
   surefoot evaluate runs/mine --checkpoint best
+  surefoot evaluate runs/mine --checkpoint "average 5"
 """,
     "predict": """surefoot predict RUN [INPUT...] [--checkpoint WHICH] [settings]
 

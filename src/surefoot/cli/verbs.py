@@ -78,7 +78,7 @@ def resume(arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    """`surefoot evaluate RUN [--checkpoint newest|best|STEP]`: score a checkpoint on the splits that the run has."""
+    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"]`: score a checkpoint on the splits that the run has."""
     run_path = _run_directory(arguments)
     rest, which = _option(arguments[1:], "--checkpoint")
     program, config = _of_run(run_path, rest, verb="surefoot evaluate RUN")
@@ -97,7 +97,7 @@ def evaluate(arguments: list[str]) -> None:
 
 
 def predict(arguments: list[str]) -> None:
-    """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP] [settings]`: use the model that a run has trained.
+    """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP|"average N"] [settings]`: use the model that a run has trained.
 
     One input is answered as it is made; several, or those of `--file`, one JSON object a line.
     """
@@ -136,10 +136,13 @@ def _of_run(run: Path, flags: list[str], *, verb: str) -> tuple[Program, Any]:
 
 
 def _checkpoint(run: Path, which: str | None) -> Contents:
-    """The newest intact checkpoint of a run, the best, or that of a step; damaged ones are named."""
-    from surefoot.checkpoint import Store
+    """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
+    from surefoot.checkpoint import Store, averaged
 
     store = Store(run / "checkpoints")
+    match (which or "").split():
+        case ["average", count] if count.isascii() and count.isdigit():
+            return averaged(store, int(count))
     contents = store.newest_intact()
     if contents is None:
         raise CheckpointError(f"{run} holds no checkpoint")
@@ -155,7 +158,8 @@ def _checkpoint(run: Path, which: str | None) -> Contents:
         return store.at(best)
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
-            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())}"
+            f'--checkpoint {which!r}: newest, best, "average 5" (of the last five),'
+            f" or a step: {', '.join(str(step) for step in store.steps())}"
         )
     return store.at(int(which))
 

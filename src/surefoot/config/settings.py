@@ -21,14 +21,15 @@ class Settings:
     """All randomness of the run comes from this number."""
     length: str
     """How long to train: "200 steps" or "30 epochs" (rounded up to a whole step)."""
-    batch_size: int
-    """Samples of one step, all micro-batches together."""
-    micro_batch_size: int | None = None
-    """Samples of one forward and backward pass; divides batch_size. Absent: the whole batch."""
+    batch_size: int | str
+    """Samples of one step, all micro-batches together; or "4096 tokens" with their padding, where samples differ in length."""
+    micro_batch_size: int | str | None = None
+    """Samples (or tokens) of one forward and backward pass; divides batch_size. Absent: the whole batch."""
     clip: str = "norm 1.0"
     """Limit on the gradient: "norm 1.0" (of all of it), "value 0.5" (of each number in it) or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, else fp32."""
+    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, and on the CPU where that is measured
+    to be quicker, else fp32. What it chose stays with the run."""
     compile: bool = False
     """Compile the model with torch.compile."""
     device: str = "auto"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from surefoot.data.gathering import gathering, is_tensors
-from surefoot.data.plan import Ids, InOrder, Plan
+from surefoot.data.plan import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.reading import Collate, Reading, Workers
 from surefoot.data.samples import first_line, rows
 from surefoot.errors import ConfigError, DataError, SurefootError
@@ -26,34 +26,33 @@ Count = Callable[[Any], int]
 class Feed:
     """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
 
-    A batch's `count` is taken on the host before it is moved: by default its first dimension. A data set that gathers whole
-    batches (see `gathering`) is read in this process, whatever `workers` says; with `collate`, tensors are read one by one too.
+    A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the
+    host before it is moved: by default its first dimension. A data set that gathers whole batches (see `gathering`) is read
+    in this process, whatever `workers` says; with `collate`, tensors are read one by one too.
     """
 
     def __init__(
         self,
         dataset: Any,
-        plan: Plan,
+        plan: Plan | MicroBatches,
         *,
         seed: int,
-        micro_batch_size: int,
         device: torch.device,
+        micro_batch_size: int | None = None,
         workers: int = 0,
         count: Count | None = None,
         collate: Collate | None = None,
     ) -> None:
-        self.plan, self.micro_batch_size, self.device, self.workers = plan, micro_batch_size, device, workers
+        self.device, self.workers = device, workers
         self.count = count or rows
-        self.pieces = -(-plan.batch_size // micro_batch_size)
+        self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         single = TensorDataset(*dataset) if is_tensors(dataset) else dataset
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
                 f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
             )
         self.gathers = gathering(dataset) if collate is None else None
-        self.reading = Reading(
-            single, plan, seed=seed, micro_batch_size=micro_batch_size, collate=collate or default_collate
-        )
+        self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
         self.step, self.stop = 0, -1
@@ -65,7 +64,9 @@ class Feed:
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gathers is None:
             pin = self.device.type == "cuda"
-            self.reads = Workers(self.reading, first=step, stop=stop, pieces=self.pieces, workers=self.workers, pin=pin)
+            self.reads = Workers(
+                self.reading, first=step, stop=stop, pieces=self.plan.pieces, workers=self.workers, pin=pin
+            )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step, which must follow the one asked for before."""
@@ -87,20 +88,20 @@ class Feed:
             self.reads = None
 
     def _made(self, step: int) -> list[MicroBatch]:
-        ids, epochs = self.plan.ids(step)
         made = []
-        for index in range(self.pieces):
-            first = index * self.micro_batch_size
-            chosen = slice(first, first + self.micro_batch_size)
-            chosen_ids, chosen_epochs = (ids, epochs) if self.pieces == 1 else (ids[chosen], epochs[chosen])
-            if self.gathers is not None:
-                batch = self._gathered(step, chosen_ids, chosen_epochs)
+        for index, (ids, epochs) in enumerate(self.plan.micro_batches(step)):
+            if self.reads is not None:
+                batch = self.reads.next()
+            elif not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
+                batch = None
+            elif self.gathers is not None:
+                batch = self._gathered(step, ids, epochs)
             else:
-                batch = self.reading.here(step, index) if self.reads is None else self.reads.next()
+                batch = self.reading.here(step, index)
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
-            chosen_ids.flags.writeable = chosen_epochs.flags.writeable = False
+            ids.flags.writeable = epochs.flags.writeable = False
             there = batch if self.device.type == "cpu" else moved(batch, self.device)
-            made.append(MicroBatch(there, self.count(batch), index, chosen_ids, chosen_epochs))
+            made.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return made
 
     def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
@@ -136,7 +137,6 @@ def in_order(
         dataset,
         plan,
         seed=seed,
-        micro_batch_size=batch_size,
         device=device,
         workers=workers,
         count=count,

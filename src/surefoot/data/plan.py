@@ -7,7 +7,7 @@ A permutation is never built or stored: it is a keyed bijection, evaluated at th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,40 @@ class Plan(Protocol):
 
     def described(self) -> dict[str, Any]:
         """What the order depends on besides the seed, as JSON."""
+
+
+@runtime_checkable
+class MicroBatches(Protocol):
+    """Step -> the samples of each of its micro-batches, of which every step has `pieces`; some may be empty."""
+
+    samples: int
+    pieces: int
+
+    def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
+        """For each micro-batch its samples and the epoch each belongs to, both (samples of it,)."""
+
+    def described(self) -> dict[str, Any]:
+        """What the order depends on besides the seed, as JSON."""
+
+
+class Cut:
+    """The steps of a plan, cut into micro-batches of equal size; the last of a step may be smaller."""
+
+    def __init__(self, plan: Plan, micro_batch_size: int) -> None:
+        self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
+        self.pieces = -(-plan.batch_size // micro_batch_size)
+
+    def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
+        """Views of the step's samples and epochs."""
+        ids, epochs = self.plan.ids(step)
+        if self.pieces == 1:
+            return ((ids, epochs),)
+        firsts = range(0, self.pieces * self.size, self.size)
+        return [(ids[first : first + self.size], epochs[first : first + self.size]) for first in firsts]
+
+    def described(self) -> dict[str, Any]:
+        """That of the plan."""
+        return self.plan.described()
 
 
 class Order:
@@ -148,6 +182,19 @@ def quotas(weights: Sequence[float]) -> list[int]:
     return held
 
 
+def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`seeding.fold` of one part into each key, for whole arrays.
+
+    >>> from surefoot.seeding import fold
+    >>> int(folded(np.array([7], np.uint64), np.array([3], np.uint64))[0]) == fold(7, 3)
+    True
+    """
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as it should
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
 class _Blocks:
     """The steps around the last one asked for, computed together."""
 
@@ -173,7 +220,7 @@ def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
     first, last = int(epochs.min()), int(epochs.max())
     keys = _round_keys(
-        _folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size
+        folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size
     )
     return _permuted(size, offsets, keys, epochs - first)
 
@@ -185,15 +232,7 @@ def _half(size: int) -> int:
 
 def _round_keys(keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
     rounds = _ROUNDS if _half(size) > 3 else _ROUNDS_SMALL
-    return np.stack([_folded(keys, np.full_like(keys, number)) for number in range(rounds)])
-
-
-def _folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`seeding.fold` of one part into each key, for whole arrays."""
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as it should
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return np.stack([folded(keys, np.full_like(keys, number)) for number in range(rounds)])
 
 
 def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:

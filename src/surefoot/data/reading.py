@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from surefoot.data.plan import Plan
+from surefoot.data.plan import MicroBatches
 from surefoot.data.samples import first_line, read
 from surefoot.errors import DataError, SurefootError
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -36,22 +36,18 @@ _PARENT_WATCH_S = 1.0
 class Reading(Dataset[Any]):
     """A data set of micro-batches, addressed by (step, index within the step)."""
 
-    def __init__(self, dataset: Any, plan: Plan, *, seed: int, micro_batch_size: int, collate: Collate) -> None:
-        self.dataset, self.plan, self.micro_batch_size, self.collate = (
-            dataset,
-            plan,
-            micro_batch_size,
-            collate,
-        )
+    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
+        self.dataset, self.plan, self.collate = dataset, plan, collate
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
         """The micro-batch; leaves the global generators seeded by its last sample."""
         step, index = address
-        ids, epochs = self.plan.ids(step)
-        chosen = slice(index * self.micro_batch_size, (index + 1) * self.micro_batch_size)
+        ids, epochs = self.plan.micro_batches(step)[index]
+        if not len(ids):
+            return None
         samples = []
-        for sample, epoch in zip(ids[chosen].tolist(), epochs[chosen].tolist(), strict=True):
+        for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True):
             seed_generators(fold(self.sample_key, epoch, sample))
             samples.append(read(self.dataset, sample, step=step))
         seed_generators(fold(self.collate_key, step, index))
@@ -60,7 +56,7 @@ class Reading(Dataset[Any]):
         except SurefootError:
             raise
         except Exception as problem:
-            shown = ", ".join(str(sample) for sample in ids[chosen][:4])
+            shown = ", ".join(str(sample) for sample in ids[:4])
             raise DataError(
                 f"samples {shown}{' ...' if len(samples) > 4 else ''} of step {step} cannot be put into one batch: "
                 f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"

@@ -56,6 +56,11 @@ class Windows:
         """How many windows an epoch has."""
         return int(self.ends[-1])
 
+    @property
+    def lengths(self) -> int:
+        """Tokens of every window, so that a batch may be given in tokens."""
+        return self.context
+
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64."""
         sources = np.searchsorted(self.ends, ids, side="right")

@@ -69,7 +69,7 @@ class Config(Settings):
     """Directory of the run; it goes on by itself where there is a checkpoint."""
     length: str = "2500 steps"
     """How long to train."""
-    batch_size: int = 8
+    batch_size: int | str = 8
     """Windows of one step."""
     evaluate_every: str = "25%"
     """How often the held-out part is scored."""

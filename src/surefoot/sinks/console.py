@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from surefoot.record import OWN, Record, Sink
+from surefoot.record import OWN, Record, Sink, scores_in
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
@@ -69,7 +69,7 @@ class Console:
             if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
                 self._print_held()
         elif kind == "scores":
-            values = [f"{in_line(name)}={number(value)}" for name, value in record.items() if "/" in name]
+            values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
             self._print(" ".join([f"step={step}/{self.length}", *values]))
         elif kind == "sample":
             self._print(f"--- sample at step {step} ---\n{record['text']}\n---")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from surefoot.record import OWN, Record
+from surefoot.record import OWN, Record, scores_in
 from surefoot.sinks.console import Said, duration, in_line, number, visible
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Terminal:
         from rich.cells import cell_len
         from rich.text import Text
 
-        values = {in_line(name): _cell(value) for name, value in record.items() if "/" in name}
+        values = {in_line(name): _cell(value) for name, value in scores_in(record).items()}
         titles = _titles(list(values))
         wide = {name: max(_CELL, cell_len(titles[name])) for name in values}
         step = max(5, len(str(self.length)))

@@ -1,0 +1,95 @@
+"""How large a step is, and each of its micro-batches: a number of samples, or so many tokens with the padding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot.errors import ConfigError
+
+_TOKENS = re.compile(r"([0-9][0-9_]*)\s*tokens?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The global batch of one step, cut into `pieces` micro-batches; both sizes in `unit`s."""
+
+    batch_size: int
+    micro_batch_size: int
+    unit: Literal["samples", "tokens"] = "samples"
+
+    @property
+    def pieces(self) -> int:
+        """Micro-batches of a step.
+
+        >>> batching("4096 tokens", "1024 tokens").pieces
+        4
+        """
+        return self.batch_size // self.micro_batch_size
+
+    def of_equal_samples(self, length: int) -> Batching:
+        """The same in samples that are all of one length: as many of them as fit a micro-batch.
+
+        >>> batching("4096 tokens", "1024 tokens").of_equal_samples(100)
+        Batching(batch_size=40, micro_batch_size=10, unit='samples')
+        """
+        rows = self.micro_batch_size // length
+        if rows < 1:
+            raise ConfigError(
+                f"micro-batches of {self.micro_batch_size} tokens hold no sample: each is {length} tokens long\n"
+                f"  try: --micro-batch-size {_written(length, 'tokens')}"
+            )
+        return Batching(rows * self.pieces, rows)
+
+    def described(self) -> dict[str, int | str]:
+        """The settings as they are compared when a run goes on."""
+        both = {"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size}
+        return {name: size if self.unit == "samples" else f"{size} tokens" for name, size in both.items()}
+
+
+def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batching:
+    """The sizes in samples (64) or in tokens ("4096 tokens"); None: a step is one micro-batch.
+
+    Raises `ConfigError` where the one is not a multiple of the other, and names the nearest that are.
+
+    >>> batching(64, 16)
+    Batching(batch_size=64, micro_batch_size=16, unit='samples')
+    """
+    whole, unit = _parsed("batch_size", batch_size)
+    if whole < 1:
+        raise ConfigError(f"batch_size = {batch_size}: a step needs at least one sample")
+    piece, of_piece = (whole, unit) if micro_batch_size is None else _parsed("micro_batch_size", micro_batch_size)
+    if unit != of_piece:
+        raise ConfigError(
+            f"batch_size = {batch_size} is in {unit} and micro_batch_size = {micro_batch_size} in {of_piece}\n"
+            f"  give both in one of them: --micro-batch-size {_written(piece, unit)}"
+        )
+    if piece < 1 or whole % piece:
+        divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+        below = max((size for size in divisors if size < piece), default=1)
+        above = min((size for size in divisors if size > piece), default=whole)
+        near = " or ".join(_written(size, unit) for size in sorted({below, above}))
+        fitting = _written(max(1, round(whole / max(piece, 1))) * max(piece, 1), unit)
+        raise ConfigError(
+            f"batch_size = {batch_size} cannot be cut evenly into micro-batches of {micro_batch_size}\n"
+            f"  nearest that can: micro_batch_size {near}, or batch_size {fitting}"
+        )
+    return Batching(whole, piece, unit)
+
+
+def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise ConfigError(f'{name} = {size!r}: a whole number of samples is needed, or a text such as "4096 tokens"')
+    if isinstance(size, int):
+        return size, "samples"
+    if size.strip().isascii() and size.strip().isdigit():
+        return int(size), "samples"
+    found = _TOKENS.fullmatch(size.strip())
+    if found is None:
+        raise ConfigError(f'{name} = {size!r}: write a number of samples, as in 64, or of tokens, as in "4096 tokens"')
+    return int(found[1]), "tokens"
+
+
+def _written(size: int, unit: str) -> str:
+    return str(size) if unit == "samples" else f'"{size} tokens"'

@@ -1,0 +1,62 @@
+"""The mean of the weights of several checkpoints, often a little better than any of them.
+
+Vaswani et al. 2017, section 6.1: the last 5 or 20 checkpoints of a run (https://arxiv.org/abs/1706.03762).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.store import Store
+from surefoot.errors import CheckpointError
+
+
+def averaged(store: Store, count: int) -> Contents:
+    """The newest checkpoint with the mean weights of the `count` newest ones, step 0 not among them.
+
+    Averaged are models and their moving averages, summed in float64; whole numbers (a batch norm's count of batches) are the
+    newest one's. All else (optimizer, clock) is as in the newest, so it is for scoring and use, and not for going on.
+    Raises `CheckpointError` where there are not so many, or one is damaged, or they are not of one model.
+    """
+    steps = [step for step in store.steps() if step > 0][-count:]
+    if count < 1 or len(steps) < count:
+        there = ", ".join(str(step) for step in steps) or "none"
+        raise CheckpointError(
+            f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory} ({there})\n"
+            f"  average fewer, or keep more while training: --keep {max(count, 1)} --save-every ..."
+        )
+    newest = store.at(steps[-1])
+    weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
+    sums = {name: _wide(newest.files[name]) for name in weights}
+    for step in steps[:-1]:
+        other = store.at(step, only=weights)
+        for name in weights:
+            _add(sums[name], other.files[name], step=step)
+    means = {name: _narrowed(sums[name], newest.files[name], count) for name in weights}
+    return replace(newest, files={**newest.files, **means})
+
+
+def _wide(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: held.double() if held.is_floating_point() else held for name, held in tensors.items()}
+
+
+def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:
+    other = next((name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape), None)
+    if other is not None or len(tensors) != len(sums):
+        raise CheckpointError(f"step {step} is of another model than the newest: {other or 'it has more tensors'}")
+    for name, total in sums.items():
+        if total.is_floating_point():
+            total.add_(tensors[name])
+
+
+def _narrowed(sums: dict[str, Tensor], like: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {
+            name: (held / count).to(like[name].dtype) if held.is_floating_point() else held
+            for name, held in sums.items()
+        }

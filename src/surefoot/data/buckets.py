@@ -1,0 +1,133 @@
+"""Batches of samples that are about equally long, each as many as a number of tokens allows: which samples, by step.
+
+Samples of similar length form a bucket; in each epoch a bucket is shuffled and cut anew, and all batches are shuffled. How
+many batches a bucket gives depends on the lengths alone, so a step's place in its epoch is a matter of arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.data.plan import Ids, folded, permutation
+from surefoot.errors import DataError
+from surefoot.seeding import fold, stream_key
+
+_WIDER = 1.1  # the longest sample of a bucket is at most so many times as long as its shortest
+_NOISE = 3.0  # tokens: samples of a bucket that differ by less in their other sides come in any order
+
+
+@runtime_checkable
+class Lengthy(Protocol):
+    """A data set that says how long its samples are: (samples,) or (samples, sides), as whole numbers of tokens; or one for all."""
+
+    @property
+    def lengths(self) -> Ids | int: ...  # noqa: D102
+
+
+class Buckets:
+    """Step -> the samples of each of its micro-batches, which hold at most `tokens` each, with the padding.
+
+    lengths: (samples,) or (samples, sides). A micro-batch of n rows takes n times the longest side of any of its samples.
+    Every step of an epoch has `pieces` micro-batches, but the last ones of its last step may be empty.
+
+    >>> plan = Buckets(0, lengths=np.array([3, 3, 3, 4, 9]), tokens=9, pieces=1)
+    >>> plan.samples, plan.steps, sorted(ids.tolist() for step in range(3) for ids, _ in plan.micro_batches(step))[-1]
+    (5, 3, [4])
+    """
+
+    def __init__(self, seed: int, *, lengths: Ids, tokens: int, pieces: int) -> None:
+        sides = lengths.reshape(len(lengths), -1)
+        self.samples, self.pieces, self.tokens = len(sides), pieces, tokens
+        self.key, self.batch_key = stream_key(seed, "order"), stream_key(seed, "batches")
+        self.longest, self.all_sides = sides.max(axis=1), sides.sum(axis=1)
+        worst = int(self.longest.argmax())
+        if self.longest[worst] > tokens:
+            raise DataError(
+                f"sample {worst} is {self.longest[worst]} tokens long, and a micro-batch holds {tokens}\n"
+                "  leave out what is so long, or raise batch_size (and micro_batch_size)"
+            )
+        self.bucket, self.ends = _cut(self.longest, tokens)
+        self.steps = -(-len(self.ends) // pieces)
+        self.sides = sides
+        self.held: tuple[int, Ids] = (-1, np.empty(0, np.int64))
+
+    def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
+        """The samples of each micro-batch of a step, and the epoch of each."""
+        epoch, place = divmod(step, self.steps)
+        first, last = place * self.pieces, min((place + 1) * self.pieces, len(self.ends))
+        positions = np.arange(first, last, dtype=np.int64)
+        batches = permutation(fold(self.batch_key, epoch), len(self.ends), positions)
+        found = [self._batch(epoch, int(batch)) for batch in batches] + [self._batch(epoch, -1)] * (
+            self.pieces - len(batches)
+        )
+        return [(ids, np.full_like(ids, epoch)) for ids in found]
+
+    def padded_fraction(self, epoch: int = 0) -> float:
+        """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
+        order = self._order(epoch)
+        starts = np.concatenate([[0], self.ends[:-1]])
+        widest = np.maximum.reduceat(self.sides[order], starts, axis=0)
+        places = (widest * (self.ends - starts)[:, None]).sum()
+        return 1.0 - float(self.sides.sum() / places)
+
+    def described(self) -> dict[str, Any]:
+        """The order's name and sizes."""
+        return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
+
+    def _batch(self, epoch: int, batch: int) -> Ids:
+        if batch < 0:
+            return np.empty(0, np.int64)
+        return self._order(epoch)[self.ends[batch - 1] if batch else 0 : self.ends[batch]].copy()
+
+    def _order(self, epoch: int) -> Ids:
+        """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
+        if self.held[0] != epoch:
+            ids = np.arange(self.samples, dtype=np.uint64)
+            drawn = folded(np.full(self.samples, fold(self.key, epoch), np.uint64), ids)
+            noise = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            self.held = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
+        return self.held[1]
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    first: int  # positions in the order by length
+    last: int
+    longest: int
+
+
+def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
+    """The bucket of every sample, and where each batch ends in an order by bucket."""
+    order = np.argsort(longest, kind="stable")
+    buckets = _buckets(longest[order], tokens)
+    of_sample = np.empty(len(longest), np.int64)
+    ends: list[NDArray[np.int64]] = []
+    for number, bucket in enumerate(buckets):
+        of_sample[order[bucket.first : bucket.last]] = number
+        size = bucket.last - bucket.first
+        batches = -(-size // (tokens // bucket.longest))
+        # of equal size to one sample, so that none is left with a few
+        ends.append(bucket.first + np.arange(1, batches + 1, dtype=np.int64) * size // batches)
+    return of_sample, np.concatenate(ends)
+
+
+def _buckets(lengths: Ids, tokens: int) -> list[_Bucket]:
+    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows."""
+    values, counts = np.unique(lengths, return_counts=True)
+    buckets: list[_Bucket] = []
+    first = held = 0
+    shortest = int(values[0])
+    for place, (length, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
+        held += count
+        following = int(values[place + 1]) if place + 1 < len(values) else None
+        if following is None and buckets and held * length < tokens:  # too few at the end for one of their own
+            first = buckets.pop().first
+            buckets.append(_Bucket(first, len(lengths), length))
+        elif following is None or (held * length >= tokens and following > shortest * _WIDER):
+            buckets.append(_Bucket(first, first + held, length))
+            first, held, shortest = first + held, 0, following or 0
+    return buckets

@@ -1,0 +1,112 @@
+"""What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples.
+
+How a score is computed is in `evaluate.py`; when one is due, and who waits for it, in `sitting.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from surefoot import snapshot
+from surefoot.checkpoint.format import Contents
+from surefoot.errors import CheckpointError, ConfigError, DivergedError
+from surefoot.evaluate import EvaluationStoppedError, numbers
+from surefoot.journal import Journal
+from surefoot.parts import Parts
+
+
+class Evaluations:
+    """The scores of one sitting, and which are still owed."""
+
+    def __init__(self, parts: Parts, journal: Journal) -> None:
+        self.parts, self.journal, self.state = parts, journal, parts.state
+        self.scores: dict[str, float] = {}  # the last ones
+        self.first: dict[str, float] = {}  # of this sitting, with their step
+        self.due = False  # those of the newest step, given up for a signal
+        self.ended = False  # what is scored when the run is over has been scored
+        self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
+
+    def resumed(self, parts: Parts, found: Contents) -> None:
+        """Go on with what a checkpoint says is owed."""
+        self.parts = parts
+        self.due, self.ended = bool(found.state["evaluation_due"]), bool(found.state["ended"])
+
+    def scores_due(self, done: int) -> bool:
+        """Whether a split is to be scored after so many steps."""
+        return bool(self.parts.scoring.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
+
+    def sample_due(self, done: int) -> bool:
+        """Whether a sample is to be shown after so many steps."""
+        return self.parts.sample is not None and self.parts.timetable.sample_due(done)
+
+    def end_due(self) -> bool:
+        """When the run is over, and what is to be scored then has not been."""
+        owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
+        return owed and self.parts.finished
+
+    def score(self, *, stop: Callable[[], bool]) -> None:
+        """Score every split but those for the end, record it, and watch the score that decides what is best."""
+        names = self.parts.scoring.names(at_end=False)
+        self.parts.doing(f"evaluating {', '.join(names)}")
+        try:
+            found = self.parts.scoring.scores(names, stop=stop)
+        except EvaluationStoppedError:
+            self.due = True
+            self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
+            return
+        self.scores = numbers(found)
+        self.first = self.first or {"step": self.state.step, **self.scores}
+        self.journal.write({"kind": "scores", "step": self.state.step, **found})
+        watch = self.parts.whole.watch
+        if watch is None:
+            return
+        if watch.score not in self.scores:
+            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(self.scores)}")
+        if watch.improved(self.state.step, self.scores[watch.score]) and self.parts.saving is not None:
+            self.parts.saving.asked = True
+
+    def score_at_end(self, *, stop: Callable[[], bool]) -> None:
+        """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
+        parts, best = self.parts, self._best()
+        names = parts.scoring.names(at_end=True)
+        parts.doing(f"evaluating {', '.join(names)}")
+        try:
+            with nullcontext() if best is None else snapshot.weights_of(self.state, best):
+                found = parts.scoring.scores(names, stop=stop)
+        except EvaluationStoppedError:
+            parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
+            return
+        step = self.state.step if best is None else best.step
+        self.ended, self.at_end = True, (step, numbers(found))
+        self.journal.write({"kind": "end", "step": self.state.step, "weights_of_step": step, **found})
+        if parts.saving is not None:
+            parts.saving.asked = True
+
+    def sample(self) -> None:
+        """Record a sample; one that cannot be made ends no run."""
+        assert self.parts.sample is not None
+        self.parts.doing("sampling")
+        try:
+            text = self.parts.scoring.sample(self.parts.sample)
+        except DivergedError as problem:  # whoever looks at a run does not end it
+            self.parts.say(f"warning: no sample: {problem}")
+            return
+        self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+
+    def _best(self) -> Contents | None:
+        """The best checkpoint where it is an earlier one; none where it cannot be had, which is said."""
+        watch, saving = self.parts.whole.watch, self.parts.saving
+        if watch is None or watch.step in (None, self.state.step):
+            return None
+        if saving is None:
+            self.parts.say(
+                f"warning: nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
+            )
+            return None
+        saving.writer.wait()
+        try:
+            return saving.store.at(watch.step)
+        except CheckpointError as problem:
+            self.parts.say(f"warning: {problem}: the last weights are scored instead")
+            return None

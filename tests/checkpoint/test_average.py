@@ -1,0 +1,60 @@
+"""The mean of the weights of the last checkpoints. 2 s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import surefoot as sf
+from small_runs import build
+from surefoot.checkpoint import Store, averaged
+
+
+def trained(out: Path, **changes: Any) -> Store:
+    build(out, early_stopping=None, save_every="5 steps", keep=4, **changes).train()
+    return Store(out / "checkpoints")
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_the_mean_is_that_of_numpy_over_the_last_ones(ema: float | None, tmp_path: Path) -> None:
+    store = trained(tmp_path / "run", ema=ema)
+    last = store.steps()[-3:]
+    found = averaged(store, 3)
+    assert found.step == last[-1]
+    for file in ("model", "ema") if ema else ("model",):
+        for name, held in found.files[file].items():
+            each = [store.at(step).files[file][name].numpy() for step in last]
+            if held.is_floating_point():
+                expected = np.mean([one.astype(np.float64) for one in each], axis=0).astype(np.float32)
+                np.testing.assert_array_equal(held.numpy(), expected)
+            else:
+                np.testing.assert_array_equal(held.numpy(), each[-1])
+
+
+def test_the_mean_of_one_is_the_newest(tmp_path: Path) -> None:
+    store = trained(tmp_path / "run")
+    newest = store.newest_intact()
+    assert newest is not None
+    for name, held in averaged(store, 1).files["model"].items():
+        assert torch.equal(held, newest[0].files["model"][name])
+
+
+def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
+    store = trained(tmp_path / "run", ema=None)
+    run = build(None, early_stopping=None, ema=None)
+    run.load(averaged(store, 3))
+    expected = {name: held.clone() for name, held in averaged(store, 3).files["model"].items()}
+    for name, held in run.state.models["model"].state_dict().items():
+        assert torch.equal(held, expected[name])
+    assert run.scores()["held-out/loss"] > 0
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_more_than_there_are_is_refused_and_says_how_many_there_are(count: int, tmp_path: Path) -> None:
+    store = trained(tmp_path / "run")
+    with pytest.raises(sf.CheckpointError, match=r"of steps above 0 there are \d"):
+        averaged(store, count)

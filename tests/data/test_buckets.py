@@ -1,0 +1,246 @@
+"""Batches by a budget of tokens: every sample once an epoch, never over the budget, a function of (seed, step). 3 s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.data.buckets import Buckets
+from surefoot.data.feed import Feed
+
+CPU = torch.device("cpu")
+
+
+def lengths_of(samples: int, *, longest: int = 40, sides: int = 2, seed: int = 0) -> np.ndarray[Any, Any]:
+    drawn = np.random.default_rng(seed).integers(1, longest + 1, (samples, sides))
+    return drawn.astype(np.int64)
+
+
+def batches(plan: Buckets, epoch: int) -> list[list[int]]:
+    steps = range(epoch * plan.steps, (epoch + 1) * plan.steps)
+    return [ids.tolist() for step in steps for ids, _ in plan.micro_batches(step)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=120),
+    tokens=st.integers(30, 200),
+    pieces=st.integers(1, 4),
+    seed=st.integers(0, 3),
+)
+def test_every_epoch_holds_every_sample_once_and_no_batch_is_over_the_budget(
+    lengths: list[int], tokens: int, pieces: int, seed: int
+) -> None:
+    plan = Buckets(seed, lengths=np.array(lengths), tokens=tokens, pieces=pieces)
+    for epoch in (0, 2):
+        found = batches(plan, epoch)
+        assert sorted(sample for batch in found for sample in batch) == list(range(len(lengths)))
+        assert all(len(batch) * max(lengths[sample] for sample in batch) <= tokens for batch in found if batch)
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 4])
+def test_all_steps_have_as_many_micro_batches_and_only_an_epochs_last_ones_are_empty(pieces: int) -> None:
+    plan = Buckets(1, lengths=lengths_of(500), tokens=400, pieces=pieces)
+    sizes = [[len(ids) for ids, _ in plan.micro_batches(step)] for step in range(plan.steps)]
+    assert {len(of_step) for of_step in sizes} == {pieces}
+    assert all(min(of_step) > 0 for of_step in sizes[:-1])
+    assert sizes[-1] == sorted(sizes[-1], key=lambda size: size == 0)
+
+
+def test_the_number_of_batches_depends_on_the_lengths_alone() -> None:
+    lengths = lengths_of(300)
+    plans = [Buckets(seed, lengths=lengths, tokens=300, pieces=1) for seed in range(5)]
+    assert len({plan.steps for plan in plans}) == 1
+    assert all(len(batches(plan, epoch)) == plan.steps for plan in plans for epoch in (0, 1, 7))
+
+
+def test_a_step_does_not_depend_on_which_were_asked_for_before() -> None:
+    lengths = lengths_of(400)
+    walked, fresh = (Buckets(3, lengths=lengths, tokens=256, pieces=2) for _ in range(2))
+    far = 5 * walked.steps + 3
+    for step in range(far):
+        walked.micro_batches(step)
+    for (ids, epochs), (again, epochs_again) in zip(walked.micro_batches(far), fresh.micro_batches(far), strict=True):
+        assert ids.tolist() == again.tolist()
+        assert set(epochs.tolist()) == set(epochs_again.tolist()) == {5}
+
+
+def test_epochs_and_seeds_batch_other_samples_together_in_another_order() -> None:
+    lengths = lengths_of(400)
+    first = batches(Buckets(0, lengths=lengths, tokens=300, pieces=1), 0)
+    for other in (
+        batches(Buckets(0, lengths=lengths, tokens=300, pieces=1), 1),
+        batches(Buckets(1, lengths=lengths, tokens=300, pieces=1), 0),
+    ):
+        assert first != other
+        together = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in other}
+        assert len(together) < len(first) / 4
+
+
+def test_the_padding_that_is_told_is_that_of_the_batches() -> None:
+    lengths = lengths_of(300)
+    plan = Buckets(0, lengths=lengths, tokens=200, pieces=1)
+    places = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches(plan, 0))
+    assert plan.padded_fraction(0) == pytest.approx(1 - lengths.sum() / places)
+
+
+def test_padding_is_a_fraction_of_that_of_random_batches() -> None:
+    lengths = np.repeat(lengths_of(3000, sides=1), 2, axis=1)  # both sides are as long
+    plan = Buckets(0, lengths=lengths, tokens=1000, pieces=1)
+    order = np.random.default_rng(0).permutation(len(lengths)).reshape(-1, 50)
+    places = sum(50 * int(lengths[batch].max(axis=0).sum()) for batch in order)
+    assert plan.padded_fraction(0) < 0.1 * (1 - lengths.sum() / places)
+
+
+def test_a_sample_longer_than_the_budget_is_named() -> None:
+    with pytest.raises(sf.DataError, match="sample 2 is 50 tokens long, and a micro-batch holds 49"):
+        Buckets(0, lengths=np.array([3, 4, 50, 6]), tokens=49, pieces=1)
+
+
+class Sentences:
+    """Rows of tokens of several lengths; a target is the token after each."""
+
+    def __init__(self, samples: int = 90) -> None:
+        self.lengths = lengths_of(samples, longest=12, sides=1)[:, 0] + 1
+        generator = torch.Generator().manual_seed(5)
+        self.rows = [torch.randint(1, 9, (int(length),), generator=generator) for length in self.lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, sample: int) -> Tensor:
+        return self.rows[sample]
+
+
+def padded(rows: list[Tensor]) -> Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(9, 8), nn.Dropout(0.2), nn.Linear(8, 9))
+
+
+def loss(model: nn.Module, batch: Tensor) -> sf.Mean:
+    targets = batch[:, 1:].masked_fill(batch[:, 1:] == 0, -100)
+    return sf.cross_entropy(model(batch[:, :-1]), targets)
+
+
+def built(out: Path | None = None, **changes: Any) -> sf.Run:
+    arguments: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train": Sentences(),
+        "collate": padded,
+        "batch_size": "96 tokens",
+        "micro_batch_size": "32 tokens",
+        "length": "3 epochs",
+        "optimizer": sf.adamw(lr=1e-2),
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(arguments | changes))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_micro_batches_are_read_as_planned_by_any_number_of_workers(workers: int) -> None:
+    data = Sentences()
+    plan = Buckets(0, lengths=data.lengths, tokens=32, pieces=3)
+    feed = Feed(data, plan, seed=0, device=CPU, workers=workers, collate=padded)
+    feed.start(0, stop=plan.steps)
+    try:
+        for step in range(plan.steps):
+            for micro_batch, (ids, _) in zip(feed.micro_batches(step), plan.micro_batches(step), strict=True):
+                assert micro_batch.ids.tolist() == ids.tolist()
+                if len(ids):
+                    assert torch.equal(micro_batch.batch, padded([data[sample] for sample in ids.tolist()]))
+                else:
+                    assert micro_batch.batch is None
+                    assert micro_batch.count == 0
+    finally:
+        feed.close()
+
+
+def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_batches() -> None:
+    run = built(model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), length="1 epochs")
+    with run:
+        for step in run.steps():
+            total, targets = 0.0, 0
+            with torch.no_grad():
+                for micro_batch in step.micro_batches:
+                    if micro_batch.count:
+                        rows = micro_batch.batch
+                        logits = run.state.models["model"](rows[:, :-1])
+                        each = F.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+                        total += float(each[rows[:, 1:] != 0].double().sum())
+                        targets += int((rows[:, 1:] != 0).sum())
+            assert float(sf.forward_backward(step)) == pytest.approx(total / targets, rel=1e-5)
+            sf.update(step)
+
+
+@pytest.mark.parametrize("stopped_at", [1, 7, 13])
+def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_at: int, tmp_path: Path) -> None:
+    whole = built(tmp_path / "whole")
+    whole.train()
+    built(tmp_path / "cut", stop_after=f"{stopped_at} steps").train()
+    resumed = built(tmp_path / "cut")
+    resumed.train()
+    assert resumed.state.step == whole.state.step == 3 * whole.parts.supply.plan.steps  # type: ignore[attr-defined]
+    for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"batch_size": "96 tokens", "micro_batch_size": 32}, "in tokens and micro_batch_size = 32 in samples"),
+        ({"batch_size": "96 tokens", "micro_batch_size": "36 tokens"}, 'micro_batch_size "32 tokens" or "48 tokens"'),
+        ({"batch_size": "96 words"}, 'or of tokens, as in "4096 tokens"'),
+        ({"batch_size": "0 tokens"}, "a step needs at least one"),
+        ({"batch_size": 8.0, "micro_batch_size": None}, "a whole number of samples is needed"),
+        ({"batch_size": "96 tokens", "train": (torch.zeros(4, 3),)}, "does not say how long its samples are"),
+        ({"batch_size": "9 tokens", "micro_batch_size": None}, "and a micro-batch holds 9"),
+        (
+            {"batch_size": "8 tokens", "micro_batch_size": None, "train": sf.Windows(np.arange(90), context=9, seed=0)},
+            "micro-batches of 8 tokens hold no sample: each is 9 tokens long",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_with_what_to_type(sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(sf.SurefootError) as refused:
+        built(**sizes)
+    assert said in str(refused.value)
+
+
+def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length() -> None:
+    tokens = np.arange(1000) % 9
+    windows = sf.Windows(tokens, context=16, seed=0)
+    by_tokens, by_windows = (
+        sf.Run(
+            model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)),
+            loss=lambda model, batch: sf.cross_entropy(model(batch[0]), batch[1]),
+            train=windows,
+            optimizer=sf.adamw(lr=1e-2),
+            length="5 steps",
+            console=False,
+            **sizes,
+        )
+        for sizes in (
+            {"batch_size": "200 tokens", "micro_batch_size": "100 tokens"},
+            {"batch_size": 12, "micro_batch_size": 6},
+        )
+    )
+    assert by_tokens.parts.described["batch_size"] == 12
+    for run in (by_tokens, by_windows):
+        run.train()
+    for one, other in zip(by_tokens.state.parameters, by_windows.state.parameters, strict=True):
+        assert torch.equal(one, other)
