@@ -151,14 +151,14 @@ class _Search:
 
         going_on = []
         for row, (source, open_score) in enumerate(zip(self.alive, self.scores_BK[:, 0].tolist(), strict=True)):
-            best = self.best[source]
-            if length == self.limits[source] and best is None:
+            best, limit = self.best[source], self.limits[source]
+            # probabilities only fall, and the penalty helps most at the greatest length
+            may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
+            if length == limit and best is None:
                 score = open_score / penalty(length, self.alpha)
                 self.best[source] = Hypothesis(self.tokens_BKT[row, 0, 1:].tolist(), score)
-            elif length < self.limits[source] and self.ended[source] < self.beam:
-                # probabilities only fall, and the penalty helps most at the greatest length
-                if best is None or open_score / penalty(self.limits[source], self.alpha) > best.score:
-                    going_on.append(row)
+            elif length < limit and self.ended[source] < self.beam and may_win:
+                going_on.append(row)
         self._keep(going_on, parents_BK)
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
