@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
     from surefoot.data.mixture import Mixture
     from surefoot.data.pairs import Pairs
-    from surefoot.data.parallel import Parallel, load_pairs
+    from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
+    from surefoot.data.phrases import phrases
     from surefoot.data.subwords import SubwordTokenizer
     from surefoot.data.text import (
         encode_documents,
@@ -83,6 +84,7 @@ __all__ = [
     "forward_backward",
     "generate",
     "held_out_documents",
+    "held_out_pairs",
     "held_out_split",
     "inverse_sqrt",
     "join",
@@ -96,6 +98,7 @@ __all__ = [
     "models",
     "one_cycle",
     "perplexity",
+    "phrases",
     "polynomial",
     "sgd",
     "stdlib_documents",
@@ -115,7 +118,8 @@ _HOME = {
     "data.bpe": ("BpeTokenizer",),
     "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
     "data.pairs": ("Pairs",),
-    "data.parallel": ("Parallel", "load_pairs"),
+    "data.parallel": ("Parallel", "held_out_pairs", "load_pairs"),
+    "data.phrases": ("phrases",),
     "data.subwords": ("SubwordTokenizer",),
     "data.text": (
         "encode_documents",

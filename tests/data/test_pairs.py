@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from surefoot.data.feed import in_order
-from surefoot.data.pairs import Pairs, padding_fraction
+from surefoot.data.pairs import Pairs
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.data.subwords import BEGIN, END, PADDING, SubwordTokenizer
 from surefoot.errors import ConfigError, DataError
@@ -75,17 +75,6 @@ def test_a_run_can_read_them():
 
 def test_moving_a_boundary_between_rows_is_seen_in_the_fingerprint():
     assert fingerprint(Pairs([[3, 4], [5]], [[3], [3]])) != fingerprint(Pairs([[3], [4, 5]], [[3], [3]]))
-
-
-def test_the_padding_share_is_that_of_the_batches():
-    pairs, batches = Pairs(SOURCES, TARGETS), [np.array([0, 2]), np.array([4, 1, 3])]
-    padding = places = 0
-    for batch in batches:
-        source_BS, target_BT = pairs.gather(batch, np.zeros(len(batch), dtype=np.int64))
-        for rows in (source_BS, target_BT[:, 1:]):
-            padding += int((rows == PADDING).sum())
-            places += rows.numel()
-    assert padding_fraction(pairs.lengths, batches) == pytest.approx(padding / places)
 
 
 # --- subwords --------------------------------------------------------------------------------------------------------

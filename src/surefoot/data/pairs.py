@@ -99,17 +99,6 @@ class Pairs:
         return {"samples": len(self), "tokens": int(self.lengths.sum()), "sha256": digest.hexdigest()}
 
 
-def padding_fraction(lengths: NDArray[np.int64], batches: Sequence[Ids]) -> float:
-    """The share of all places that is padding when these pairs make these batches; both sides together.
-
-    >>> padding_fraction(np.array([[3, 1], [1, 1]]), [np.array([0, 1])])
-    0.25
-    """
-    places = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches)
-    real = sum(int(lengths[batch].sum()) for batch in batches)
-    return 1.0 - real / places if places else 0.0
-
-
 def _flat(
     rows: Sequence[Sequence[int] | Tokens], *, before: list[int], after: list[int]
 ) -> tuple[Tokens, NDArray[np.int64]]:
