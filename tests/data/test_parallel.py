@@ -76,7 +76,7 @@ def test_one_file_is_divided_by_a_hash_of_the_source(form: str, tmp_path: Path) 
         "jsonl": [json_line(pair, inside=False) for pair in PAIRS],
         "jsonl inside": [json_line(pair, inside=True) for pair in PAIRS],
     }
-    kind = form.split()[0]
+    kind = form.split(maxsplit=1)[0]
     path = tmp_path / f"corpus.{kind}"
     if form == "files":
         write_both(tmp_path, "corpus", PAIRS)

@@ -63,6 +63,7 @@ _UNITS = {  # unit of CLDR -> the largest number that is drawn of it
     "duration-second": 99,
 }
 _LENGTHS: tuple[Length, ...] = ("long", "short")
+_CLOCK = ("duration-hour", "duration-minute", "duration-second")
 _CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "CNY", "INR", "PLN", "SEK", "BRL", "CAD", "AUD", "MXN", "TRY", "KRW")
 
 
@@ -210,7 +211,7 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
         return kind
 
     def quantities(generator: Random) -> Render:
-        parts = [(unit, generator.randint(1, 59)) for unit in ("duration-hour", "duration-minute", "duration-second")]
+        parts = [(unit, generator.randint(1, 59)) for unit in _CLOCK]
         chosen = parts[generator.randrange(2) :][: generator.randint(2, 3)]
         return lambda language: lists.format_list(
             [units.format_unit(value, unit, locale=language) for unit, value in chosen], locale=language
@@ -233,15 +234,9 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
             [numbers.format_decimal(value, locale=language) for value in values], locale=language
         )
 
-    return [
-        quantity("long"),
-        money("name"),
-        some_numbers,
-        quantity("short"),
-        quantities,
-        money("standard"),
-        long_number,
-    ]
+    with_units = [quantity("long"), quantity("short")] if measures else []
+    with_units += [quantities] if set(_CLOCK) <= set(measures) else []
+    return [*with_units, money("name"), some_numbers, money("standard"), long_number]
 
 
 def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
