@@ -6,11 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot import data, generate, losses, models
+    from surefoot import beam, data, generate, losses, models
     from surefoot.checks import check_settings
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Question, choice_accuracy, choices, cloze
     from surefoot.data.mixture import Mixture
+    from surefoot.data.pairs import Pairs
+    from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
+    from surefoot.data.phrases import phrases
+    from surefoot.data.subwords import SubwordTokenizer
     from surefoot.data.text import (
         encode_documents,
         held_out_documents,
@@ -55,15 +59,19 @@ __all__ = [
     "HeldOut",
     "Mean",
     "Mixture",
+    "Pairs",
+    "Parallel",
     "Question",
     "Run",
     "Split",
     "Step",
+    "SubwordTokenizer",
     "SurefootError",
     "TokenShards",
     "Windows",
     "accuracy",
     "adamw",
+    "beam",
     "check_settings",
     "choice_accuracy",
     "choices",
@@ -76,18 +84,21 @@ __all__ = [
     "forward_backward",
     "generate",
     "held_out_documents",
+    "held_out_pairs",
     "held_out_split",
     "inverse_sqrt",
     "join",
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_pairs",
     "load_tokenizer",
     "load_weights",
     "losses",
     "models",
     "one_cycle",
     "perplexity",
+    "phrases",
     "polynomial",
     "sgd",
     "stdlib_documents",
@@ -106,6 +117,10 @@ _HOME = {
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
     "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
+    "data.pairs": ("Pairs",),
+    "data.parallel": ("Parallel", "held_out_pairs", "load_pairs"),
+    "data.phrases": ("phrases",),
+    "data.subwords": ("SubwordTokenizer",),
     "data.text": (
         "encode_documents",
         "held_out_documents",
@@ -137,7 +152,7 @@ _HOME = {
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
 }
-_ROOMS = ("data", "generate", "losses", "models")
+_ROOMS = ("beam", "data", "generate", "losses", "models")
 
 
 def __getattr__(name: str) -> Any:

@@ -104,11 +104,16 @@ def saved_tokenizer(path: Path) -> Any:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
 
 
+def beside(weights: Path) -> Path | None:
+    """The tokenizer's file of a run, or of a checkpoint or a file of weights in it; None where there is none."""
+    folder = weights if weights.is_dir() else weights.parent
+    places = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
+    return next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
+
+
 def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
-    """The tokenizer of a run, or of a checkpoint or a file of weights in it; None where there is none."""
-    beside = weights if weights.is_dir() else weights.parent
-    places = [beside, beside.parent.parent] if beside.parent.name == "checkpoints" else [beside]
-    found = next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
+    """The tokenizer that belongs to weights; None where there is none."""
+    found = beside(weights)
     if found is not None and vocabulary is not None:
         raise sf.ConfigError(
             f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {found}\n"
