@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
     from surefoot.checks import check_settings
     from surefoot.data.bpe import BpeTokenizer
-    from surefoot.data.choices import Question, choice_accuracy, choices, cloze
+    from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
+    from surefoot.data.cloze import cloze
     from surefoot.data.mixture import Mixture
+    from surefoot.data.multiple_choice import load_questions
     from surefoot.data.text import (
         encode_documents,
         held_out_documents,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
+    from surefoot.judging import split_scores
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
@@ -48,6 +51,7 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
+    "Choices",
     "ConfigError",
     "DataError",
     "DivergedError",
@@ -66,9 +70,9 @@ __all__ = [
     "adamw",
     "check_settings",
     "choice_accuracy",
-    "choices",
     "cloze",
     "constant",
+    "continuation_accuracy",
     "cross_entropy",
     "data",
     "encode_documents",
@@ -82,6 +86,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_questions",
     "load_tokenizer",
     "load_weights",
     "losses",
@@ -90,6 +95,7 @@ __all__ = [
     "perplexity",
     "polynomial",
     "sgd",
+    "split_scores",
     "stdlib_documents",
     "step_decay",
     "tokenizer_from_json",
@@ -105,7 +111,9 @@ _HOME = {
     "checks": ("check_settings",),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
-    "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
+    "data.choices": ("Choices", "Question", "choice_accuracy", "continuation_accuracy"),
+    "data.cloze": ("cloze",),
+    "data.multiple_choice": ("load_questions",),
     "data.text": (
         "encode_documents",
         "held_out_documents",
@@ -116,6 +124,7 @@ _HOME = {
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
     "evaluate": ("Split", "accuracy", "perplexity"),
+    "judging": ("split_scores",),
     "loop": ("Step", "forward_backward", "update"),
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),

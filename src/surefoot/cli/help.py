@@ -46,12 +46,16 @@ far as the schedule allows it exactly.
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"
 """,
-    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [settings]
+    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [--on WHAT]... [settings]
 
 Score a checkpoint (newest, best, or that of a step) on everything that its run
-scores; changes nothing in the run.
+scores; changes nothing in the run. --on SPLIT scores one of the run's splits
+alone. --on NAME=FILE asks a gpt run all questions of a file: HellaSwag, ARC,
+PIQA, OpenBookQA, COPA, WinoGrande or LAMBADA as JSON lines, gzipped or not. It
+may be given several times.
 
   surefoot evaluate runs/mine --checkpoint best
+  surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl --on held-out
 """,
     "predict": """surefoot predict RUN [INPUT...] [--checkpoint WHICH] [settings]
 
