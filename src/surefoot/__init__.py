@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefoot import data, generate, losses, models
+    from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
@@ -86,6 +87,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_gpt2",
     "load_questions",
     "load_tokenizer",
     "load_weights",
@@ -94,6 +96,7 @@ __all__ = [
     "one_cycle",
     "perplexity",
     "polynomial",
+    "save_gpt2",
     "sgd",
     "split_scores",
     "stdlib_documents",
@@ -108,6 +111,7 @@ __all__ = [
 
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),

@@ -50,7 +50,7 @@ def dataset(asked, *, context=20):
 
 def scored(asked, *scores, batch_size=7, model=None):
     split = sf.Split(dataset(asked), scores=scores, loss=False, batch_size=batch_size)
-    return split_scores(model or Table(), split)
+    return split_scores(Table() if model is None else model, split)
 
 
 def walked(model, beginning, ending):
@@ -135,8 +135,9 @@ def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending(
     made = dataset([Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0), Question([[1]] * 2, [[2], [3]], 1)], context=3)
     batch = made.gather(np.array([0]), np.array([0]))
     assert batch.tokens.tolist() == [[[3, 4, 5], [2, 3, 4]]]
-    assert batch.targets[batch.counted].tolist() == [5, 6, 6]
-    assert batch.places[batch.counted].tolist() == [1, 2, 2]
+    assert batch.targets.tolist() == [5, 6, 6]
+    assert batch.places.tolist() == [1, 2, 3 + 2]
+    assert (batch.rows.tolist(), batch.ending_tokens.tolist()) == ([0, 0, 1], [[2, 1]])
     assert batch.ending_bytes.tolist() == [[5 + 1, 1]]
     assert (made.shortened, len(made)) == (1, 2)
 
@@ -144,7 +145,7 @@ def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending(
 def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
     made = dataset(questions(), context=20)
     batches = [made.gather(np.array([one]), np.array([0])) for one in range(len(made))]
-    shown = [int((batch.places.max(dim=2).values + 1).max()) for batch in batches]
+    shown = [batch.tokens.shape[2] for batch in batches]
     assert shown == sorted(shown, reverse=True)
     assert sum(int(batch.right) for batch in batches) == sum(question.right for question in questions())
 
@@ -184,3 +185,17 @@ def test_scoring_leaves_a_model_as_it_was():
     scored(questions(), choice_accuracy, model=model)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
+    counted = []
+
+    def backend(graph, inputs):
+        counted.append(graph)
+        return graph.forward
+
+    model, asked = gpt(), questions()
+    assert scored(asked, choice_accuracy, model=torch.compile(model, backend=backend)) == scored(
+        asked, choice_accuracy, model=model
+    )
+    assert counted == []

@@ -1,11 +1,13 @@
 """Multiple choice for language models: which of several endings does the model find likeliest after its beginning?
 
-Shapes: B questions, N choices, T time (tokens), E tokens of an ending, R rows (questions x choices), V vocabulary.
+Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -19,9 +21,6 @@ from surefoot.data.plan import Ids
 from surefoot.data.shards import Tokens
 from surefoot.errors import DataError
 from surefoot.means import Mean
-
-_TIME_STEP = 32  # rows are filled up to multiples of so many tokens: a compiled model meets few shapes
-_FEWEST_TARGETS = 8
 
 TokenRow = Sequence[int] | Tokens
 LogitsAt = Callable[[Any, Tensor, Tensor], Tensor]
@@ -47,11 +46,13 @@ class ChoiceBatch(NamedTuple):
     tokens: Tensor
     """(B, N, T): what the model is shown, all but the last token of each row."""
     places: Tensor
-    """(B, N, E): where in a row each token of its ending is predicted."""
+    """(E,): where in the rows laid end to end each token of an ending is predicted."""
     targets: Tensor
-    """(B, N, E): the tokens of the endings."""
-    counted: Tensor
-    """(B, N, E): which of them there are; the rest is filling."""
+    """(E,): the tokens of the endings."""
+    rows: Tensor
+    """(E,): of which row's ending each of them is."""
+    ending_tokens: Tensor
+    """(B, N): tokens of each ending."""
     ending_bytes: Tensor
     """(B, N): bytes of each ending."""
     right: Tensor
@@ -63,12 +64,12 @@ class Choices:
 
     A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning (a model is shown
     all but the last of a row), and `shortened` counts the questions with such a row. Questions are kept from the longest to the
-    shortest, so that those of a batch differ little and the first batch needs the most memory; `targets_at_once` is how many
-    logits of one question are needed at most. All questions must have as many endings.
+    shortest, so that those of a batch differ little and the first batch needs the most memory; `most_targets` is how
+    many tokens the endings of one question have at most. All questions must have as many endings.
 
     >>> dataset = Choices([Question([[1, 2]] * 2, [[3], [4, 5]], right=0)], context=8, byte_counts=[1] * 6)
-    >>> dataset.gather(np.array([0]), np.array([0])).targets[0, :, :2].tolist()
-    [[3, 0], [4, 5]]
+    >>> dataset.gather(np.array([0]), np.array([0])).targets.tolist()
+    [3, 4, 5]
     """
 
     def __init__(self, questions: Sequence[Question], *, context: int, byte_counts: Sequence[int] | Tokens) -> None:
@@ -88,7 +89,7 @@ class Choices:
         self.byte_counts = np.asarray(byte_counts)
         self.right = np.array([question.right for question in questions])
         self.order = np.argsort(-self.lengths.reshape(-1, self.choices).max(axis=1), kind="stable")
-        self.targets_at_once = self.choices * _width(self.endings)
+        self.most_targets = int(self.endings.reshape(-1, self.choices).sum(axis=1).max())
 
     def __len__(self) -> int:
         """How many questions there are."""
@@ -98,19 +99,26 @@ class Choices:
         """These questions, filled up to the longest among them; epochs make no difference."""
         del epochs
         asked = self.order[ids]
-        rows_BN = asked[:, None] * self.choices + np.arange(self.choices)
-        starts_BN, endings_BN = self.starts[rows_BN], self.endings[rows_BN]
-        shown_BN = self.lengths[rows_BN] - 1
-        time = min(self.context, -(-int(shown_BN.max()) // _TIME_STEP) * _TIME_STEP)
-        span_T = np.arange(time)
-        tokens_BNT = np.where(span_T < shown_BN[..., None], self._taken(starts_BN[..., None] + span_T), 0)
-        span_E = np.arange(_width(endings_BN))
-        counted_BNE = span_E < endings_BN[..., None]
-        places_BNE = np.where(counted_BNE, (shown_BN - endings_BN)[..., None] + span_E, 0)
-        targets_BNE = np.where(counted_BNE, self._taken(starts_BN[..., None] + places_BNE + 1), 0)
-        bytes_BN = (self.byte_counts[targets_BNE] * counted_BNE).sum(axis=2)
-        parts = (tokens_BNT, places_BNE, targets_BNE, counted_BNE, bytes_BN, self.right[asked])
-        return ChoiceBatch(*(torch.from_numpy(part) for part in parts))
+        rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
+        starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
+        span_T = np.arange(int(shown_R.max()))
+        filled_RT = span_T >= shown_R[:, None]
+        tokens_RT = np.where(filled_RT, 0, self.tokens.take(starts_R[:, None] + span_T, mode="clip")).astype(np.int64)
+        rows_E = np.repeat(np.arange(len(rows_R)), endings_R)
+        within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
+        places_E = (shown_R - endings_R)[rows_E] + within_E
+        targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
+        bytes_R = np.bincount(rows_E, weights=self.byte_counts[targets_E], minlength=len(rows_R))
+        shape = (len(ids), self.choices)
+        return ChoiceBatch(
+            tokens=torch.from_numpy(tokens_RT).view(*shape, -1),
+            places=torch.from_numpy(rows_E * len(span_T) + places_E),
+            targets=torch.from_numpy(targets_E),
+            rows=torch.from_numpy(rows_E),
+            ending_tokens=torch.from_numpy(endings_R).view(shape),
+            ending_bytes=torch.from_numpy(bytes_R).view(shape),
+            right=torch.from_numpy(self.right[asked]),
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """Which questions, and how much of them is shown."""
@@ -119,18 +127,15 @@ class Choices:
             digest.update(part.astype("<i8").tobytes())
         return {"questions": len(self), "sha256": digest.hexdigest(), "context": self.context}
 
-    def _taken(self, places: Ids) -> Tokens:
-        return self.tokens.take(places, mode="clip").astype(np.int64)
 
+def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
+    """The logits (E, V) at some places of the rows laid end to end, of a model that turns tokens (R, T) into logits (R, T, V).
 
-def logits_at(model: Any, tokens_RT: Tensor, places_RE: Tensor) -> Tensor:
-    """The logits (R, E, V) at some places of each row, of a model that turns tokens (R, T) into logits (R, T, V).
-
-    >>> logits_at(lambda tokens: F.one_hot(tokens, 5), torch.tensor([[3, 4]]), torch.tensor([[1]])).tolist()
-    [[[0, 0, 0, 0, 1]]]
+    >>> logits_at(lambda tokens: F.one_hot(tokens, 5), torch.tensor([[3, 4], [2, 1]]), torch.tensor([1, 2])).tolist()
+    [[0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
     """
     logits_RTV: Tensor = model(tokens_RT)
-    return logits_RTV.take_along_dim(places_RE[..., None], dim=1)
+    return logits_RTV.flatten(0, 1).index_select(0, places_E)
 
 
 def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits_at) -> dict[str, Mean]:
@@ -143,11 +148,11 @@ def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits
     model: tokens (R, T) to logits (R, T, V); where it can make the logits of some places alone, `logits` says how. `batch` as
     `Choices` gives it.
     """
-    log_likelihood_BNE, _ = _scored(model, batch, logits)
-    summed_BN = log_likelihood_BNE.sum(dim=2)
+    logits_EV = _ending_logits(model, batch, logits)
+    summed_BN = -_summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
     compared = {
         "acc": summed_BN,
-        "acc_norm": summed_BN / batch.counted.sum(dim=2),
+        "acc_norm": summed_BN / batch.ending_tokens,
         "acc_per_byte": summed_BN / batch.ending_bytes.clamp(min=1),
     }
     return {
@@ -162,26 +167,28 @@ def continuation_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = 
     `acc`: every token of it is the likeliest at its place. `loss`: the nats of the whole ending, whose exponential is LAMBADA's
     perplexity; of other endings nothing is counted. Arguments as in `choice_accuracy`.
     """
-    log_likelihood_BNE, hit_BNE = _scored(model, batch, logits)
-    right_B11 = batch.right[:, None, None]
-    nats_BE = -log_likelihood_BNE.take_along_dim(right_B11, dim=1)[:, 0]
-    hit_BE = (hit_BNE | ~batch.counted).take_along_dim(right_B11, dim=1)[:, 0]
-    return {"acc": Mean(hit_BE.all(dim=1).sum(), len(hit_BE)), "loss": Mean(nats_BE.sum(), len(hit_BE))}
+    logits_EV = _ending_logits(model, batch, logits)
+    nats_BN = _summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
+    misses_BN = _summed((logits_EV.argmax(dim=1) != batch.targets).float(), batch)
+    right_B1 = batch.right[:, None]
+    missed_B, nats_B = (sums_BN.take_along_dim(right_B1, dim=1) for sums_BN in (misses_BN, nats_BN))
+    return {"acc": Mean((missed_B == 0).sum(), len(missed_B)), "loss": Mean(nats_B.sum(), len(nats_B))}
 
 
-def _width(endings: Ids) -> int:
-    """The longest ending, rounded up to a power of two: a compiled model meets few shapes."""
-    return max(_FEWEST_TARGETS, 1 << (int(endings.max()) - 1).bit_length())
+def _ending_logits(model: Any, batch: ChoiceBatch, logits: LogitsAt) -> Tensor:
+    # batches of questions have all kinds of shapes, and a compiled model would be compiled again for each; nothing is compiled
+    # where torch._dynamo was never imported, which takes seconds
+    compiling = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():
+        return logits(model, batch.tokens.flatten(0, 1), batch.places).float()
 
 
-def _scored(model: Any, batch: ChoiceBatch, logits: LogitsAt) -> tuple[Tensor, Tensor]:
-    """The log-likelihood of every token of every ending (0 where it is filling), and whether it is the likeliest there."""
-    logits_REV = logits(model, batch.tokens.flatten(0, 1), batch.places.flatten(0, 1)).float()
-    surprise = F.cross_entropy(logits_REV.flatten(0, 1), batch.targets.flatten(), reduction="none")
-    hit_BNE = (logits_REV.argmax(dim=2)).view_as(batch.targets) == batch.targets
-    # in float64 a sum does not depend on how much filling stands behind it: endings that are equally likely stay so
-    wide_BNE = surprise.view_as(batch.targets).to(torch.float32 if surprise.device.type == "mps" else torch.float64)
-    return -(wide_BNE * batch.counted), hit_BNE
+def _summed(values_E: Tensor, batch: ChoiceBatch) -> Tensor:
+    """Sums (B, N) over the tokens of each ending: in float64, where they do not depend on the order of the terms."""
+    wide = torch.float32 if values_E.device.type == "mps" else torch.float64
+    sums_BN = torch.zeros(batch.ending_tokens.shape, dtype=wide, device=values_E.device)
+    sums_BN.view(-1).index_add_(0, batch.rows, values_E.to(wide))
+    return sums_BN
 
 
 def _refuse_malformed(question: Question, place: int, *, choices: int, context: int) -> None:

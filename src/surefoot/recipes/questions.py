@@ -65,7 +65,7 @@ def question_split(
 
 def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
     """How many questions are scored together, so that their logits fit into memory; changes no score."""
-    logits: int = dataset.targets_at_once * vocabulary  # of one question
+    logits: int = dataset.most_targets * vocabulary  # of one question
     return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // logits))
 
 
@@ -79,8 +79,8 @@ def continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
     return sf.continuation_accuracy(model, batch, logits=_logits_at)
 
 
-def _logits_at(model: Any, tokens_RT: Any, places_RE: Any) -> Any:
+def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:
     def made(hidden_RTC: Any, head_VC: Any) -> Any:
-        return hidden_RTC.take_along_dim(places_RE[..., None], dim=1) @ head_VC.T
+        return hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T
 
     return model(tokens_RT, loss=made)
