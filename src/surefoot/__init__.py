@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from surefoot.data.cloze import cloze
     from surefoot.data.mixture import Mixture
     from surefoot.data.multiple_choice import load_questions
+    from surefoot.data.prepare import prepare_shards
     from surefoot.data.text import (
         encode_documents,
         held_out_documents,
@@ -96,6 +97,7 @@ __all__ = [
     "one_cycle",
     "perplexity",
     "polynomial",
+    "prepare_shards",
     "save_gpt2",
     "sgd",
     "split_scores",
@@ -118,6 +120,7 @@ _HOME = {
     "data.choices": ("Choices", "Question", "choice_accuracy", "continuation_accuracy"),
     "data.cloze": ("cloze",),
     "data.multiple_choice": ("load_questions",),
+    "data.prepare": ("prepare_shards",),
     "data.text": (
         "encode_documents",
         "held_out_documents",

@@ -8,6 +8,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model: continue a prompt
+  surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
@@ -66,5 +67,21 @@ temperature, top-k, top-p, seed: surefoot predict RUN --help.
 
   surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
   surefoot predict runs/mine --file prompts.txt
+""",
+    "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
+
+Write the tokens of text files, JSON lines (.jsonl) and Parquet, gzipped or not,
+and of directories of them, as shards for --data.path. NAME is gpt2, bytes, or a
+tokenizer's file or directory, such as a run's. A text file is one document, a
+line of JSON or a row of Parquet one each; an end token follows each. Stopped or
+killed, the same command goes on, to the same bytes; run once more, it checks
+them.
+
+  --column NAME       where JSON lines and Parquet have the text (default: text)
+  --processes N       how many encode (default: one for each core)
+  --shard-tokens N    tokens of a shard (default: 100000000)
+
+  surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
+  surefoot train gpt --preset gpt2-124m --data.path shards/
 """,
 }
