@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,17 @@ def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str
     with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
         sf.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "evaluating-gpt.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    tokenizer = sf.BpeTokenizer.trained(["the cat sat on the mat"], vocabulary=260)
+    sf.save_gpt2(gpt(replace(SHAPE, vocabulary=tokenizer.vocabulary)), "gpt2")
+    Path("gpt2/tokenizer.json").write_text(tokenizer.to_json())
+    Path("hellaswag_val.jsonl").write_text('{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n')
+    exec(code, {})
+    assert "'acc_norm': 1.0" in capsys.readouterr().out

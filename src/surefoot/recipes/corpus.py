@@ -54,7 +54,9 @@ def corpus(
     if made is None and tokenizer is None and init is not None:
         made = _of_weights(Path(init), vocabulary=vocabulary)
     if path is not None and (Path(path) / "tokens.json").is_file():
-        return _of_shards(Path(path), tokenizer=tokenizer, made=made, held_out_fraction=held_out_fraction)
+        return _of_shards(
+            Path(path), tokenizer=tokenizer, vocabulary=vocabulary, made=made, held_out_fraction=held_out_fraction
+        )
     documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
     training, held_out = sf.held_out_documents(documents, held_out_fraction=held_out_fraction)
     match tokenizer:
@@ -140,7 +142,9 @@ def named_tokenizer(name: str) -> Any:
     return sf.load_tokenizer(_GPT2)
 
 
-def _of_shards(path: Path, *, tokenizer: str | None, made: Any, held_out_fraction: float) -> Corpus:
+def _of_shards(
+    path: Path, *, tokenizer: str | None, vocabulary: int | None, made: Any, held_out_fraction: float
+) -> Corpus:
     shards = sf.TokenShards.open(path)
     beside = path / TOKENIZER  # of shards that `surefoot data prepare` wrote
     if made is None and tokenizer is None and beside.is_file():
@@ -148,6 +152,11 @@ def _of_shards(path: Path, *, tokenizer: str | None, made: Any, held_out_fractio
     if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
+        )
+    if vocabulary is not None:
+        raise sf.ConfigError(
+            f"data.vocabulary = {vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
+            "  leave it out (--data.vocabulary None, where a preset has one)"
         )
     if made is None:
         made = named_tokenizer(str(tokenizer))
