@@ -15,7 +15,7 @@ from surefoot.config import values
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_ELSEWHERE = {"README.md", "your-own-model.md"}  # their Python is run by test_readme.py
+RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md"}  # by test_readme.py, models/test_gpt2_layout.py
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
@@ -44,13 +44,15 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     generator = np.random.default_rng(0)
     Path("text.txt").write_text(" ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000)))
     Path("prompts.txt").write_text("the cat\nbirds\n")
+    Path("text.jsonl").write_text('{"text": "the cat sat on a mat"}\n' * 99)
+    Path("hellaswag_val.jsonl").write_text('{"ctx": "the cat", "endings": ["sat", "sang", "on", "a"], "label": 0}\n')
     for language, text in blocks(page):
         if language == "toml":
             Path("mine.toml").write_text(text)
     for command in commands(page):
         assert command[0] == "surefoot", command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"])
-        trained_here = trains and not {"--data.tokenizer", "--init"} & set(command)
+        trained_here = trains and not {"--data.tokenizer", "--init", "shards"} & set(command)
         main([*command[1:], *(SMALL if trains else []), *(["--data.vocabulary=280"] if trained_here else [])])
 
 

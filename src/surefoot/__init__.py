@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefoot import beam, data, generate, losses, models
+    from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.data.bpe import BpeTokenizer
-    from surefoot.data.choices import Question, choice_accuracy, choices, cloze
+    from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
+    from surefoot.data.cloze import cloze
     from surefoot.data.mixture import Mixture
+    from surefoot.data.multiple_choice import load_questions
     from surefoot.data.pairs import Pairs
     from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
     from surefoot.data.phrases import phrases
+    from surefoot.data.prepare import prepare_shards
     from surefoot.data.subwords import SubwordTokenizer
     from surefoot.data.text import (
         encode_documents,
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
+    from surefoot.judging import split_scores
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
@@ -52,6 +57,7 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
+    "Choices",
     "ConfigError",
     "DataError",
     "DivergedError",
@@ -74,9 +80,9 @@ __all__ = [
     "beam",
     "check_settings",
     "choice_accuracy",
-    "choices",
     "cloze",
     "constant",
+    "continuation_accuracy",
     "cross_entropy",
     "data",
     "encode_documents",
@@ -91,7 +97,9 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_gpt2",
     "load_pairs",
+    "load_questions",
     "load_tokenizer",
     "load_weights",
     "losses",
@@ -100,7 +108,10 @@ __all__ = [
     "perplexity",
     "phrases",
     "polynomial",
+    "prepare_shards",
+    "save_gpt2",
     "sgd",
+    "split_scores",
     "stdlib_documents",
     "step_decay",
     "tokenizer_from_json",
@@ -113,14 +124,18 @@ __all__ = [
 
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
-    "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
     "data.pairs": ("Pairs",),
     "data.parallel": ("Parallel", "held_out_pairs", "load_pairs"),
     "data.phrases": ("phrases",),
     "data.subwords": ("SubwordTokenizer",),
+    "data.choices": ("Choices", "Question", "choice_accuracy", "continuation_accuracy"),
+    "data.cloze": ("cloze",),
+    "data.multiple_choice": ("load_questions",),
+    "data.prepare": ("prepare_shards",),
     "data.text": (
         "encode_documents",
         "held_out_documents",
@@ -131,6 +146,7 @@ _HOME = {
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
     "evaluate": ("Split", "accuracy", "perplexity"),
+    "judging": ("split_scores",),
     "loop": ("Step", "forward_backward", "update"),
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
