@@ -18,6 +18,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md"}  # by test_readme.py, models/test_gpt2_layout.py
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
+OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.hidden=16"]
+OF_TRANSLATION += ["--length=6 steps", "--data.phrases=300", "--data.vocabulary=280", "--save-every=2 steps"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
 
 
@@ -46,6 +48,8 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     Path("prompts.txt").write_text("the cat\nbirds\n")
     Path("text.jsonl").write_text('{"text": "the cat sat on a mat"}\n' * 99)
     Path("hellaswag_val.jsonl").write_text('{"ctx": "the cat", "endings": ["sat", "sang", "on", "a"], "label": 0}\n')
+    Path("english.txt").write_text("the cat\n\nbirds\n")
+    Path("pairs.tsv").write_text("".join(f"cat {place}\tKatze {place}\n" for place in range(400)))
     for language, text in blocks(page):
         if language == "toml":
             Path("mine.toml").write_text(text)
@@ -53,7 +57,9 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
         assert command[0] == "surefoot", command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"])
         trained_here = trains and not {"--data.tokenizer", "--init", "shards"} & set(command)
-        main([*command[1:], *(SMALL if trains else []), *(["--data.vocabulary=280"] if trained_here else [])])
+        translates = command[1:3] in (["train", "translation"], ["plan", "translation"])
+        changes = SMALL if trains else OF_TRANSLATION if translates else []
+        main([*command[1:], *changes, *(["--data.vocabulary=280"] if trained_here else [])])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))

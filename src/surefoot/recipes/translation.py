@@ -87,12 +87,14 @@ class Config(Settings):
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
     out: str | None = "runs/translation"
     """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "1000 steps"
+    length: str = "900 steps"
     """How long to train."""
     batch_size: int | str = "2048 tokens"
     """Pairs of one step, or "2048 tokens": of the longer side, with the padding."""
     evaluate_every: str = "25%"
     """How often the held-out part is scored."""
+    ema: float | None = 0.99
+    """Decay of averaged weights, which are the ones evaluated and used; None: none are kept."""
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=lambda: Optimizer(lr=3e-3, weight_decay=0.0))
@@ -140,6 +142,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "length": "100000 steps",
         "evaluate_every": "2000 steps",
         "save_every": "15 min",
+        "ema": None,  # instead, score the mean of the last checkpoints: --checkpoint "average 5"
+        "keep": 5,
         "optimizer.lr": 7e-4,
         "schedule.warmup": "4000 steps",
         "beam": 4,
