@@ -9,9 +9,13 @@ if TYPE_CHECKING:
     from surefoot import beam, data, generate, losses, models
     from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
+    from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
+    from surefoot.data.augmentation import Augmentation
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
     from surefoot.data.cloze import cloze
+    from surefoot.data.image_sets import ImageSets, load_images
+    from surefoot.data.images import ImageFiles, Images, picture_as_input
     from surefoot.data.mixture import Mixture
     from surefoot.data.multiple_choice import load_questions
     from surefoot.data.pairs import Pairs
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
+    from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
     from surefoot.optimizers.specs import adamw, sgd
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -53,17 +58,23 @@ if TYPE_CHECKING:
     from surefoot.stopping import EarlyStopping
 
 __all__ = [
+    "Augmentation",
     "BpeTokenizer",
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
     "Choices",
+    "Classified",
     "ConfigError",
     "DataError",
     "DivergedError",
     "EarlyStopping",
     "HeldOut",
+    "ImageFiles",
+    "ImageSets",
+    "Images",
     "Mean",
+    "Mixed",
     "Mixture",
     "Pairs",
     "Parallel",
@@ -80,6 +91,8 @@ __all__ = [
     "beam",
     "check_settings",
     "choice_accuracy",
+    "classification_scores",
+    "classified",
     "cloze",
     "constant",
     "continuation_accuracy",
@@ -98,15 +111,19 @@ __all__ = [
     "linear_cross_entropy",
     "load_documents",
     "load_gpt2",
+    "load_images",
     "load_pairs",
     "load_questions",
     "load_tokenizer",
     "load_weights",
     "losses",
+    "mixed",
+    "mixed_cross_entropy",
     "models",
     "one_cycle",
     "perplexity",
     "phrases",
+    "picture_as_input",
     "polynomial",
     "prepare_shards",
     "save_gpt2",
@@ -115,6 +132,7 @@ __all__ = [
     "stdlib_documents",
     "step_decay",
     "tokenizer_from_json",
+    "top_k_accuracy",
     "update",
     "warm_restarts",
     "warmup_cosine",
@@ -126,6 +144,10 @@ _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
     "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
+    "classification": ("Classified", "classification_scores", "classified", "top_k_accuracy"),
+    "data.augmentation": ("Augmentation",),
+    "data.image_sets": ("ImageSets", "load_images"),
+    "data.images": ("ImageFiles", "Images", "picture_as_input"),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
     "data.pairs": ("Pairs",),
@@ -150,6 +172,7 @@ _HOME = {
     "loop": ("Step", "forward_backward", "update"),
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
+    "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
     "optimizers.specs": ("adamw", "sgd"),
     "run": ("Run",),
     "schedules": (
