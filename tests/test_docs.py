@@ -16,10 +16,12 @@ from surefoot.config import values
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_ELSEWHERE = {"README.md", "your-own-model.md"}  # their Python is run by test_readme.py
+RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md"}  # by test_readme.py, models/test_gpt2_layout.py
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
-SMALL_IMAGES = ["--length=2 steps", "--batch-size=8", "--micro-batch-size=4", "--precision=fp32"]
+OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.hidden=16"]
+OF_TRANSLATION += ["--length=6 steps", "--data.phrases=300", "--data.vocabulary=280", "--save-every=2 steps"]
+OF_IMAGES = ["--length=2 steps", "--batch-size=8", "--micro-batch-size=4", "--precision=fp32"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
 
 
@@ -46,6 +48,10 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     generator = np.random.default_rng(0)
     Path("text.txt").write_text(" ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000)))
     Path("prompts.txt").write_text("the cat\nbirds\n")
+    Path("text.jsonl").write_text('{"text": "the cat sat on a mat"}\n' * 99)
+    Path("hellaswag_val.jsonl").write_text('{"ctx": "the cat", "endings": ["sat", "sang", "on", "a"], "label": 0}\n')
+    Path("english.txt").write_text("the cat\n\nbirds\n")
+    Path("pairs.tsv").write_text("".join(f"cat {place}\tKatze {place}\n" for place in range(400)))
     if page.name == "images.md":
         write_images()
     for language, text in blocks(page):
@@ -54,8 +60,9 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     for command in commands(page):
         assert command[0] == "surefoot", command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"])
-        trained_here = trains and not {"--data.tokenizer", "--init"} & set(command)
-        small = SMALL if trains else SMALL_IMAGES if command[1:3] in (["train", "images"], ["plan", "images"]) else []
+        trained_here = trains and not {"--data.tokenizer", "--init", "shards"} & set(command)
+        changes = {"gpt": SMALL, "translation": OF_TRANSLATION, "images": OF_IMAGES}
+        small = changes[command[2]] if command[1] in ("train", "plan") else []
         main([*command[1:], *small, *(["--data.vocabulary=280"] if trained_here else [])])
 
 

@@ -6,15 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot import data, generate, losses, models
+    from surefoot import beam, data, generate, losses, models
+    from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
     from surefoot.data.augmentation import Augmentation
     from surefoot.data.bpe import BpeTokenizer
-    from surefoot.data.choices import Question, choice_accuracy, choices, cloze
+    from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
+    from surefoot.data.cloze import cloze
     from surefoot.data.image_sets import ImageSets, load_images
     from surefoot.data.images import ImageFiles, Images, picture_as_input
     from surefoot.data.mixture import Mixture
+    from surefoot.data.multiple_choice import load_questions
+    from surefoot.data.pairs import Pairs
+    from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
+    from surefoot.data.phrases import phrases
+    from surefoot.data.prepare import prepare_shards
+    from surefoot.data.subwords import SubwordTokenizer
     from surefoot.data.text import (
         encode_documents,
         held_out_documents,
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
+    from surefoot.judging import split_scores
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
@@ -54,6 +63,7 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
+    "Choices",
     "Classified",
     "ConfigError",
     "DataError",
@@ -66,22 +76,26 @@ __all__ = [
     "Mean",
     "Mixed",
     "Mixture",
+    "Pairs",
+    "Parallel",
     "Question",
     "Run",
     "Split",
     "Step",
+    "SubwordTokenizer",
     "SurefootError",
     "TokenShards",
     "Windows",
     "accuracy",
     "adamw",
+    "beam",
     "check_settings",
     "choice_accuracy",
-    "choices",
     "classification_scores",
     "classified",
     "cloze",
     "constant",
+    "continuation_accuracy",
     "cross_entropy",
     "data",
     "encode_documents",
@@ -89,13 +103,17 @@ __all__ = [
     "forward_backward",
     "generate",
     "held_out_documents",
+    "held_out_pairs",
     "held_out_split",
     "inverse_sqrt",
     "join",
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_gpt2",
     "load_images",
+    "load_pairs",
+    "load_questions",
     "load_tokenizer",
     "load_weights",
     "losses",
@@ -104,9 +122,13 @@ __all__ = [
     "models",
     "one_cycle",
     "perplexity",
+    "phrases",
     "picture_as_input",
     "polynomial",
+    "prepare_shards",
+    "save_gpt2",
     "sgd",
+    "split_scores",
     "stdlib_documents",
     "step_decay",
     "tokenizer_from_json",
@@ -120,6 +142,7 @@ __all__ = [
 
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
     "classification": ("Classified", "classification_scores", "classified", "top_k_accuracy"),
     "data.augmentation": ("Augmentation",),
@@ -127,7 +150,14 @@ _HOME = {
     "data.images": ("ImageFiles", "Images", "picture_as_input"),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
-    "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
+    "data.pairs": ("Pairs",),
+    "data.parallel": ("Parallel", "held_out_pairs", "load_pairs"),
+    "data.phrases": ("phrases",),
+    "data.subwords": ("SubwordTokenizer",),
+    "data.choices": ("Choices", "Question", "choice_accuracy", "continuation_accuracy"),
+    "data.cloze": ("cloze",),
+    "data.multiple_choice": ("load_questions",),
+    "data.prepare": ("prepare_shards",),
     "data.text": (
         "encode_documents",
         "held_out_documents",
@@ -138,6 +168,7 @@ _HOME = {
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
     "evaluate": ("Split", "accuracy", "perplexity"),
+    "judging": ("split_scores",),
     "loop": ("Step", "forward_backward", "update"),
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
@@ -160,7 +191,7 @@ _HOME = {
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
 }
-_ROOMS = ("data", "generate", "losses", "models")
+_ROOMS = ("beam", "data", "generate", "losses", "models")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,8 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot plan ...               what train would run; trains nothing
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
-  surefoot predict RUN INPUT...   use the trained model on a prompt or a picture
+  surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
+  surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
@@ -47,14 +48,18 @@ far as the schedule allows it exactly.
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"
 """,
-    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [settings]
+    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [--on WHAT]... [settings]
 
 Score a checkpoint (newest, best, or that of a step) on everything that its run
 scores; changes nothing in the run. "average 5" is the mean of the weights of
-the last five.
+the last five. --on SPLIT scores one of the run's splits alone. --on NAME=FILE
+asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
+WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be given several
+times.
 
   surefoot evaluate runs/mine --checkpoint best
-  surefoot evaluate runs/mine --checkpoint "average 5"
+  surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
+  surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
 """,
     "predict": """surefoot predict RUN [INPUT...] [--checkpoint WHICH] [settings]
 
@@ -69,5 +74,21 @@ resized as the training data were, and the likeliest classes are told.
   surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
   surefoot predict runs/mine --file prompts.txt
   surefoot predict runs/images picture.png --top 3
+""",
+    "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
+
+Write the tokens of text files, JSON lines (.jsonl) and Parquet, gzipped or not,
+and of directories of them, as shards for --data.path. NAME is gpt2, bytes, or a
+tokenizer's file or directory, such as a run's. A text file is one document, a
+line of JSON or a row of Parquet one each; an end token follows each. Stopped or
+killed, the same command goes on, to the same bytes; run once more, it checks
+them.
+
+  --column NAME       where JSON lines and Parquet have the text (default: text)
+  --processes N       how many encode (default: one for each core)
+  --shard-tokens N    tokens of a shard (default: 100000000)
+
+  surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
+  surefoot train gpt --preset gpt2-124m --data.path shards/
 """,
 }

@@ -1,4 +1,4 @@
-"""Attention over earlier places: the product itself, rotary positions, and a cache of keys and values.
+"""Attention over earlier places or unpadded ones: the product itself, rotary positions, and a cache of keys and values.
 
 Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H heads, D channels of a head.
 """
@@ -32,6 +32,18 @@ class Cache:
             self.length = end
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
+    def select(self, rows_B: Tensor) -> None:
+        """Go on with these rows, in this order; one may be there several times."""
+        layers, _, heads, most, channels = self.keys.shape
+        size = (layers, len(rows_B), heads, most, channels)
+        before, self.keys, self.values = (
+            (self.keys, self.values),
+            self.keys.new_empty(size),
+            self.values.new_empty(size),
+        )
+        for held, kept in zip(before, (self.keys, self.values), strict=True):
+            kept[:, :, :, : self.length] = held[:, rows_B, :, : self.length]  # what is not filled yet is not copied
+
 
 def normed(x_BHTD: Tensor, norm: nn.RMSNorm) -> Tensor:
     """`norm` in the type of its gain: autocast hands it bfloat16, which its fused kernel refuses with a warning."""
@@ -52,19 +64,17 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
     mask_TS = None
     if not causal and time > 1:
         mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(so_far - time)
-    dtype = v_BHSD.dtype
-    on_cpu = v_BHSD.device.type == "cpu"
-    computed = torch.promote_types(dtype, torch.float32) if on_cpu else dtype
-    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
-        y_BHTD = F.scaled_dot_product_attention(
-            q_BHTD.to(computed),
-            k_BHSD.to(computed),
-            v_BHSD.to(computed),
-            attn_mask=mask_TS,
-            dropout_p=drop_fraction,
-            is_causal=causal,
-        )
-    return y_BHTD.to(dtype)
+    return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
+
+
+def masked_attention(
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask_B11S: Tensor, drop_fraction: float
+) -> Tensor:
+    """Scaled dot-product attention over the places where `mask_B11S` is true, the same for all queries of a row.
+
+    Every row needs one such place. In the type of `v_BHSD`; computed in float32 on the CPU, as `causal_attention` is.
+    """
+    return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, causal=False, drop_fraction=drop_fraction)
 
 
 def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
@@ -83,3 +93,21 @@ def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     first, second = x_BHTD.chunk(2, dim=-1)
     turned: Tensor = x_BHTD * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD
     return turned
+
+
+def _attention(
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool, drop_fraction: float
+) -> Tensor:
+    dtype = v_BHSD.dtype
+    on_cpu = v_BHSD.device.type == "cpu"
+    computed = torch.promote_types(dtype, torch.float32) if on_cpu else dtype
+    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD.to(computed),
+            k_BHSD.to(computed),
+            v_BHSD.to(computed),
+            attn_mask=mask,
+            dropout_p=drop_fraction,
+            is_causal=causal,
+        )
+    return y_BHTD.to(dtype)

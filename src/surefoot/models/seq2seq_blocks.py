@@ -1,0 +1,184 @@
+"""The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs, positions.
+
+Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head,
+K hypotheses for one source, R = B x K rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surefoot.models.attention import Cache, causal_attention, masked_attention
+
+if TYPE_CHECKING:
+    from surefoot.models.seq2seq import Seq2SeqShape
+
+EPSILON = 1e-5  # of the layer norms, torch's own
+
+
+class EncoderBlock(nn.Module):
+    """Attention to all places of the source, then two layers at each."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.attention, self.attention_sum = SelfAttention(shape), Sum(shape)
+        self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
+
+    def forward(self, x_BSC: Tensor, mask_B11S: Tensor) -> Tensor:
+        """The residual stream after this block."""
+        x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S))
+        y_BSC: Tensor = self.mlp_sum(x_BSC, self.mlp)
+        return y_BSC
+
+
+class DecoderBlock(nn.Module):
+    """Attention to the places of the target so far, then to those of the source, then two layers at each place."""
+
+    def __init__(self, shape: Seq2SeqShape, layer: int = 0) -> None:
+        super().__init__()
+        self.attention, self.attention_sum = SelfAttention(shape, layer), Sum(shape)
+        self.cross, self.cross_sum = CrossAttention(shape), Sum(shape)
+        self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
+
+    def forward(self, x_BTC: Tensor, memory_BSC: Tensor, mask_B11S: Tensor) -> Tensor:
+        """The residual stream after this block."""
+        x_BTC = self.attention_sum(x_BTC, self.attention)
+        k_BHSD, v_BHSD = self.cross.keys_values(memory_BSC)
+        x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, k_BHSD, v_BHSD, mask_B11S))
+        y_BTC: Tensor = self.mlp_sum(x_BTC, self.mlp)
+        return y_BTC
+
+    def after(self, x_BKC: Tensor, cache: Cache, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
+        """The same for one more place of each of K hypotheses, the places before it in the cache (of B x K rows)."""
+        x_BKC = self.attention_sum(x_BKC, lambda y_BKC: self.attention.after(y_BKC, cache))
+        x_BKC = self.cross_sum(x_BKC, lambda y_BKC: self.cross(y_BKC, k_BHSD, v_BHSD, mask_B11S))
+        y_BKC: Tensor = self.mlp_sum(x_BKC, self.mlp)
+        return y_BKC
+
+
+class Sum(nn.Module):
+    """What goes through plus what a part makes of it, with a layer norm before that part or after the sum."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.pre = shape.norm == "pre"
+        self.norm = nn.LayerNorm(shape.width, eps=EPSILON)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sum with `part` of the stream."""
+        if self.pre:
+            y_BTC: Tensor = x_BTC + self.dropout(part(self.norm(x_BTC)))
+        else:
+            y_BTC = self.norm(x_BTC + self.dropout(part(x_BTC)))
+        return y_BTC
+
+
+class SelfAttention(nn.Module):
+    """Attention of places to places of the same sequence."""
+
+    def __init__(self, shape: Seq2SeqShape, layer: int = 0) -> None:
+        super().__init__()
+        self.heads, self.drop_fraction, self.layer = shape.heads, shape.attention_dropout, layer
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x_BTC: Tensor, mask_B11S: Tensor | None = None) -> Tensor:
+        """What each place gathers: from the places where the mask is true, without one from itself and those before it."""
+        q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
+        drop_fraction = self.drop_fraction if self.training else 0.0
+        if mask_B11S is None:
+            y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
+        else:
+            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
+        y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
+        return y_BTC
+
+    def after(self, x_BKC: Tensor, cache: Cache) -> Tensor:
+        """What one more place of each hypothesis gathers from itself and the cached places before it."""
+        rows_R1C = self.qkv(x_BKC).flatten(0, 1)[:, None]
+        q_RH1D, k_RH1D, v_RH1D = (_by_head(part_R1C, self.heads) for part_R1C in rows_R1C.chunk(3, dim=-1))
+        k_RHTD, v_RHTD = cache.extended(self.layer, k_RH1D, v_RH1D)
+        y_RH1D = causal_attention(q_RH1D, k_RHTD, v_RHTD, drop_fraction=0.0)
+        y_BKC: Tensor = self.out(y_RH1D.reshape(x_BKC.shape))
+        return y_BKC
+
+
+class CrossAttention(nn.Module):
+    """Attention of the target's places to those of the source."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.heads, self.drop_fraction = shape.heads, shape.attention_dropout
+        self.query = nn.Linear(shape.width, shape.width)
+        self.key_value = nn.Linear(shape.width, 2 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def keys_values(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, D) of the source's places, the same for all that is said about them."""
+        k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
+        return _by_head(k_BSC, self.heads), _by_head(v_BSC, self.heads)
+
+    def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
+        """What each place of the target gathers from the source's places where the mask is true."""
+        q_BHTD = _by_head(self.query(x_BTC), self.heads)
+        drop_fraction = self.drop_fraction if self.training else 0.0
+        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
+        y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
+        return y_BTC
+
+
+class MLP(nn.Module):
+    """Up, a nonlinearity, and down, each place by itself."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.activation = F.relu if shape.activation == "relu" else F.gelu
+        self.up = nn.Linear(shape.width, shape.hidden)
+        self.dropout = nn.Dropout(shape.activation_dropout)
+        self.down = nn.Linear(shape.hidden, shape.width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Each place by itself."""
+        y_BTC: Tensor = self.down(self.dropout(self.activation(self.up(x_BTC))))
+        return y_BTC
+
+
+class Positions(nn.Module):
+    """A vector for each place: sines and cosines of wavelengths from 2 pi to 20,000 pi, or learned ones."""
+
+    table: Tensor  # (T, C)
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        if shape.positions == "learned":
+            self.table = nn.Parameter(torch.empty(shape.context, shape.width).normal_(std=shape.width**-0.5))
+        else:
+            self.register_buffer("table", waves(shape.context, shape.width), persistent=False)
+
+    def forward(self, first: int, end: int) -> Tensor:
+        """The vectors (T, C) of the places from `first` up to `end`."""
+        if end > len(self.table):
+            raise ValueError(f"{end} tokens are more than the model's context of {len(self.table)}")
+        return self.table[first:end]
+
+
+def waves(context: int, width: int) -> Tensor:
+    """Sinusoidal positions (T, C): Vaswani et al. 2017, section 3.5, sines at even channels and cosines at odd ones.
+
+    >>> waves(2, 4)[0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    frequencies_c = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles_Tc = torch.outer(torch.arange(context, dtype=torch.float64), frequencies_c)
+    return torch.stack([angles_Tc.sin(), angles_Tc.cos()], dim=2).flatten(1).float()
+
+
+def _by_head(x_BTC: Tensor, heads: int) -> Tensor:
+    batch, time, width = x_BTC.shape
+    return x_BTC.view(batch, time, heads, width // heads).transpose(1, 2)

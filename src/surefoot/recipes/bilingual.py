@@ -1,0 +1,127 @@
+"""Sentence pairs as tokens: where they come from, which tokenizers, what is trained on and what is scored."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import surefoot as sf
+from surefoot.recipes.corpus import TOKENIZER, beside
+
+TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, where the target has a vocabulary of its own
+_VOCABULARY = 1024
+_LEAST_VOCABULARY = 259  # the bytes, and padding, begin and end
+
+Sentences = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Bilingual:
+    """Pairs to train on, and sentences to score with their translations; and what made tokens of them."""
+
+    training: Any
+    held_out: Sentences
+    test: Sentences | None
+    source: Any
+    target: Any  # the same object as `source` where one vocabulary serves both sides
+    chosen: str
+    """What the settings say of the tokenizers; compared when a run goes on."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What a run keeps beside its weights: {name: text}."""
+        own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
+        return {TOKENIZER: self.source.to_json(), **own}
+
+    def pairs(self, sentences: Sentences, *, context: int) -> Any:
+        """Sentences to score as tokens, all of them: `DataError` for one that is longer than the model's context."""
+        made = sf.Pairs.encoded(sentences, source=self.source, target=self.target)
+        longest = int(made.lengths.max())
+        if longest > context:
+            place = int(made.lengths.max(axis=1).argmax())
+            raise sf.DataError(
+                f"a pair to be scored has {longest} tokens, more than the model's context of {context}:"
+                f" {sentences[place][0][:60]!r} ...\n  take it out, or give a larger --model.context"
+            )
+        return made
+
+
+def bilingual(
+    path: str | None,
+    *,
+    source: str,
+    target: str,
+    phrases: int,
+    held_out_fraction: float,
+    tokenizer: Literal["bpe", "unigram"],
+    vocabulary: int | None,
+    shared: bool,
+    max_source: int,
+    max_target: int,
+    seed: int,
+    saved: Path | None = None,
+    init: str | None = None,
+) -> Bilingual:
+    """The pairs at `path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
+
+    saved: the tokenizer that the run wrote when it began; with it the run goes on. init: the weights it starts from, whose
+    tokenizer is taken where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    """
+    if path is None:
+        training, held_out = sf.held_out_pairs(
+            sf.phrases(source, target, count=phrases, seed=seed), held_out_fraction=held_out_fraction
+        )
+        parts = sf.Parallel(training, held_out, None)
+    else:
+        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction)
+    size = _VOCABULARY if vocabulary is None else vocabulary
+    chosen = f"{tokenizer}, {size} tokens" + ("" if shared else " for each side")
+    place = saved if saved is not None or init is None else beside(Path(init))
+    if place is not None:
+        if saved is None and vocabulary is not None:
+            raise sf.ConfigError(
+                f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {place}\n"
+                "  leave it out (--data.vocabulary None, where a preset has one)"
+            )
+        made = saved_tokenizers(place.parent)
+    else:
+        made = _trained(parts.training, kind=tokenizer, vocabulary=size, shared=shared)
+    limits = {"max_source": max_source, "max_target": max_target}
+    pairs = sf.Pairs.encoded(parts.training, source=made[0], target=made[1], **limits)
+    if pairs.left_out:
+        print(
+            f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f" {max_source} and {max_target} tokens (data.max_source, data.max_target) and left out",
+            file=sys.stderr,
+        )
+    return Bilingual(pairs, parts.held_out, parts.test, *made, chosen if init is None else f"that of init, or {chosen}")
+
+
+def saved_tokenizers(run: Path) -> tuple[Any, Any]:
+    """The tokenizers of source and target in a run's directory; `CheckpointError` where a file is damaged."""
+    try:
+        first = sf.SubwordTokenizer.load(run / TOKENIZER)
+        own = run / TARGET_TOKENIZER
+        return first, sf.SubwordTokenizer.load(own) if own.is_file() else first
+    except sf.DataError as problem:
+        raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
+
+
+def refuse_small_vocabulary(vocabulary: int | None) -> None:
+    """Raise `ConfigError` for a vocabulary that has no room for all bytes."""
+    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY:
+        raise sf.ConfigError(
+            f"data.vocabulary = {vocabulary}: subwords need {_LEAST_VOCABULARY} tokens at least, all bytes and three more"
+        )
+
+
+def _trained(pairs: Sentences, *, kind: Literal["bpe", "unigram"], vocabulary: int, shared: bool) -> tuple[Any, Any]:
+    """The tokenizers of both sides, trained on what is trained on."""
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    if shared:
+        both = sf.SubwordTokenizer.trained([*sides[0], *sides[1]], vocabulary=vocabulary, kind=kind)
+        return both, both
+    first, second = (sf.SubwordTokenizer.trained(side, vocabulary=vocabulary, kind=kind) for side in sides)
+    return first, second

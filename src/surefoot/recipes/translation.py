@@ -1,0 +1,360 @@
+"""A translator from one language into another: of phrases that every machine can render, of Multi30k, or of files of yours.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import surefoot as sf
+from surefoot.config import Settings, run_arguments
+from surefoot.recipes import bilingual as texts
+from surefoot.recipes.corpus import saved as saved_tokenizer
+from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.translations import Predict, answers, judged, translated
+
+_PADDING = 0
+_SHOWN = 3  # example translations of a sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Sentences with their translations, and how they become numbers."""
+
+    path: str | None = None
+    """A directory with train.en and train.de (val and test beside them), or a .tsv or .jsonl file; absent: phrases."""
+    source: str = "en"
+    """The language translated from, as the files name it; of phrases, a locale such as en or pt_BR."""
+    target: str = "de"
+    """The language translated into."""
+    phrases: int = 24_000
+    """How many phrases there are where no path is given."""
+    held_out_fraction: float = 0.03
+    """How many pairs are scored and not trained on, chosen by a hash of the source, where there is no validation file."""
+    tokenizer: Literal["bpe", "unigram"] = "bpe"
+    """How words are cut into subwords: byte pairs, or a unigram model; trained on what is trained on."""
+    vocabulary: int | None = None
+    """How many different subwords; absent: 1024, or those of --init."""
+    shared: bool = True
+    """Whether both languages have one vocabulary and one embedding."""
+    max_source: int = 128
+    """Pairs with more tokens in the source are not trained on."""
+    max_target: int = 128
+    """Pairs with more tokens in the target are not trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The shape of the network."""
+
+    encoder_layers: int = 2
+    """Blocks that read the source."""
+    decoder_layers: int = 2
+    """Blocks that write the target."""
+    heads: int = 4
+    """Attention heads a block."""
+    width: int = 128
+    """Channels between blocks; a multiple of the heads."""
+    hidden: int = 512
+    """Units between the two layers of an MLP."""
+    context: int = 512
+    """The most tokens of a source, and of a target."""
+    dropout: float = 0.0
+    """Fraction of units dropped while training, of the embeddings and of what each part adds."""
+    attention_dropout: float = 0.0
+    """Fraction of attention weights dropped; slow on the CPU."""
+    activation_dropout: float = 0.0
+    """Fraction of units dropped between the layers of an MLP."""
+    norm: Literal["pre", "post"] = "pre"
+    """pre: layer norms before each part, which trains easily; post: after it, as first published."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """What tells places apart; sinusoidal ones are known for lengths that are rare in training too."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Between the layers of an MLP."""
+    tied: bool = True
+    """Whether the head is the target's embedding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Settings):
+    """Train a translator."""
+
+    preset: Literal["tiny", "multi30k", "base", "big"] | None = None
+    """A complete configuration to start from; tiny is the default. Files and flags change it."""
+    out: str | None = "runs/translation"
+    """Directory of the run; it goes on by itself where there is a checkpoint."""
+    length: str = "900 steps"
+    """How long to train."""
+    batch_size: int | str = "2048 tokens"
+    """Pairs of one step, or "2048 tokens": of the longer side, with the padding."""
+    evaluate_every: str = "25%"
+    """How often the held-out part is scored."""
+    ema: float | None = 0.99
+    """Decay of averaged weights, which are the ones evaluated and used; None: none are kept."""
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(lr=3e-3, weight_decay=0.0))
+    """Absent betas are (0.9, 0.98) here, as Vaswani et al. 2017 have them."""
+    schedule: Schedule = field(default_factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"))
+    label_smoothing: float = 0.1
+    """How much of each target's probability all tokens share while training; scores are without it."""
+    best: Literal["bleu", "loss"] = "bleu"
+    """Which score of the held-out part makes a checkpoint the best."""
+    beam: int = 5
+    """Hypotheses kept open when the test part is translated; 1 is greedy search."""
+    validation_beam: int = 1
+    """The same for the held-out part while training; greedy search is several times faster."""
+    length_penalty: float = 1.0
+    """0 prefers short translations; the larger, the longer."""
+    validation_pairs: int | None = None
+    """How many of the held-out pairs are scored while training. Absent: all."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "multi30k": {
+        "data.vocabulary": 8000,
+        "model.encoder_layers": 3,
+        "model.decoder_layers": 3,
+        "model.width": 256,
+        "model.hidden": 1024,
+        "model.dropout": 0.3,
+        "batch_size": "4096 tokens",
+        "length": "4000 steps",
+        "evaluate_every": "10%",
+        "optimizer.lr": 2e-3,
+        "schedule.warmup": "15%",
+    },
+    "base": {
+        "data.vocabulary": 37_000,
+        "model.encoder_layers": 6,
+        "model.decoder_layers": 6,
+        "model.heads": 8,
+        "model.width": 512,
+        "model.hidden": 2048,
+        "model.dropout": 0.1,
+        "model.norm": "post",
+        "batch_size": "25000 tokens",
+        "length": "100000 steps",
+        "evaluate_every": "2000 steps",
+        "save_every": "15 min",
+        "ema": None,  # instead, score the mean of the last checkpoints: --checkpoint "average 5"
+        "keep": 5,
+        "optimizer.lr": 7e-4,
+        "schedule.warmup": "4000 steps",
+        "beam": 4,
+        "length_penalty": 0.6,
+    },
+}
+PRESETS["big"] = PRESETS["base"] | {
+    "model.heads": 16,
+    "model.width": 1024,
+    "model.hidden": 4096,
+    "model.dropout": 0.3,
+    "length": "300000 steps",
+    "optimizer.lr": 5e-4,
+}
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data = config.data
+    _, optimizer, schedule, *_ = checked(
+        lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
+        lambda: _with_betas(config.optimizer).spec(),
+        config.schedule.spec,
+        lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
+        lambda: texts.refuse_small_vocabulary(data.vocabulary),
+        lambda: _refuse_wrong(config),
+    )
+    found = texts.bilingual(
+        data.path,
+        source=data.source,
+        target=data.target,
+        phrases=data.phrases,
+        held_out_fraction=data.held_out_fraction,
+        tokenizer=data.tokenizer,
+        vocabulary=data.vocabulary,
+        shared=data.shared,
+        max_source=data.max_source,
+        max_target=data.max_target,
+        seed=config.seed,
+        saved=saved_tokenizer(config.out),
+        init=config.init,
+    )
+    network = network_shape(
+        config,
+        source=None if found.source is found.target else found.source.vocabulary,
+        target=found.target.vocabulary,
+    )
+
+    def model() -> Any:
+        return sf.models.Seq2Seq(network)
+
+    def split(sentences: texts.Sentences, *, beam: int, at_end: bool) -> sf.Split:
+        # neighbours of one length, so that batches have little padding: the order of a split changes no score
+        ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
+
+        def outputs(model: Any, batch: Any) -> list[str]:
+            rows = [[token for token in row if token != _PADDING] for row in batch[0].tolist()]
+            said = sf.beam.searched(model, rows, beam=beam, length_penalty=config.length_penalty)
+            return [found.target.decode(one.tokens) for one in said]
+
+        return sf.Split(
+            found.pairs(ordered, context=network.context),
+            scores=of_tokens,
+            batch_size=64,
+            loss=False,
+            derived={"perplexity": sf.perplexity},
+            outputs=outputs,
+            judge=judged([other for _, other in ordered], language=data.target),
+            at_end=at_end,
+        )
+
+    def sample(model: Any) -> str:
+        shown = found.held_out[:: max(1, len(found.held_out) // _SHOWN)][:_SHOWN]
+        settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
+        sources = [one for one, _ in shown]
+        said = translated(model, sources, source=found.source, target=found.target, **settings)
+        lines = zip(shown, said, strict=True)
+        return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
+
+    best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
+    splits = {"validation": split(found.held_out[: config.validation_pairs], beam=config.validation_beam, at_end=False)}
+    if found.test is not None:
+        splits["test"] = split(found.test, beam=config.beam, at_end=True)
+    settings = run_arguments(config)
+    if config.early_stopping is not None:
+        settings["early_stopping"] = sf.EarlyStopping(best, patience=config.early_stopping)
+    return sf.Run(
+        model=model,
+        loss=smoothed(config.label_smoothing),
+        count=targets_of,
+        train=found.training,
+        optimizer=optimizer,
+        schedule=schedule,
+        evaluate=splits,
+        sample=sample,
+        best=best,
+        files=found.files,
+        settings={
+            "data": {"tokenizer": found.chosen},
+            "model": asdict(network),
+            "label_smoothing": config.label_smoothing,
+        },
+        **settings,
+    )
+
+
+def smoothed(label_smoothing: float) -> Any:
+    """The loss to train on: label-smoothed cross-entropy over the real tokens of the target, as a counted mean."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        source_BS, target_BT = batch
+        targets_BT = target_BT[:, 1:]
+
+        def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
+            hidden, targets = _real(hidden_BTC, targets_BT)
+            return sf.linear_cross_entropy(
+                hidden, head_VC, targets, ignore_index=_PADDING, label_smoothing=label_smoothing
+            )
+
+        return model(source_BS, target_BT[:, :-1], loss=of_hidden)
+
+    return loss
+
+
+def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
+    """Scores of a model that is told the right tokens so far: the loss without smoothing, and how often it is right."""
+    source_BS, target_BT = batch
+
+    def of_hidden(hidden_BTC: Any, head_VC: Any) -> dict[str, sf.Mean]:
+        hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
+        logits = hidden @ head_VC.to(hidden.dtype).T
+        real = targets != _PADDING
+        right = ((logits.argmax(dim=-1) == targets) & real).sum()
+        return {
+            "loss": sf.cross_entropy(logits, targets, ignore_index=_PADDING),
+            "accuracy": sf.Mean(right, real.sum()),
+        }
+
+    scores: dict[str, sf.Mean] = model(source_BS, target_BT[:, :-1], loss=of_hidden)
+    return scores
+
+
+def targets_of(batch: Any) -> int:
+    """How many tokens a batch asks for; counted on the host."""
+    return int((batch[1][:, 1:] != _PADDING).sum())
+
+
+def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
+    """Hidden states and targets without the padding, on the CPU.
+
+    Elsewhere as they are, and the loss leaves padding out: how many real ones there are, the host would have to wait for.
+    """
+    if not hidden_BTC.is_cpu:
+        return hidden_BTC, targets_BT
+    real_BT = targets_BT != _PADDING
+    return hidden_BTC[real_BT], targets_BT[real_BT]
+
+
+def network_shape(config: Config, *, source: int | None, target: int) -> Any:
+    """The network's shape for vocabularies of these sizes (source None: one for both); `ConfigError` where it cannot be."""
+    try:
+        return sf.models.Seq2SeqShape(vocabulary=target, source_vocabulary=source, **asdict(config.model))
+    except ValueError as problem:
+        raise sf.ConfigError(f"model: {problem}") from problem
+
+
+def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """Translations of the inputs, one a line, for `surefoot predict`."""
+    source, target = texts.saved_tokenizers(run)
+    own = None if source is target else source.vocabulary
+    model = sf.models.Seq2Seq(network_shape(config, source=own, target=target.vocabulary))
+    sf.load_weights(model, checkpoint, device=asked.device)
+    settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
+    return answers(model, inputs, asked, source=source, target=target, **settings)
+
+
+def _with_betas(optimizer: Optimizer) -> Optimizer:
+    if optimizer.name != "adamw" or optimizer.betas is not None:
+        return optimizer
+    return replace(optimizer, betas=(0.9, 0.98))
+
+
+def _schedule(config: Config) -> Any:
+    """The schedule, or none where it cannot be: that is told by itself."""
+    try:
+        return config.schedule.spec()
+    except sf.ConfigError:
+        return None
+
+
+def _refuse_wrong(config: Config) -> None:
+    """Raise one `ConfigError` for all settings of this recipe's own that cannot be."""
+    data, problems = config.data, []
+    if data.source == data.target:
+        problems.append(f"data.source and data.target are both {data.source!r}: name two languages")
+    for name, number, least in (
+        ("beam", config.beam, 1),
+        ("validation_beam", config.validation_beam, 1),
+        ("validation_pairs", config.validation_pairs, 1),
+        ("data.phrases", data.phrases, 100),
+        ("data.max_source", data.max_source, 2),
+        ("data.max_target", data.max_target, 2),
+    ):
+        if number is not None and number < least:
+            problems.append(f"{name} = {number}: {least} or more")
+    for name, most in (("data.max_source", data.max_source), ("data.max_target", data.max_target)):
+        if most > config.model.context:
+            problems.append(f"{name} = {most} is more than model.context = {config.model.context}")
+    if not 0 <= config.label_smoothing < 1:
+        problems.append(f"label_smoothing = {config.label_smoothing}: a fraction, at least 0 and below 1")
+    if not 0 <= config.length_penalty < float("inf"):
+        problems.append(f"length_penalty = {config.length_penalty}: a number from 0 on")
+    if problems:
+        raise sf.ConfigError("\n".join(problems))

@@ -1,0 +1,121 @@
+"""`surefoot predict` of a translator: a line for every line, from the run's directory alone; 6 seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import main
+
+SMALL = [
+    "--model.encoder-layers=1",
+    "--model.decoder-layers=1",
+    "--model.width=16",
+    "--model.heads=2",
+    "--model.hidden=32",
+]
+SMALL += ["--data.vocabulary=300", "--length=20 steps", "--batch-size=16", "--precision=fp32", "--beam=2"]
+SENTENCES = ["cat 12", "cat", "12 cat 7", "dog 4"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("translate")
+    (place / "pairs.tsv").write_text("".join(f"cat {number}\tKatze {number}\n" for number in range(400)))
+    out = ["--out", str(place / "run"), "--data.path", str(place / "pairs.tsv")]
+    main(["train", "translation", *out, *SMALL, "--data.shared", "False"])
+    (place / "pairs.tsv").unlink()  # nothing but the run's directory is needed from here on
+    return place / "run"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    main(["predict", *arguments])
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["predict", *arguments])
+    assert end.value.code == status
+    return capsys.readouterr().err
+
+
+def test_inputs_are_answered_one_a_line_as_each_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    together = said(capsys, str(trained), *SENTENCES)
+    assert together == "".join(said(capsys, str(trained), one) for one in SENTENCES)
+    assert together.count("\n") == 4
+
+
+def test_a_file_is_answered_by_as_many_lines(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("\n".join([SENTENCES[0], "", *SENTENCES[1:]]))
+    found = said(capsys, str(trained), "--file", str(tmp_path / "in.txt"))
+    plain = said(capsys, str(trained), *SENTENCES).splitlines()
+    assert found.split("\n") == [plain[0], "", *plain[1:], ""]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]], ids=str)
+def test_standard_input_is_answered_line_by_line(
+    arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = said(capsys, str(trained), *SENTENCES)
+    monkeypatch.setattr(sys, "stdin", StringIO("\n".join(SENTENCES) + "\n"))
+    assert said(capsys, str(trained), *arguments) == expected
+
+
+def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = said(capsys, str(trained), *SENTENCES)
+    assert said(capsys, str(trained), *SENTENCES, "--beam", "2", "--length-penalty", "1.0") == own
+    assert said(capsys, str(trained), *SENTENCES, "--batch-size", "1") == own
+    assert said(capsys, str(trained), *SENTENCES, "--checkpoint", "0") != own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["x", "--beam", "0"], 2, "beam = 0"),
+        (["x", "--length-penalty", "-1"], 2, "length_penalty = -1.0"),
+        (["cat " * 600], 3, "sentence 1 has"),
+        (["--file", "no such file"], 3, "no such file cannot be read"),
+        (["x", "--bean", "2"], 2, "did you mean --beam?"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_translated_is_one_clear_error(
+    arguments: list[str], status: int, says: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capsys, str(trained), *arguments, status=status)
+    assert says in error
+    assert len(error.splitlines()) <= 5
+
+
+def test_a_file_that_is_no_text_is_told_by_its_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"one\ntw\xff\n")
+    assert "in.txt, line 2 is not UTF-8 text" in refused(
+        capsys, str(trained), "--file", str(tmp_path / "in.txt"), status=3
+    )
+
+
+def test_nothing_to_translate_is_told_where_somebody_sits_before_a_terminal(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "nothing to translate" in refused(capsys, str(trained), status=2)
+
+
+def test_the_recipe_s_help_needs_no_torch() -> None:
+    program = (
+        "import sys\nfrom surefoot.cli.main import main\n"
+        "try:\n    main(['train', 'translation', '--help'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--data.max-source" in done.stdout

@@ -1,0 +1,277 @@
+"""The encoder-decoder: masks, torch's own at equal weights, decoding token by token; 3 seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from surefoot.losses import cross_entropy
+from surefoot.models.attention import Cache
+from surefoot.models.decoding import Decoding
+from surefoot.models.seq2seq import Seq2Seq, Seq2SeqShape
+from surefoot.models.seq2seq_blocks import CrossAttention, DecoderBlock, SelfAttention, waves
+
+SMALL = Seq2SeqShape(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocabulary=50, context=32)
+KINDS = {
+    "pre": SMALL,
+    "post": replace(SMALL, norm="post"),
+    "learned positions, own vocabulary": replace(SMALL, positions="learned", source_vocabulary=40),
+    "untied, gelu": replace(SMALL, tied=False, activation="gelu"),
+}
+every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
+
+
+def seq2seq(shape=SMALL):
+    """A model at random, as if it had left its start."""
+    torch.manual_seed(5)
+    model = Seq2Seq(shape).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean=1.0 if parameter.ndim == 1 else 0.0, std=0.2)
+    return model
+
+
+def tokens(*shape):
+    return torch.randint(1, 40, shape, generator=torch.Generator().manual_seed(9))
+
+
+def filled(rows_BS, longer):
+    return torch.cat([rows_BS, torch.zeros(len(rows_BS), longer, dtype=torch.long)], dim=1)
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("longer", [1, 7])
+def test_logits_do_not_depend_on_how_far_a_row_is_filled_up(longer, shape):
+    model, source, target = seq2seq(shape), tokens(3, 6), tokens(3, 5)
+    long = model(filled(source, longer), filled(target, longer))
+    assert_close(long[:, :5], model(source, target), rtol=1e-12, atol=1e-12)
+
+
+@every_kind
+def test_logits_of_a_pair_do_not_depend_on_what_it_is_batched_beside(shape):
+    model = seq2seq(shape)
+    alone = [(tokens(1, places)[:, :places], tokens(1, other)) for places, other in [(3, 9), (8, 2), (5, 5)]]
+    source = torch.cat([filled(one, 8 - one.shape[1]) for one, _ in alone])
+    target = torch.cat([filled(one, 9 - one.shape[1]) for _, one in alone])
+    together = model(source, target)
+    for row, (one_source, one_target) in enumerate(alone):
+        places = one_target.shape[1]
+        assert_close(together[row : row + 1, :places], model(one_source, one_target), rtol=1e-12, atol=1e-12)
+
+
+def test_so_it_is_in_float32_to_1e_6_and_under_bfloat16_autocast_to_its_rounding():
+    shape = replace(SMALL, context=64)
+    torch.manual_seed(1)
+    model, source, target = Seq2Seq(shape), tokens(3, 6), tokens(3, 5)
+    assert_close(model(filled(source, 9), filled(target, 9))[:, :5], model(source, target), rtol=1e-6, atol=1e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        long = model(filled(source, 9), filled(target, 9))[:, :5]
+        assert_close(long.float(), model(source, target).float(), rtol=0.02, atol=0.02)
+
+
+@every_kind
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_a_changed_target_token_changes_the_logits_from_its_place_on_and_none_before(place, shape):
+    model, source, before = seq2seq(shape), tokens(1, 4), tokens(1, 6)
+    after = before.clone()
+    after[0, place] = after[0, place] % 39 + 1
+    change = (model(source, after) - model(source, before)).abs().amax(dim=(0, 2))
+    assert not change[:place].any()
+    assert (change[place:] > 1e-6).all()
+
+
+@every_kind
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_changed_source_token_changes_all_logits(place, shape):
+    model, before, target = seq2seq(shape), tokens(1, 4), tokens(1, 6)
+    after = before.clone()
+    after[0, place] = after[0, place] % 39 + 1
+    assert ((model(after, target) - model(before, target)).abs().amax(dim=2) > 1e-6).all()
+
+
+@every_kind
+def test_the_order_of_the_source_matters(shape):
+    model, source, target = seq2seq(shape), tokens(1, 5), tokens(1, 4)
+    assert (model(source.flip(1), target) - model(source, target)).abs().max() > 1e-4
+
+
+def test_padding_gets_no_gradient_from_the_source_side():
+    model = seq2seq(replace(SMALL, source_vocabulary=40))
+    model(filled(tokens(2, 4), 3), tokens(2, 5)).sum().backward()
+    gradient = model.source_embedding.weight.grad
+    assert gradient is not None
+    assert not gradient[0].any()
+    assert gradient.any()
+
+
+# --- torch's own ----------------------------------------------------------------------------------------------------
+
+
+def of_torch(model: Seq2Seq) -> nn.Transformer:
+    """torch's transformer with the weights of ours."""
+    shape = model.shape
+    pre = shape.norm == "pre"
+    settings = {"norm_first": pre, "batch_first": True, "dropout": 0.0, "activation": shape.activation}
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(shape.width, shape.heads, shape.hidden, **settings),
+        shape.encoder_layers,
+        norm=nn.LayerNorm(shape.width) if pre else None,
+        enable_nested_tensor=False,
+    )
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(shape.width, shape.heads, shape.hidden, **settings),
+        shape.decoder_layers,
+        norm=nn.LayerNorm(shape.width) if pre else None,
+    )
+    theirs = nn.Transformer(custom_encoder=encoder, custom_decoder=decoder, d_model=shape.width, nhead=shape.heads)
+    theirs.batch_first = True
+
+    def take(attention: nn.MultiheadAttention, ours: SelfAttention | CrossAttention) -> None:
+        if isinstance(ours, SelfAttention):
+            weight, bias = ours.qkv.weight, ours.qkv.bias
+        else:
+            weight = torch.cat([ours.query.weight, ours.key_value.weight])
+            bias = torch.cat([ours.query.bias, ours.key_value.bias])
+        attention.in_proj_weight.data.copy_(weight.data)
+        attention.in_proj_bias.data.copy_(bias.data)
+        attention.out_proj.load_state_dict(ours.out.state_dict())
+
+    for layer, block in [
+        *zip(encoder.layers, model.encoder, strict=True),
+        *zip(decoder.layers, model.decoder, strict=True),
+    ]:
+        take(layer.self_attn, block.attention)
+        layer.linear1.load_state_dict(block.mlp.up.state_dict())
+        layer.linear2.load_state_dict(block.mlp.down.state_dict())
+        sums = [block.attention_sum, block.mlp_sum]
+        if isinstance(block, DecoderBlock):
+            take(layer.multihead_attn, block.cross)
+            sums.insert(1, block.cross_sum)
+        for place, held in enumerate(sums, start=1):
+            getattr(layer, f"norm{place}").load_state_dict(held.norm.state_dict())
+    if pre:
+        encoder.norm.load_state_dict(model.encoder_norm.state_dict())
+        decoder.norm.load_state_dict(model.decoder_norm.state_dict())
+    return theirs
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_it_is_torch_s_transformer_at_equal_weights(norm):
+    shape = replace(SMALL, norm=norm)
+    ours = seq2seq(shape).float()
+    theirs = of_torch(ours).eval()
+    source, target = filled(tokens(3, 6), 3), tokens(3, 5)
+    padding = source == 0
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+
+    def embedded(rows):
+        return ours.embedding(rows) * math.sqrt(shape.width) + waves(32, shape.width)[: rows.shape[1]]
+
+    out = theirs(
+        embedded(source),
+        embedded(target),
+        tgt_mask=causal,
+        tgt_is_causal=True,
+        src_key_padding_mask=torch.zeros(padding.shape).masked_fill(padding, -math.inf),
+        memory_key_padding_mask=torch.zeros(padding.shape).masked_fill(padding, -math.inf),
+    )
+    assert_close(ours(source, target), ours.head(out), rtol=1e-5, atol=1e-5)
+
+
+# --- token by token -------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_logits_token_by_token_are_those_of_the_whole_target(shape):
+    model, source, target = seq2seq(shape), filled(tokens(2, 6), 2), tokens(6, 7)
+    decoding = Decoding(model, source, hypotheses=3, most=7)
+    steps = [decoding.logits(target[:, place].view(2, 3)) for place in range(7)]
+    whole = model(source.repeat_interleave(3, dim=0), target)
+    assert_close(torch.stack(steps, dim=2).flatten(0, 1), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_chosen_hypotheses_go_on_with_what_their_parents_were():
+    model, source, target = seq2seq(), tokens(3, 6), tokens(3, 2, 4)
+    decoding = Decoding(model, source, hypotheses=2, most=8)
+    for place in range(4):
+        decoding.logits(target[:, :, place])
+    sources, parents, following = torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [0, 1, 1]]), tokens(2, 3)
+    decoding.select(sources, parents)
+    found = decoding.logits(following)
+    rows = torch.stack([target[source][parent] for source, parent in zip(sources, parents, strict=True)])
+    whole = torch.cat([rows, following[:, :, None]], dim=2).flatten(0, 1)
+    expected = model(source[sources].repeat_interleave(3, dim=0), whole)[:, -1]
+    assert_close(found.flatten(0, 1), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_cache_keeps_the_rows_that_are_chosen():
+    cache = Cache((1, 3, 1, 4, 2), device=torch.device("cpu"), dtype=torch.float32)
+    x_BHTD = torch.arange(12.0).view(3, 1, 2, 2)
+    cache.extended(0, x_BHTD, -x_BHTD)
+    cache.select(torch.tensor([2, 2, 0, 1]))
+    keys, values = cache.extended(0, torch.zeros(4, 1, 1, 2), torch.zeros(4, 1, 1, 2))
+    assert torch.equal(keys[:, :, :2], x_BHTD[[2, 2, 0, 1]])
+    assert torch.equal(values[:, :, :2], -x_BHTD[[2, 2, 0, 1]])
+
+
+# --- what it is made of ------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_its_shape_knows_how_many_numbers_are_trained(shape):
+    assert sum(parameter.numel() for parameter in Seq2Seq(shape).parameters()) == shape.parameters
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("width", [64, 256])
+def test_the_first_loss_is_close_to_ln_of_the_vocabulary(width, norm):
+    torch.manual_seed(0)
+    model = Seq2Seq(replace(SMALL, width=width, vocabulary=1000, norm=norm))
+    loss = cross_entropy(model(tokens(16, 9), tokens(16, 8)), tokens(16, 8).flip(0))
+    # logits of unit variance add half a nat to ln V
+    assert_close(loss.value.item(), math.log(1000) + 0.5, rtol=0, atol=0.3)
+
+
+def test_each_of_stacked_matrices_starts_as_one_by_itself():
+    model = Seq2Seq(replace(SMALL, width=256))
+    bound = math.sqrt(6 / (256 + 256))
+    for matrix in (model.encoder[0].attention.qkv.weight, model.decoder[0].cross.key_value.weight):
+        assert matrix.abs().max().item() == pytest.approx(bound, rel=1e-3)
+
+
+def test_waves_are_the_published_ones():
+    """Vaswani et al. 2017, section 3.5, one by one."""
+    found = waves(40, 16)
+    for place, channel in [(0, 0), (1, 0), (1, 1), (39, 6), (39, 15)]:
+        angle = place / 10000 ** ((channel - channel % 2) / 16)
+        assert found[place, channel].item() == pytest.approx(
+            math.cos(angle) if channel % 2 else math.sin(angle), abs=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"heads": 3}, "multiple of heads"),
+        ({"width": 31, "heads": 1}, "even"),
+        ({"vocabulary": 0}, "1 or more"),
+        ({"source_vocabulary": 0}, "1 or more"),
+        ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_cannot_be_is_refused(changes, says):
+    with pytest.raises(ValueError, match=says):
+        replace(SMALL, **changes)
+
+
+def test_more_tokens_than_there_are_places_are_refused():
+    with pytest.raises(ValueError, match="33 tokens are more than the model's context of 32"):
+        Seq2Seq(SMALL)(tokens(1, 33), tokens(1, 2))
