@@ -412,4 +412,4 @@ def test_digits_are_learned() -> None:
     """97 % in a third of the time; what the whole preset reaches stands in docs/images.md."""
     quick = {"out": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
     run = trained(layered(images.Config, [("test", quick)])[0])
-    assert run.scores(at_end=True)["test/accuracy"] > 0.97
+    assert run.scores("test")["test/accuracy"] > 0.97
