@@ -2,12 +2,12 @@
 
 WHOLE = """surefoot trains PyTorch models without losing its footing.
 
-  surefoot train RECIPE           a ready-made run: gpt (all settings: train gpt --help)
+  surefoot train RECIPE           a ready-made run: gpt, translation (all settings: train gpt --help)
   surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
   surefoot plan ...               what train would run; trains nothing
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
-  surefoot predict RUN INPUT...   use the trained model: continue a prompt
+  surefoot predict RUN INPUT...   use the trained model: continue a prompt, translate
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
@@ -18,7 +18,7 @@ stopped by a signal, saved.
 VERBS = {
     "train": """surefoot train RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
 
-Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt.
+Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt, translation.
 Every setting is a flag and a key of a TOML file: surefoot train gpt --help
 shows all with their defaults. The later wins: defaults, --preset, --config,
 flags. Ctrl-C saves and ends; the same command goes on. In FILE.py, build() may
@@ -60,9 +60,11 @@ the last five.
 Let a trained model (newest, best, or that of a step) go on from a text. One
 input is continued as you watch; several, or the lines of --file FILE, give one
 JSON object a line; - reads one from standard input. How many tokens,
-temperature, top-k, top-p, seed: surefoot predict RUN --help.
+temperature, top-k, top-p, seed: surefoot predict RUN --help. A translator answers
+each line of its inputs, of --file, or of standard input by one line.
 
   surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
   surefoot predict runs/mine --file prompts.txt
+  surefoot predict runs/translation "July 8, 2055" --beam 5
 """,
 }

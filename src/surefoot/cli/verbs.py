@@ -99,7 +99,8 @@ def evaluate(arguments: list[str]) -> None:
 def predict(arguments: list[str]) -> None:
     """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP|"average N"] [settings]`: use the model that a run has trained.
 
-    One input is answered as it is made; several, or those of `--file`, one JSON object a line.
+    One prompt is continued as it is made; several, or those of `--file`, one JSON object a line. A line to translate is
+    answered by a line.
     """
     run_path = _run_directory(arguments)
     rest, which = _option(arguments[1:], "--checkpoint")
