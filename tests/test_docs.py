@@ -9,17 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from surefoot.cli.main import main
 from surefoot.config import values
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_ELSEWHERE = {"README.md", "your-own-model.md"}  # their Python is run by test_readme.py
+RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md"}  # by test_readme.py, models/test_gpt2_layout.py
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
 OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.hidden=16"]
 OF_TRANSLATION += ["--length=6 steps", "--data.phrases=300", "--data.vocabulary=280", "--save-every=2 steps"]
+OF_IMAGES = ["--length=2 steps", "--batch-size=8", "--micro-batch-size=4", "--precision=fp32"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
 
 
@@ -46,18 +48,38 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     generator = np.random.default_rng(0)
     Path("text.txt").write_text(" ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000)))
     Path("prompts.txt").write_text("the cat\nbirds\n")
+    Path("text.jsonl").write_text('{"text": "the cat sat on a mat"}\n' * 99)
+    Path("hellaswag_val.jsonl").write_text('{"ctx": "the cat", "endings": ["sat", "sang", "on", "a"], "label": 0}\n')
     Path("english.txt").write_text("the cat\n\nbirds\n")
     Path("pairs.tsv").write_text("".join(f"cat {place}\tKatze {place}\n" for place in range(400)))
+    if page.name == "images.md":
+        write_images()
     for language, text in blocks(page):
         if language == "toml":
             Path("mine.toml").write_text(text)
     for command in commands(page):
         assert command[0] == "surefoot", command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"])
-        trained_here = trains and not {"--data.tokenizer", "--init"} & set(command)
-        translates = command[1:3] in (["train", "translation"], ["plan", "translation"])
-        changes = SMALL if trains else OF_TRANSLATION if translates else []
-        main([*command[1:], *changes, *(["--data.vocabulary=280"] if trained_here else [])])
+        trained_here = trains and not {"--data.tokenizer", "--init", "shards"} & set(command)
+        changes = {"gpt": SMALL, "translation": OF_TRANSLATION, "images": OF_IMAGES}
+        small = changes[command[2]] if command[1] in ("train", "plan") else []
+        main([*command[1:], *small, *(["--data.vocabulary=280"] if trained_here else [])])
+
+
+def write_images() -> None:
+    """Four IDX files in fashion/, folders of two classes in pictures/, and a picture."""
+    generator = np.random.default_rng(0)
+    Path("fashion").mkdir()
+    for part, number in (("train", 200), ("t10k", 40)):
+        for kind, shape in (("images-idx3", (number, 28, 28)), ("labels-idx1", (number,))):
+            header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+            values = generator.integers(256 if len(shape) == 3 else 10, size=shape, dtype=np.uint8)
+            Path("fashion", f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
+    for place in [Path("pictures", part, name) for part in ("train", "test") for name in ("cats", "dogs")]:
+        place.mkdir(parents=True)
+        for number in range(12):
+            Image.fromarray(generator.integers(256, size=(20, 24, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    Image.fromarray(generator.integers(256, size=(30, 30), dtype=np.uint8)).save("picture.png")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))

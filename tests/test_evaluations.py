@@ -90,7 +90,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     again = build(None, **changes)
     assert run.parts.saving is not None
     again.load(run.parts.saving.store.at(record["weights_of_step"]))
-    assert again.scores(at_end=True)["test/accuracy"] == record["test/accuracy"]
+    assert again.scores("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"evaluate": {"all": splits["all"]}}))
     unscored.train()
     for one, other in zip(run.state.parameters, unscored.state.parameters, strict=True):
@@ -107,7 +107,7 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     again = build(None, **changes)
     assert run.parts.saving is not None
     again.load(run.parts.saving.store.at(record["weights_of_step"]))
-    assert again.scores(at_end=True)["test/loss"] == record["test/loss"]
+    assert again.scores("test")["test/loss"] == record["test/loss"]
 
 
 def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:

@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefoot import beam, data, generate, losses, models
+    from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
+    from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
+    from surefoot.data.augmentation import Augmentation
     from surefoot.data.bpe import BpeTokenizer
-    from surefoot.data.choices import Question, choice_accuracy, choices, cloze
+    from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
+    from surefoot.data.cloze import cloze
+    from surefoot.data.image_sets import ImageSets, load_images
+    from surefoot.data.images import ImageFiles, Images, picture_as_input
     from surefoot.data.mixture import Mixture
+    from surefoot.data.multiple_choice import load_questions
     from surefoot.data.pairs import Pairs
     from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
     from surefoot.data.phrases import phrases
+    from surefoot.data.prepare import prepare_shards
     from surefoot.data.subwords import SubwordTokenizer
     from surefoot.data.text import (
         encode_documents,
@@ -26,9 +34,11 @@ if TYPE_CHECKING:
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
+    from surefoot.judging import split_scores
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
+    from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
     from surefoot.optimizers.specs import adamw, sgd
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -48,16 +58,23 @@ if TYPE_CHECKING:
     from surefoot.stopping import EarlyStopping
 
 __all__ = [
+    "Augmentation",
     "BpeTokenizer",
     "ByteTokenizer",
     "CharacterTokenizer",
     "CheckpointError",
+    "Choices",
+    "Classified",
     "ConfigError",
     "DataError",
     "DivergedError",
     "EarlyStopping",
     "HeldOut",
+    "ImageFiles",
+    "ImageSets",
+    "Images",
     "Mean",
+    "Mixed",
     "Mixture",
     "Pairs",
     "Parallel",
@@ -74,9 +91,11 @@ __all__ = [
     "beam",
     "check_settings",
     "choice_accuracy",
-    "choices",
+    "classification_scores",
+    "classified",
     "cloze",
     "constant",
+    "continuation_accuracy",
     "cross_entropy",
     "data",
     "encode_documents",
@@ -91,19 +110,29 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "load_documents",
+    "load_gpt2",
+    "load_images",
     "load_pairs",
+    "load_questions",
     "load_tokenizer",
     "load_weights",
     "losses",
+    "mixed",
+    "mixed_cross_entropy",
     "models",
     "one_cycle",
     "perplexity",
     "phrases",
+    "picture_as_input",
     "polynomial",
+    "prepare_shards",
+    "save_gpt2",
     "sgd",
+    "split_scores",
     "stdlib_documents",
     "step_decay",
     "tokenizer_from_json",
+    "top_k_accuracy",
     "update",
     "warm_restarts",
     "warmup_cosine",
@@ -113,14 +142,22 @@ __all__ = [
 
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
+    "classification": ("Classified", "classification_scores", "classified", "top_k_accuracy"),
+    "data.augmentation": ("Augmentation",),
+    "data.image_sets": ("ImageSets", "load_images"),
+    "data.images": ("ImageFiles", "Images", "picture_as_input"),
     "data.mixture": ("Mixture",),
     "data.bpe": ("BpeTokenizer",),
-    "data.choices": ("Question", "choice_accuracy", "choices", "cloze"),
     "data.pairs": ("Pairs",),
     "data.parallel": ("Parallel", "held_out_pairs", "load_pairs"),
     "data.phrases": ("phrases",),
     "data.subwords": ("SubwordTokenizer",),
+    "data.choices": ("Choices", "Question", "choice_accuracy", "continuation_accuracy"),
+    "data.cloze": ("cloze",),
+    "data.multiple_choice": ("load_questions",),
+    "data.prepare": ("prepare_shards",),
     "data.text": (
         "encode_documents",
         "held_out_documents",
@@ -131,9 +168,11 @@ _HOME = {
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
     "evaluate": ("Split", "accuracy", "perplexity"),
+    "judging": ("split_scores",),
     "loop": ("Step", "forward_backward", "update"),
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
+    "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
     "optimizers.specs": ("adamw", "sgd"),
     "run": ("Run",),
     "schedules": (

@@ -290,13 +290,14 @@ class Run:
 
     # --- at any time ---------------------------------------------------------------------------------------------
 
-    def scores(self, *, at_end: bool = False) -> dict[str, float]:
-        """Score the splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}.
+    def scores(self, *names: str) -> dict[str, float]:
+        """Score splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}.
 
-        `at_end`: those instead that are for the end of the run.
+        Without names all but those that are for the end of the run.
         """
+        scoring = self.parts.scoring
         with self.parts.numerics():
-            return numbers(self.parts.scoring.scores(self.parts.scoring.names(at_end=at_end)))
+            return numbers(scoring.scores(names or scoring.names(at_end=False)))
 
     def sample(self) -> str:
         """What the run's `sample` function makes of the model as it is evaluated; changes nothing."""

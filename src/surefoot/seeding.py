@@ -59,6 +59,17 @@ def seed_generators(bits: int) -> None:
         torch.mps.manual_seed(bits)
 
 
+def seeded_bits() -> int:
+    """The bits that `seed_generators` was last called with: of a sample that is being read, those of (seed, epoch, sample).
+
+    >>> with untouched():
+    ...     seed_generators(2**64 - 5)
+    ...     seeded_bits() == 2**64 - 5
+    True
+    """
+    return torch.default_generator.initial_seed()
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after."""

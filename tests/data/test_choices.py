@@ -1,14 +1,19 @@
-"""Multiple choice: the scorer against one question at a time by hand, and questions made from a text; 2 seconds."""
+"""Multiple choice: the scores against every ending by hand, one token after the other; law 6; what is refused. 3 seconds."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from surefoot.data.choices import Question, choice_accuracy, choices, cloze
+import surefoot as sf
+from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
+from surefoot.data.samples import check_samples, fingerprint
 from surefoot.errors import DataError
+from surefoot.judging import split_scores
 
 VOCABULARY = 7
 BYTES = [1, 2, 3, 1, 1, 5, 1]
@@ -25,102 +30,172 @@ class Table(nn.Module):
         return self.logits[tokens]
 
 
-def questions(number=40):
+def questions(number=40, *, choices=4):
+    """Of 1 to 5 tokens each; of every other question the beginnings differ."""
     generator = np.random.default_rng(1)
+
+    def text():
+        return generator.integers(VOCABULARY, size=int(generator.integers(1, 6)))
+
     made = []
-    for _ in range(number):
-        tokens = [generator.integers(VOCABULARY, size=int(generator.integers(1, 6))).tolist() for _ in range(5)]
-        made.append(Question(tokens[0], tokens[1:], int(generator.integers(4))))
+    for place in range(number):
+        beginnings = [text() for _ in range(choices)] if place % 2 else [text()] * choices
+        made.append(Question(beginnings, [text() for _ in range(choices)], int(generator.integers(choices))))
     return made
 
 
-def by_hand(model, asked, *, per_byte):
-    """One sum of log-probabilities for each ending, token by token."""
+def dataset(asked, *, context=20):
+    return Choices(asked, context=context, byte_counts=BYTES)
+
+
+def scored(asked, *scores, batch_size=7, model=None):
+    split = sf.Split(dataset(asked), scores=scores, loss=False, batch_size=batch_size)
+    return split_scores(Table() if model is None else model, split)
+
+
+def walked(model, beginning, ending):
+    """Log-probability of each token of an ending, and whether it is the likeliest at its place."""
+    row = [*map(int, beginning)]
+    for token in map(int, ending):
+        logits = model.logits[row[-1]]
+        yield float(logits.log_softmax(0)[token]), int(logits.argmax()) == token
+        row.append(token)
+
+
+def by_hand(model, asked, *, size):
     right = 0
     for question in asked:
-        scores = []
-        for ending in question.endings:
-            row, score = list(question.beginning), 0.0
-            for token in ending:
-                score += float(model.logits[row[-1]].log_softmax(0)[token])
-                row.append(token)
-            scores.append(score / sum(BYTES[token] for token in ending) if per_byte else score)
+        scores = [
+            sum(one for one, _ in walked(model, beginning, ending)) / size(ending)
+            for beginning, ending in zip(question.beginnings, question.endings, strict=True)
+        ]
         right += int(np.argmax(scores)) == question.right
     return right / len(asked)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40])
-def test_accuracy_is_that_of_every_ending_scored_token_by_token(batch_size):
-    model, asked = Table(), questions()
-    rows = choices(asked, context=20, byte_counts=BYTES)
-    right = {"accuracy": 0.0, "accuracy_per_byte": 0.0}
-    for first in range(0, len(asked), batch_size):
-        batch = [part[first : first + batch_size] for part in rows]
-        for name, mean in choice_accuracy(model, batch).items():
-            right[name] += float(mean.total)
-    assert right["accuracy"] / len(asked) == by_hand(model, asked, per_byte=False)
-    assert right["accuracy_per_byte"] / len(asked) == by_hand(model, asked, per_byte=True)
-    assert right["accuracy"] != right["accuracy_per_byte"]  # or the second would show nothing
+def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
+    asked = questions()
+    found = scored(asked, choice_accuracy, batch_size=batch_size)
+    assert found["acc"] == by_hand(Table(), asked, size=lambda ending: 1)
+    assert found["acc_norm"] == by_hand(Table(), asked, size=len)
+    assert found["acc_per_byte"] == by_hand(Table(), asked, size=lambda ending: sum(BYTES[one] for one in ending))
+    assert len(set(found.values())) == 3  # or one of them would show nothing
 
 
-def test_filling_up_is_not_scored():
-    model, asked = Table(), questions()
-    alone = [choices([question], context=20, byte_counts=BYTES) for question in asked]
-    together = choices(asked, context=20, byte_counts=BYTES)
-    found = sum(float(choice_accuracy(model, batch)["accuracy"].total) for batch in alone)
-    assert found == float(choice_accuracy(model, together)["accuracy"].total)
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
+def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_size):
+    model, asked = Table(), questions(choices=1)
+    asked += [Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)]
+    walks = [list(walked(model, question.beginnings[0], question.endings[0])) for question in asked]
+    found = scored(asked, continuation_accuracy, batch_size=batch_size)
+    assert found["acc"] == sum(all(hit for _, hit in walk) for walk in walks) / len(asked) > 7 / 47
+    assert found["loss"] == pytest.approx(-sum(one for walk in walks for one, _ in walk) / len(asked), rel=1e-6)
+
+
+def gpt():
+    torch.manual_seed(0)
+    shape = sf.models.GPTShape(layers=2, heads=2, width=32, context=20, vocabulary=VOCABULARY, family="gpt2", tied=True)
+    model = sf.models.GPT(shape)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, 40])
+def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(batch_size):
+    """Law 6; attention must not see the filling. Against each question in a data set of its own."""
+    model, asked = gpt(), questions()
+    alone = [scored([question], choice_accuracy, continuation_accuracy_, model=model) for question in asked]
+    found = scored(asked, choice_accuracy, continuation_accuracy_, model=model, batch_size=batch_size)
+    for name, value in found.items():
+        assert value == pytest.approx(math.fsum(one[name] for one in alone) / len(asked), rel=1e-6), name
+
+
+def continuation_accuracy_(model, batch):
+    return {f"greedy_{name}": mean for name, mean in continuation_accuracy(model, batch).items()}
+
+
+def test_the_logits_of_the_endings_alone_give_the_same_scores():
+    from surefoot.recipes.questions import choice_accuracy as of_endings
+
+    assert scored(questions(), of_endings, model=gpt()) == scored(questions(), choice_accuracy, model=gpt())
+
+
+def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
+    """A model that knows nothing gives endings of one length one likelihood, however much filling stands behind them."""
+    model = Table()
+    model.logits.zero_()
+    short = [Question([[1]] * 4, [[place] * 5 for place in range(4)], 0)] * 3
+    long = [Question([[1]] * 4, [[place] * 19 for place in range(4)], 0)]
+    assert scored(short + long, choice_accuracy, model=model, batch_size=4)["acc"] == 1.0  # the first of equals
 
 
 def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending():
-    rows = choices([Question([1, 2, 3, 4], [[5, 6], [6]], 0)], context=3, byte_counts=BYTES)
-    assert rows[0].tolist() == [[[3, 4, 5, 6], [2, 3, 4, 6]]]
-    assert rows[1].tolist() == [[[False, False, True, True], [False, False, False, True]]]
-    assert rows[2].tolist() == [[5 + 1, 1]]
+    made = dataset([Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0), Question([[1]] * 2, [[2], [3]], 1)], context=3)
+    batch = made.gather(np.array([0]), np.array([0]))
+    assert batch.tokens.tolist() == [[[3, 4, 5], [2, 3, 4]]]
+    assert batch.targets.tolist() == [5, 6, 6]
+    assert batch.places.tolist() == [1, 2, 3 + 2]
+    assert (batch.rows.tolist(), batch.ending_tokens.tolist()) == ([0, 0, 1], [[2, 1]])
+    assert batch.ending_bytes.tolist() == [[5 + 1, 1]]
+    assert (made.shortened, len(made)) == (1, 2)
+
+
+def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
+    made = dataset(questions(), context=20)
+    batches = [made.gather(np.array([one]), np.array([0])) for one in range(len(made))]
+    shown = [batch.tokens.shape[2] for batch in batches]
+    assert shown == sorted(shown, reverse=True)
+    assert sum(int(batch.right) for batch in batches) == sum(question.right for question in questions())
+
+
+def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
+    asked = questions()
+    assert check_samples(dataset(asked), seed=0) == len(asked)
+    other = [*asked[:-1], Question(asked[-1].beginnings, asked[-1].endings, (asked[-1].right + 1) % 4)]
+    assert fingerprint(dataset(asked)) == fingerprint(dataset(asked)) != fingerprint(dataset(other))
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ([], "no questions"),
-        ([Question([1], [[2], []], 0)], "question 0"),
-        ([Question([], [[2], [3]], 0)], "question 0"),
-        ([Question([1], [[2], [3]], 2)], "question 0"),
-        ([Question([1], [[2], [3]], 0), Question([1], [[2]], 0)], "question 1"),
-        ([Question([1], [[2] * 9, [3]], 0)], "at most 8"),
+        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a beginning of 1 tokens and an ending of 0"),
+        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a beginning of 0"),
+        ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
+        ([Question([[1]], [[2], [3]], 0)], "1 beginnings"),
+        ([Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")], "a.jsonl, line 9 has 1"),
+        ([Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")], "line 9: an ending of 9 tokens, at most 8"),
     ],
 )
 def test_questions_that_are_none_are_refused(wrong, says):
     with pytest.raises(DataError, match=says):
-        choices(wrong, context=8, byte_counts=BYTES)
+        dataset(wrong, context=8)
 
 
-# --- cloze -----------------------------------------------------------------------------------------------------------
-
-TEXT = np.random.default_rng(0).integers(1000, size=3000).astype(np.uint16)
-
-
-def follows(beginning, ending):
-    row = [*beginning, *ending]
-    return any(TEXT[start : start + len(row)].tolist() == row for start in range(len(TEXT) - len(row) + 1))
+def test_outside_a_run_there_is_no_loss_to_score():
+    with pytest.raises(sf.ConfigError, match="loss=False"):
+        split_scores(Table(), sf.Split(dataset(questions()), scores=choice_accuracy))
 
 
-def test_of_four_different_endings_only_the_right_one_follows_in_the_text():
-    for question in cloze(TEXT, context=64, questions=30, seed=0):
-        assert (len(question.beginning), [len(ending) for ending in question.endings]) == (48, [16] * 4)
-        assert len({tuple(ending) for ending in question.endings}) == 4
-        assert [follows(question.beginning, ending) for ending in question.endings] == [
-            place == question.right for place in range(4)
-        ]
+def test_scoring_leaves_a_model_as_it_was():
+    model = gpt().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scored(questions(), choice_accuracy, model=model)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_right_endings_stand_in_every_place_and_the_same_seed_asks_the_same():
-    first, again, other = (cloze(TEXT, context=64, questions=100, seed=seed) for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
-    assert all(10 < [question.right for question in first].count(place) < 45 for place in range(4))
+def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
+    counted = []
 
+    def backend(graph, inputs):
+        counted.append(graph)
+        return graph.forward
 
-@pytest.mark.parametrize(("tokens", "says"), [(TEXT[:60], "too few"), (np.zeros(500, np.uint16), "repeats itself")])
-def test_a_text_that_gives_no_questions_is_refused(tokens, says):
-    with pytest.raises(DataError, match=says):
-        cloze(tokens, context=64, questions=3, seed=0)
+    model, asked = gpt(), questions()
+    assert scored(asked, choice_accuracy, model=torch.compile(model, backend=backend)) == scored(
+        asked, choice_accuracy, model=model
+    )
+    assert counted == []

@@ -11,9 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surefoot.checkpoint.format import Contents, read
+from surefoot.checkpoint.gpt2 import fitted_gpt2
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt2_layout import is_gpt2_layout
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
 _NAMES = 3  # shown of each kind
@@ -23,7 +26,8 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
     """Copy every tensor of `place` that fits by name and shape; return a table of those that did and those that did not.
 
     `place` is a .safetensors file, a checkpoint's directory, or a run's (its newest intact checkpoint). Of several models
-    each takes its own from a checkpoint, and what fits by name from a file. Raises `CheckpointError` where it cannot be
+    each takes its own from a checkpoint, and what fits by name from a file. A file of GPT-2's weights as transformers names
+    them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be
     read or nothing fits.
     """
     sources, said = _sources(place, models)
@@ -70,6 +74,10 @@ def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Ma
             ) from problem
         names = {name: set(model.state_dict()) for name, model in models.items()}
         if len(models) == 1:
+            only = next(iter(models.values()))
+            if isinstance(only, GPT) and is_gpt2_layout(tensors):
+                fitted = fitted_gpt2(tensors, only.shape, place=place)
+                return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
         return {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}, str(
             place

@@ -2,12 +2,13 @@
 
 WHOLE = """surefoot trains PyTorch models without losing its footing.
 
-  surefoot train RECIPE           gpt or translation (all settings: train gpt --help)
+  surefoot train RECIPE           a ready-made run: gpt, translation, images
   surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
   surefoot plan ...               what train would run; trains nothing
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
-  surefoot predict RUN INPUT...   use the trained model: continue a prompt, translate
+  surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
+  surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
@@ -19,13 +20,15 @@ VERBS = {
     "train": """surefoot train RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
 
 Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt,
-translation. Every setting is a flag and a key of a TOML file: surefoot train
-gpt --help shows all with their defaults. The later wins: defaults, --preset,
---config, flags. Ctrl-C saves and ends; the same command goes on. In FILE.py,
-build() may take one argument, a dataclass whose fields are then settings.
+translation, images. Every setting is a flag and a key of a TOML file: surefoot
+train gpt --help shows all with their defaults. The later wins: defaults,
+--preset, --config, flags. Ctrl-C saves and ends; the same command goes on. In
+FILE.py, build() may take one argument, a dataclass whose fields are then
+settings.
 
   surefoot train gpt --data.path my.txt --out runs/mine
   surefoot train gpt --preset gpt2-124m --data.path shards/
+  surefoot train images --preset fashion-mnist --data.path DIR
 """,
     "plan": """surefoot plan RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
 
@@ -46,14 +49,18 @@ far as the schedule allows it exactly.
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"
 """,
-    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [settings]
+    "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [--on WHAT]... [settings]
 
 Score a checkpoint (newest, best, or that of a step) on everything that its run
 scores; changes nothing in the run. "average 5" is the mean of the weights of
-the last five.
+the last five. --on SPLIT scores one of the run's splits alone. --on NAME=FILE
+asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
+WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be given several
+times.
 
   surefoot evaluate runs/mine --checkpoint best
-  surefoot evaluate runs/mine --checkpoint "average 5"
+  surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
+  surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
 """,
     "predict": """surefoot predict RUN [INPUT...] [--checkpoint WHICH] [settings]
 
@@ -63,8 +70,28 @@ JSON object a line; - reads one from standard input. How many tokens,
 temperature, top-k, top-p, seed: surefoot predict RUN --help. A translator
 answers each line of its inputs, of --file, or of standard input by one line.
 
+Of a run of images, inputs are picture files: each is made grey or coloured and
+resized as the training data were, and the likeliest classes are told.
+
   surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
   surefoot predict runs/mine --file prompts.txt
   surefoot predict runs/translation "July 8, 2055" --beam 5
+  surefoot predict runs/images picture.png --top 3
+""",
+    "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
+
+Write the tokens of text files, JSON lines (.jsonl) and Parquet, gzipped or not,
+and of directories of them, as shards for --data.path. NAME is gpt2, bytes, or a
+tokenizer's file or directory, such as a run's. A text file is one document, a
+line of JSON or a row of Parquet one each; an end token follows each. Stopped or
+killed, the same command goes on, to the same bytes; run once more, it checks
+them.
+
+  --column NAME       where JSON lines and Parquet have the text (default: text)
+  --processes N       how many encode (default: one for each core)
+  --shard-tokens N    tokens of a shard (default: 100000000)
+
+  surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
+  surefoot train gpt --preset gpt2-124m --data.path shards/
 """,
 }

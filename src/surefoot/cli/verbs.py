@@ -78,22 +78,55 @@ def resume(arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"]`: score a checkpoint on the splits that the run has."""
+    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"] [--on SPLIT|NAME=FILE]...`: score a checkpoint.
+
+    On all splits that the run has; with `--on` on some of them, or on files that its recipe knows how to score.
+    """
     run_path = _run_directory(arguments)
     rest, which = _option(arguments[1:], "--checkpoint")
-    program, config = _of_run(run_path, rest, verb="surefoot evaluate RUN")
+    rest, on = _options(rest, "--on")
+    program, config = _of_run(run_path, rest, verb="surefoot evaluate RUN", own=["checkpoint", "on"])
+    files = _files(program, [given for given in on if "=" in given], run_path)
+    own = [given for given in on if "=" not in given]
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = _checkpoint(run_path, which)
-    run = _built(program, config, of=run_path)
-    print(
-        f"scoring step {chosen.step} of {run_path} on {', '.join(run.parts.scoring.splits) or 'nothing'}",
-        file=sys.stderr,
-    )
+    if own or not on:
+        _evaluate_splits(_built(program, config, of=run_path), own, run_path=run_path, chosen=chosen)
+    if files:
+        print(f"scoring step {chosen.step} of {run_path} on {', '.join(files)}", file=sys.stderr)
+        for name, value in program.names["judged"](config, files, run=run_path, checkpoint=chosen):
+            print(f"step={chosen.step} {name}={value!r}", flush=True)
+
+
+def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: Contents) -> None:
+    """Print the scores of a run's own splits, or of some of them."""
+    scoring = run.parts.scoring
+    unknown = [name for name in only if name not in scoring.splits]
+    if unknown:
+        there = ", ".join(scoring.splits) or "none"
+        raise ConfigError(f"--on {unknown[0]}: no split of this run, which has: {there}\n  a file: --on NAME=FILE")
+    names = only or list(scoring.splits)
+    print(f"scoring step {chosen.step} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
     for difference in run.load(chosen):
         print(f"warning: {difference}: these scores are not of the run's own data", file=sys.stderr)
-    for name, value in run.scores().items():
+    for name, value in run.scores(*names).items():
         print(f"step={chosen.step} {name}={value!r}")
+
+
+def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
+    """The files of `--on NAME=FILE` by name."""
+    files = {name: Path(file) for name, _, file in (one.partition("=") for one in given)}
+    if len(files) < len(given) or not all(
+        name and str(file) != "." and "/" not in name for name, file in files.items()
+    ):
+        raise ConfigError(f"--on {' --on '.join(given)}: write NAME=FILE, each name once and without a slash")
+    if files and "judged" not in program.names:
+        raise ConfigError(
+            f"--on {given[0]}: {run} is not a run of a recipe that scores files: its program defines no judged()\n"
+            "  --on SPLIT names one of the run's own splits"
+        )
+    return files
 
 
 def predict(arguments: list[str]) -> None:
@@ -126,14 +159,14 @@ def predict(arguments: list[str]) -> None:
             break
 
 
-def _of_run(run: Path, flags: list[str], *, verb: str) -> tuple[Program, Any]:
+def _of_run(run: Path, flags: list[str], *, verb: str, own: Sequence[str] = ("checkpoint",)) -> tuple[Program, Any]:
     """What made a run, and its configuration with some flags changed (None where it takes none)."""
     text = _text(run / "config.toml")
     program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
     if program.config is None:
         _refuse_settings(program, flags)
         return program, None
-    return program, configured(program.config, [("file", values(text))], flags, verb=verb, own=["checkpoint"])[0]
+    return program, configured(program.config, [("file", values(text))], flags, verb=verb, own=own)[0]
 
 
 def _checkpoint(run: Path, which: str | None) -> Contents:
@@ -159,8 +192,8 @@ def _checkpoint(run: Path, which: str | None) -> Contents:
         return store.at(best)
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
-            f'--checkpoint {which!r}: newest, best, "average 5" (of the last five),'
-            f" or a step: {', '.join(str(step) for step in store.steps())}"
+            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"
+            ' or "average 5", of the last five'
         )
     return store.at(int(which))
 
@@ -258,6 +291,15 @@ def _option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]
         if argument.startswith(f"{name}="):
             return rest[:place] + rest[place + 1 :], argument.partition("=")[2]
     return rest, None
+
+
+def _options(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """The arguments without an option that may be given several times, and its values."""
+    rest, found = list(arguments), list[str]()
+    while (taken := _option(rest, name))[1] is not None:
+        rest, value = taken
+        found.append(str(value))
+    return rest, found
 
 
 def _run_directory(arguments: list[str]) -> Path:

@@ -20,7 +20,7 @@ from surefoot.errors import DataError
 
 Tokens = NDArray[Any]
 
-_INDEX = "tokens.json"
+INDEX = "tokens.json"
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -76,7 +76,7 @@ class TokenShards:
 
     def damaged(self) -> list[str]:
         """The names of the shards whose bytes are not those that were written; reads all of them."""
-        return [shard.name for shard in self.shards if _hashed(self.directory / shard.name) != shard.sha256]
+        return [shard.name for shard in self.shards if is_damaged(self.directory, shard)]
 
     def fingerprint(self) -> dict[str, Any]:
         """The hashes noted when the shards were written."""
@@ -97,31 +97,53 @@ def write_shards(
     for a token outside the vocabulary, for no tokens, and for a directory that holds shards already.
     """
     directory = Path(directory)
-    if (directory / _INDEX).exists():
+    if (directory / INDEX).exists():
         raise DataError(f"{directory} holds token shards already: choose another directory, or delete this one first")
     if vocabulary < 1 or shard_tokens < 1:
         raise DataError(f"vocabulary = {vocabulary} and shard_tokens = {shard_tokens} must both be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
-    name = "uint16" if vocabulary <= 1 << 16 else "uint32"
-    shards = []
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
-    for number, pieces in enumerate(_filled(_checked(parts, vocabulary), shard_tokens)):
-        path = directory / f"shard-{number:05d}.bin"
-        data = np.concatenate(pieces).astype(_DTYPES[name]).tobytes()
-        _write(path, data)
-        shards.append(Shard(path.name, len(data) // _DTYPES[name].itemsize, sha256(data).hexdigest()))
+    filled = _filled(_checked(parts, vocabulary), shard_tokens)
+    shards = [
+        write_shard(pieces, directory, number=number, vocabulary=vocabulary) for number, pieces in enumerate(filled)
+    ]
     if not shards:
         raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
+    return write_index(shards, directory, vocabulary=vocabulary)
+
+
+def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocabulary: int) -> Shard:
+    """Write one shard and return what is to be noted of it; on the disk when this returns."""
+    path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocabulary)]
+    data = np.concatenate(pieces).astype(dtype).tobytes()
+    write_durably(path, data)
+    return Shard(path.name, len(data) // dtype.itemsize, sha256(data).hexdigest())
+
+
+def write_index(shards: Sequence[Shard], directory: Path, *, vocabulary: int) -> TokenShards:
+    """Write the `tokens.json` that makes shards a whole, and open them."""
     index = {
         "format_version": 1,
-        "dtype": name,
+        "dtype": _dtype_name(vocabulary),
         "vocabulary": vocabulary,
         "shards": [vars(shard) for shard in shards],
     }
-    partial = directory / f"{_INDEX}.partial"
-    _write(partial, json.dumps(index, indent=1).encode())
-    partial.replace(directory / _INDEX)
+    write_durably(directory / INDEX, json.dumps(index, indent=1).encode())
     return TokenShards.open(directory)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a power failure."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _dtype_name(vocabulary: int) -> str:
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
 def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
@@ -158,23 +180,14 @@ def _filled(parts: Iterable[Tokens], shard_tokens: int) -> Iterator[list[Tokens]
         yield pieces
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
-    path = directory / _INDEX
+    path = directory / INDEX
     if not directory.is_dir():
         raise DataError(
             f"no token shards at {directory}: there is no such directory\n  make them with surefoot.write_shards"
         )
     if not path.is_file():
-        raise DataError(
-            f"no token shards in {directory}: it has no {_INDEX}, which is written last\n  write them again"
-        )
+        raise DataError(f"no token shards in {directory}: it has no {INDEX}, which is written last\n  write them again")
     try:
         found = json.loads(path.read_bytes())
         shards = [Shard(str(one["name"]), int(one["count"]), str(one["sha256"])) for one in found["shards"]]
@@ -216,9 +229,13 @@ def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
-def _hashed(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = sha256()
-        while chunk := file.read(1 << 24):
-            digest.update(chunk)
-    return digest.hexdigest()
+def is_damaged(directory: Path, shard: Shard) -> bool:
+    """Whether a shard's bytes are missing, or not those that were written; reads all of them."""
+    try:
+        with (directory / shard.name).open("rb") as file:
+            digest = sha256()
+            while chunk := file.read(1 << 24):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return True
+    return digest.hexdigest() != shard.sha256

@@ -13,7 +13,7 @@ import numpy as np
 from surefoot.data.tokenizers import Tokenizer
 from surefoot.errors import DataError
 
-_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _TABLES = {
     "encodings",
@@ -35,12 +35,12 @@ def load_documents(path: Path | str) -> dict[str, str]:
     path = Path(path)
     if path.is_dir():
         files = sorted(
-            (file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()),
+            (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()),
             key=lambda file: file.parts,
         )
         if not files:
             raise DataError(
-                f"no text in the directory {path}: no file ends in {', '.join(_SUFFIXES)}\n  give the path of one file"
+                f"no text in the directory {path}: no file ends in {', '.join(SUFFIXES)}\n  give the path of one file"
             )
         documents = _read(files, below=path)
     elif path.is_file():

@@ -9,7 +9,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from surefoot.errors import DataError
 
@@ -204,6 +203,10 @@ def _codes(text: str) -> NDArray[np.uint32]:
 
 def listed(ids: Any, vocabulary: int) -> list[int]:
     """Tokens as plain integers; `DataError` for one outside the vocabulary."""
+    from torch import (
+        Tensor,
+    )  # not above: the processes that prepare token shards start in a tenth of the time without torch
+
     found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
     wrong = next((one for one in found if not 0 <= one < vocabulary), None)
     if wrong is not None:

@@ -54,7 +54,9 @@ def corpus(
     if made is None and tokenizer is None and init is not None:
         made = _of_weights(Path(init), vocabulary=vocabulary)
     if path is not None and (Path(path) / "tokens.json").is_file():
-        return _of_shards(Path(path), tokenizer=tokenizer, made=made, held_out_fraction=held_out_fraction)
+        return _of_shards(
+            Path(path), tokenizer=tokenizer, vocabulary=vocabulary, made=made, held_out_fraction=held_out_fraction
+        )
     documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
     training, held_out = sf.held_out_documents(documents, held_out_fraction=held_out_fraction)
     match tokenizer:
@@ -67,8 +69,8 @@ def corpus(
         case "bytes":
             made, chosen = made or sf.ByteTokenizer(), tokenizer
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
-            named = _from_files(tokenizer) if made is None or _is_there(tokenizer) else made
-            made, chosen = made or named, _shown(named)
+            there = named_tokenizer(tokenizer) if made is None or _is_there(tokenizer) else made
+            made, chosen = made or there, _shown(there)
     return Corpus(sf.encode_documents(training, made), sf.encode_documents(held_out, made), made, chosen)
 
 
@@ -131,9 +133,12 @@ def _is_there(tokenizer: str) -> bool:
     return Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
 
 
-def _from_files(tokenizer: str) -> Any:
-    if tokenizer != "gpt2":
-        return sf.load_tokenizer(tokenizer)
+def named_tokenizer(name: str) -> Any:
+    """The tokenizer called bytes or gpt2, or that of a file or directory; `DataError` where it is not there."""
+    if name == "bytes":
+        return sf.ByteTokenizer()
+    if name != "gpt2":
+        return sf.load_tokenizer(name)
     if not _GPT2.is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {_GPT2}\n"
@@ -142,17 +147,27 @@ def _from_files(tokenizer: str) -> Any:
     return sf.load_tokenizer(_GPT2)
 
 
-def _of_shards(path: Path, *, tokenizer: str | None, made: Any, held_out_fraction: float) -> Corpus:
+def _of_shards(
+    path: Path, *, tokenizer: str | None, vocabulary: int | None, made: Any, held_out_fraction: float
+) -> Corpus:
     shards = sf.TokenShards.open(path)
+    beside = path / TOKENIZER  # of shards that `surefoot data prepare` wrote
+    if made is None and tokenizer is None and beside.is_file():
+        made = sf.load_tokenizer(beside)
     if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
         )
+    if vocabulary is not None:
+        raise sf.ConfigError(
+            f"data.vocabulary = {vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
+            "  leave it out (--data.vocabulary None, where a preset has one)"
+        )
     if made is None:
-        made = sf.ByteTokenizer() if tokenizer == "bytes" else _from_files(str(tokenizer))
+        made = named_tokenizer(str(tokenizer))
     if made.vocabulary < shards.vocabulary:
         raise sf.ConfigError(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
     training, held_out = shards.divided(held_out_fraction)
-    return Corpus(training, held_out, made, tokenizer or "that of init")
+    return Corpus(training, held_out, made, tokenizer or "that of init, or of the shards")

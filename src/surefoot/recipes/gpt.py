@@ -14,6 +14,7 @@ from typing import Any, Literal
 import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
+from surefoot.recipes import questions as asked_questions
 from surefoot.recipes.prompts import Predict, continuations
 from surefoot.recipes.settings import Optimizer, Schedule, checked
 
@@ -79,6 +80,10 @@ class Config(Settings):
     schedule: Schedule = field(default_factory=Schedule)
     cloze_questions: int | None = None
     """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
+    multiple_choice: tuple[str, ...] | None = None
+    """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
+    multiple_choice_questions: int = 500
+    """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --on NAME=FILE` asks all."""
     sample_tokens: int = 200
     """How many tokens a sample has; 0 shows none."""
     sample_prompt: str | None = None
@@ -150,6 +155,7 @@ def build(config: Config) -> sf.Run:
         lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
         lambda: _refuse_negative(config),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     )
     found = texts.corpus(
         data.path,
@@ -191,6 +197,15 @@ def build(config: Config) -> sf.Run:
     cloze = None if config.cloze_questions == 0 else _cloze(config, found)
     if cloze is not None:
         splits["cloze"] = cloze
+    for name, file in asked_questions.named(config.multiple_choice or ()).items():
+        splits[name] = asked_questions.question_split(
+            name,
+            file,
+            tokenizer=tokenizer,
+            context=shape.context,
+            number=config.multiple_choice_questions,
+            seed=config.seed,
+        )
     settings = run_arguments(config)
     if config.early_stopping is not None:
         settings["early_stopping"] = sf.EarlyStopping("min held-out/loss", patience=config.early_stopping)
@@ -213,6 +228,10 @@ def _refuse_negative(config: Config) -> None:
     for name, number in (("cloze_questions", config.cloze_questions), ("sample_tokens", config.sample_tokens)):
         if number is not None and number < 0:
             raise sf.ConfigError(f"{name} = {number}: how many, or 0 for none")
+    if config.multiple_choice_questions < 1:
+        raise sf.ConfigError(
+            f"multiple_choice_questions = {config.multiple_choice_questions}: how many of a file, 1 or more"
+        )
 
 
 def _schedule(config: Config) -> Any:
@@ -252,7 +271,6 @@ def _prompt(config: Config, tokenizer: Any) -> str:
 
 
 _CHOICES = 4
-_LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
 
 
 def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
@@ -268,13 +286,29 @@ def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
         if config.cloze_questions is None:
             return None
         raise
-    rows = sf.choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
-    numbers = _CHOICES * context * found.tokenizer.vocabulary  # logits of one question
-    return sf.Split(rows, scores=_accuracy, batch_size=max(1, min(16, _LOGITS_AT_ONCE // numbers)), loss=False)
+    rows = sf.Choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
+    batch_size = asked_questions.questions_at_once(rows, vocabulary=found.tokenizer.vocabulary)
+    return sf.Split(rows, scores=_accuracy, batch_size=batch_size, loss=False)
 
 
 def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
-    return {"accuracy": sf.choice_accuracy(model, batch)["accuracy"]}  # all endings are of one length
+    return {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]}  # all endings are of one length
+
+
+def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
+    """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
+    tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
+    context = config.model.context
+    splits = {
+        name: asked_questions.question_split(name, path, tokenizer=tokenizer, context=context)
+        for name, path in on.items()
+    }
+    model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
+    sf.load_weights(model, checkpoint, device=config.device)
+    precision = str(checkpoint.state["described"]["precision"])
+    for name, split in splits.items():
+        scores = sf.split_scores(model, split, device=config.device, precision=precision, seed=config.seed)
+        yield from ((f"{name}/{score}", value) for score, value in scores.items())
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:

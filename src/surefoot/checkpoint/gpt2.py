@@ -1,0 +1,123 @@
+"""GPT-2's weights in the files of Hugging Face's transformers, read and written: model.safetensors, and config.json beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from surefoot.errors import CheckpointError
+from surefoot.models.gpt import GPT, GPTShape
+from surefoot.models.gpt2_layout import (
+    foreign_to_gpt2,
+    from_gpt2_layout,
+    gpt2_settings,
+    is_gpt2_layout,
+    shape_of_gpt2,
+    to_gpt2_layout,
+)
+
+_FILE, _SETTINGS = "model.safetensors", "config.json"
+
+
+def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
+    """A `GPT` with the weights of a GPT-2 that transformers saved: a .safetensors file, or the directory of one.
+
+    Its logits are those of transformers' GPT2LMHeadModel. The number of heads stands in the config.json beside the file, or
+    is given; without either there is one for 64 channels, as in all published sizes. Raises `CheckpointError` for anything else.
+    """
+    path = Path(path)
+    file = path / _FILE if path.is_dir() else path
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as problem:
+        raise CheckpointError(f"cannot read weights from {file}: {str(problem).splitlines()[0]}") from problem
+    if not is_gpt2_layout(tensors):
+        raise CheckpointError(
+            f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"
+            "  weights of a run: surefoot.load_weights(model, checkpoint)"
+        )
+    state = _translated(tensors, file)
+    noted = _noted_heads(file)
+    if heads is not None and noted not in (None, heads):
+        raise CheckpointError(f"heads = {heads}, but {file.with_name(_SETTINGS)} says n_head = {noted}")
+    try:
+        shape = shape_of_gpt2(state, heads=noted if heads is None else heads)
+        model = GPT(shape)
+        if not torch.equal(state["head.weight"], state["embedding.weight"]):
+            raise ValueError("its head is not its embedding, as GPT-2's is")
+        model.load_state_dict(state)
+    except (ValueError, RuntimeError) as problem:
+        raise CheckpointError(f"{file} is no GPT-2: {' '.join(str(problem).split())[:200]}") from problem
+    return model
+
+
+def save_gpt2(model: GPT, directory: Path | str) -> None:
+    """Write a model of the family gpt2 as transformers reads it: GPT2LMHeadModel.from_pretrained(directory).
+
+    The directory is made; a model that is there already is replaced. Raises `CheckpointError` for another family, or a head
+    that is not the embedding, which a GPT-2 has no room for.
+    """
+    shape, directory = model.shape, Path(directory)
+    if shape.family != "gpt2" or not shape.tied:
+        raise CheckpointError(
+            f"a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
+            "  one is trained with --model.family gpt2"
+        )
+    tensors = {name: held.detach().cpu() for name, held in to_gpt2_layout(model.state_dict()).items()}
+    partial = directory / f".{_FILE}.partial"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, metadata={"format": "pt"})
+        partial.replace(directory / _FILE)
+        (directory / _SETTINGS).write_text(json.dumps(gpt2_settings(shape), indent=2) + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as problem:
+        raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
+
+
+def fitted_gpt2(tensors: Mapping[str, Tensor], shape: GPTShape, *, place: Path) -> dict[str, Tensor]:
+    """The state for a `GPT` of a shape from the tensors of a file at `place`; `CheckpointError` where they do not fit whole."""
+    state = _translated(tensors, place)
+    found = shape_of_gpt2(state, heads=_noted_heads(place) or shape.heads)
+    if shape.family != "gpt2":
+        raise CheckpointError(
+            f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
+        )
+    sizes = ("layers", "heads", "width", "context", "vocabulary")
+    wrong = [name for name in sizes if getattr(found, name) != getattr(shape, name)]
+    if wrong:
+        told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
+        flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
+        if "vocabulary" in wrong:
+            flags.append("--data.tokenizer with as many tokens (filled-up vocabularies are not cut)")
+        raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
+    return state
+
+
+def _translated(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    try:
+        return from_gpt2_layout(tensors)
+    except ValueError as problem:
+        raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
+
+
+def _noted_heads(file: Path) -> int | None:
+    """The heads that the config.json beside a file names; None without one. Another network than GPT-2 is refused."""
+    place = file.with_name(_SETTINGS)
+    try:
+        settings: Any = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+    except (OSError, ValueError, RecursionError) as problem:
+        raise CheckpointError(f"{place} cannot be read: {problem}") from problem
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{place} is a {type(settings).__name__}, not named values")
+    foreign = foreign_to_gpt2(settings)
+    if foreign is not None:
+        raise CheckpointError(f"{place}: {foreign}, which the gpt2 of surefoot has not: its results would differ")
+    heads = settings.get("n_head")
+    return heads if isinstance(heads, int) else None

@@ -1,0 +1,79 @@
+"""Texts into tokens in several processes, in order; without torch, so that the processes start quickly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+
+import numpy as np
+
+from surefoot.data.shards import Tokens
+from surefoot.data.tokenizers import Tokenizer, tokenizer_from_json
+from surefoot.errors import DataError
+
+_AHEAD = 2  # batches waiting for each process
+
+_of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
+
+
+def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
+    """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
+
+    A text without characters has no tokens, and no end. Batches are read as they are needed, a few ahead of what is encoded.
+    With one process the work is done in this one.
+    """
+    if processes == 1:
+        yield from (_encoded(tokenizer, batch) for batch in batches)
+        return
+    pool = ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(tokenizer.to_json(),)
+    )
+    waiting: deque[Future[list[Tokens]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append(pool.submit(_encoded_here, batch))
+            if len(waiting) > _AHEAD * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as problem:
+        raise DataError(
+            "a process that encodes text has ended: was there too little memory?\n"
+            "  the same command goes on where it was; with fewer: --processes N"
+        ) from problem
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    found = tokenizer.encode_all(texts)
+    return [
+        np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
+        for text, tokens in zip(texts, found, strict=True)
+    ]
+
+
+def _encoded_here(texts: list[str]) -> list[Tokens]:
+    return _encoded(_of_this_process[0], texts)
+
+
+def _begin(tokenizer: str) -> None:
+    """In a process of the pool: leave Ctrl-C to the one that started it, and end when that ends, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for each process
+    _of_this_process.append(tokenizer_from_json(tokenizer))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

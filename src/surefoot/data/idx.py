@@ -1,0 +1,77 @@
+"""IDX files, the format of MNIST and Fashion-MNIST: a magic number, sizes, then bytes; plain or compressed with gzip.
+
+The format is described at the end of http://yann.lecun.com/exdb/mnist/.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.errors import DataError
+
+_BYTES = 0x08  # the type of the numbers; others are not written for images
+_MOST_DIMENSIONS = 4
+_LARGEST_BYTES = 1 << 34  # what a header may claim
+
+
+def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
+    """The array of an IDX file of unsigned bytes with so many dimensions: 3 for images (N, H, W), 1 for labels (N,).
+
+    Raises `DataError` for what is missing, has another magic number, or is shorter or longer than its header says.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])), file.flush()
+    ...     read_idx(file.name, dimensions=1).tolist()
+    [7, 8, 9]
+    """
+    path = Path(path)
+    content = _content(path)
+    magic = int.from_bytes(content[:4], "big")
+    expected = _BYTES << 8 | dimensions
+    if len(content) < 4 or magic != expected:
+        found = f"{magic} (0x{magic:08x})" if len(content) >= 4 else f"only {len(content)} bytes"
+        raise DataError(
+            f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
+            f"  {_likely(magic, dimensions)}"
+        )
+    header = 4 + 4 * dimensions
+    sizes = [int.from_bytes(content[place : place + 4], "big") for place in range(4, header, 4)]
+    stated = int(np.prod(sizes, dtype=object))
+    held = len(content) - header
+    if held != stated or stated > _LARGEST_BYTES:
+        shown = " x ".join(str(size) for size in sizes)
+        what = "truncated" if held < stated else "too long"
+        raise DataError(
+            f"{path} is {what}: its header says {shown} = {stated} bytes, it holds {max(0, held)}\n"
+            "  was a download or a copy interrupted? Fetch it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise DataError(
+            f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
+        ) from problem
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _called(dimensions: int) -> str:
+    return "labels" if dimensions == 1 else "images"
+
+
+def _likely(magic: int, dimensions: int) -> str:
+    other = magic & 0xFF
+    if magic >> 8 == _BYTES and 0 < other <= _MOST_DIMENSIONS:
+        return f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
+    return f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"

@@ -1,0 +1,214 @@
+"""Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+Corrupt = Literal["stop", "skip"]
+Crop = Literal["padded", "resized"]
+
+_GREY = ("1", "L", "LA", "I", "I;16", "F")
+_LOOKED_AT = 10_000  # headers read before training begins: a tenth of a millisecond each
+_MARGIN = 8 / 7  # of what is cut to be the middle after "resized": 256 pixels for 224 of them
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How any picture becomes an array (size, size, channels)."""
+
+    size: int
+    channels: int
+    crop: Crop = "padded"
+
+    def whole(self, picture: Image.Image) -> NDArray[np.uint8]:
+        """The middle of the picture: its shorter side made `size` (a seventh more where crops are "resized"), then cut."""
+        picture = self._coloured(picture)
+        width, height = picture.size
+        side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
+        shorter = min(width, height)
+        if (width, height) != (self.size, self.size):
+            picture = _resized(picture, (round(width * side / shorter), round(height * side / shorter)), None)
+        left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
+        return self._array(picture.crop((left, top, left + self.size, top + self.size)))
+
+    def piece(self, picture: Image.Image, draw: Callable[[int], float]) -> NDArray[np.uint8]:
+        """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: Szegedy et al. 2015, section 6.
+
+        `draw(n)` is the n-th random number, from 0 to below 1.  https://arxiv.org/abs/1409.4842
+        """
+        picture = self._coloured(picture)
+        area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
+        shape = (3 / 4) * (16 / 9) ** draw(1)
+        width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
+        left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
+        return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
+
+    def _coloured(self, picture: Image.Image) -> Image.Image:
+        if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
+            picture = _of_bytes(picture)
+        return picture.convert("L" if self.channels == 1 else "RGB")
+
+    def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
+        return np.array(picture, dtype=np.uint8).reshape(self.size, self.size, self.channels)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Pictures by path with the number of their class."""
+
+    paths: list[Path]
+    labels: NDArray[np.int64]
+
+    def chosen(self, places: NDArray[np.int64]) -> Files:
+        """Those at some places."""
+        return Files([self.paths[place] for place in places.tolist()], self.labels[places])
+
+    def digest(self) -> str:
+        """A hash of all paths below their common folder and of the labels."""
+        below = [f"{path.parent.name}/{path.name}" for path in self.paths]
+        return sha256(repr((below, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
+
+
+def opened(path: Path) -> Image.Image:
+    """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
+            picture = Image.open(file)
+            picture.load()
+    except FileNotFoundError as problem:
+        raise DataError(f"no file {path} (looked in {Path.cwd()})") from problem
+    except UnidentifiedImageError as problem:
+        raise DataError(f"{path} is no picture that can be read (PNG, JPEG and the like)") from problem
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        raise DataError(f"{path} is a damaged picture: {problem}") from problem
+    return picture
+
+
+def class_folders(tree: Path) -> list[str]:
+    """The names of the class folders directly below `tree`, sorted; none where it is missing or holds no folder."""
+    if not tree.is_dir():
+        return []
+    return sorted(folder.name for folder in tree.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+
+
+def files_of(tree: Path, classes: Sequence[str]) -> Files:
+    """All pictures of the class folders below `tree`, in order of class and path.
+
+    Raises `DataError` for a folder that is no class, and for a class without a folder or without a picture.
+    """
+    outside = [name for name in class_folders(tree) if name not in classes]
+    if outside:
+        raise DataError(
+            f"{tree / outside[0]} is outside the classes, which are: {_shown(classes)}\n"
+            "  is the folder misplaced, or missing from the training part or from --data.classes?"
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        folder = tree / name
+        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not found:
+            what = "holds no picture" if folder.is_dir() else "is missing"
+            raise DataError(
+                f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
+                "  add pictures, or take the class out"
+            )
+        paths += found
+        labels += [label] * len(found)
+    return Files(paths, np.array(labels, dtype=np.int64))
+
+
+def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
+    """Size and channels as given, or as all pictures have them; `DataError` where these differ and none is given.
+
+    Only headers are read, of up to 10,000 files spread over all.
+    """
+    if size is not None and channels is not None:
+        return Fitting(size, channels, crop)
+    seen: dict[str, dict[str, Path]] = {"size": {}, "channels": {}}
+    for path in files.paths[:: max(1, len(files.paths) // _LOOKED_AT)]:
+        header = _header(path)
+        if header is not None:
+            seen["size"].setdefault(f"{header[0]} x {header[1]} pixels", path)
+            seen["channels"].setdefault(f"{header[2]} channel(s)", path)
+    for name, given in (("size", size), ("channels", channels)):
+        if given is None and len(seen[name]) > 1:
+            (one, first), (another, second) = list(seen[name].items())[:2]
+            raise DataError(
+                f"pictures of mixed {name}: {first} has {one}, {second} has {another}\n"
+                f"  say what all are made into: {'--data.size 64' if name == 'size' else '--data.channels 3'}"
+            )
+    if not seen["size"]:
+        raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
+    width, height = (int(word) for word in next(iter(seen["size"])).split()[0:3:2])
+    if size is None and width != height:
+        raise DataError(
+            f"{files.paths[0]} has {width} x {height} pixels: say of what side all are: --data.size {height}"
+        )
+    held = int(next(iter(seen["channels"])).split()[0])
+    return Fitting(width if size is None else size, held if channels is None else channels, crop)
+
+
+def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
+    """The files that can be decoded, and the paths of those that cannot; reads every file once."""
+
+    def sound(path: Path) -> bool:
+        try:
+            opened(path)
+        except DataError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(threads) as pool:  # Pillow decodes outside Python's lock
+        found = np.array(list(pool.map(sound, files.paths)), dtype=bool)
+    if not found.any():
+        raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
+    return files.chosen(np.flatnonzero(found)), [files.paths[place] for place in np.flatnonzero(~found).tolist()]
+
+
+def refuse_channels(channels: int | None) -> None:
+    """Raise `ConfigError` for what is neither grey nor colour."""
+    if channels not in (None, 1, 3):
+        raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
+
+
+def _header(path: Path) -> tuple[int, int, int] | None:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.width, picture.height, 1 if picture.mode in _GREY else 3
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None  # told when it is read, or left out
+
+
+def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
+    from PIL import Image
+
+    return picture.resize(size, Image.Resampling.BILINEAR, box=box)
+
+
+def _of_bytes(picture: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")

@@ -1,0 +1,81 @@
+"""A small convolutional network for small images: three blocks, each of two convolutions that halve its height and width once.
+
+Shapes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_BLOCKS = 3
+
+
+class SimpleCNN(nn.Module):
+    """Images (B, C, H, W) of any height and width to logits (B, K).
+
+    `width` is the number of channels after the first block; each later block has twice as many. `dropout` is the fraction of
+    the last features that are dropped. `channels_last` lays inputs out with the channels of a pixel side by side, which is
+    faster for convolutions; it changes no weight and nothing but the rounding.
+
+    >>> model = SimpleCNN(channels=1, classes=10, width=8)
+    >>> model(torch.zeros(3, 1, 28, 28)).shape
+    torch.Size([3, 10])
+    """
+
+    def __init__(
+        self, *, channels: int, classes: int, width: int = 32, dropout: float = 0.0, channels_last: bool = False
+    ) -> None:
+        super().__init__()
+        if min(channels, classes, width) < 1:
+            raise ValueError(f"channels = {channels}, classes = {classes}, width = {width}: each must be 1 or more")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout = {dropout} must be a fraction, at least 0 and below 1")
+        self.channels_last = channels_last
+        sizes = [channels, *(width * 2**block for block in range(_BLOCKS))]
+        self.blocks = nn.ModuleList(Block(before, after) for before, after in pairwise(sizes))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(sizes[-1], classes)
+        # all classes equally likely: the first loss is exactly ln K
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        x_BCHW = images_BCHW
+        if self.channels_last:
+            x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        for block in self.blocks:
+            x_BCHW = block(x_BCHW)
+        logits_BK: Tensor = self.head(self.dropout(x_BCHW.mean(dim=(2, 3))))
+        return logits_BK
+
+
+class Block(nn.Module):
+    """Convolution, halving, norm, ReLU, convolution, norm, ReLU.
+
+    The halving comes before the norm, which then has a quarter of the work; of an odd side the half is rounded up.
+    """
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.widening = _convolution(before, after)
+        self.halving = nn.MaxPool2d(2, ceil_mode=True)
+        self.first_norm = nn.BatchNorm2d(after)
+        self.mixing = _convolution(after, after)
+        self.second_norm = nn.BatchNorm2d(after)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """(B, after, H / 2, W / 2)."""
+        x_BCHW = F.relu(self.first_norm(self.halving(self.widening(x_BCHW))), inplace=True)
+        return F.relu(self.second_norm(self.mixing(x_BCHW)), inplace=True)
+
+
+def _convolution(before: int, after: int) -> nn.Conv2d:
+    """3 x 3, without a bias, which the norm behind it would take away again; He et al. 2015 (https://arxiv.org/abs/1502.01852)."""
+    made = nn.Conv2d(before, after, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
+    return made

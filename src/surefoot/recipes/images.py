@@ -1,0 +1,255 @@
+"""A classifier trained on images: scikit-learn's digits, Fashion-MNIST, CIFAR-10, or folders of pictures.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import surefoot as sf
+from surefoot.config import Settings, run_arguments
+from surefoot.recipes import networks, pictures
+from surefoot.recipes.networks import Model
+from surefoot.recipes.pictures import Predict
+from surefoot.recipes.settings import Optimizer, Schedule, checked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images, and how pictures in folders become arrays."""
+
+    path: str | None = None
+    """A directory of IDX files (MNIST), of CIFAR-10's binary version, or of class folders, as they are or below train/, val/
+    and test/; or synthetic. Absent: scikit-learn's digits."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes by their number; for folders which ones, in this order. Absent: numbers, and all folders."""
+    held_out_fraction: float = 0.1
+    """How much of the training part is scored and not trained on, where there is no val/."""
+    size: int | None = None
+    """Folders, synthetic: side of the images in pixels. Absent: that of all pictures, where it is one."""
+    channels: int | None = None
+    """Folders, synthetic: 1 makes all grey, 3 coloured. Absent: as all pictures are."""
+    crop: Literal["padded", "resized"] = "padded"
+    """Folders: "resized" trains on a random piece of 8 % to 100 % of the picture, as is usual for ImageNet."""
+    corrupt: Literal["stop", "skip"] = "stop"
+    """Folders: stop at a damaged picture, or read all first and leave such out, counted and reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """How images are changed while training, anew in every epoch."""
+
+    crop_padding: int = 1
+    """Pixels of black on each side, before a piece of the image's size is cut out."""
+    flip: bool = False
+    """Exchange left and right in half of the images."""
+    cutout: int = 0
+    """Side of a square of the mean colour put anywhere; 0 for none."""
+    randaugment: int = 1
+    """So many random changes of colour and shape for each image."""
+    magnitude: int = 5
+    """Strength of those, 0 to 10."""
+    mixup: float = 0.0
+    """Mix images in pairs, the share drawn from a Beta distribution with this parameter; 0 for never."""
+    cutmix: float = 0.0
+    """Put a rectangle of one image into another, its share drawn in the same way; 0 for never."""
+    label_smoothing: float = 0.1
+    """Share of the target that all classes have alike. Scores are of the unsmoothed loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Settings):
+    """Train a classifier on images."""
+
+    preset: Literal["tiny", "fashion-mnist", "cifar10", "imagenet"] | None = None
+    """A complete configuration to start from; tiny is the default. Files and flags change it."""
+    out: str | None = "runs/images"
+    """Directory of the run; it goes on by itself where there is a checkpoint."""
+    length: str = "30 epochs"
+    """How long to train."""
+    batch_size: int = 64
+    """Images of one step."""
+    evaluate_every: str = "25%"
+    """How often the held-out part is scored; the test part is scored once, at the end."""
+    data: Data = field(default_factory=Data)
+    augmentation: Changes = field(default_factory=Changes)
+    model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where few images are held out
+
+_FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+_MEANT_FOR = {
+    "fashion-mnist": "the directory of Fashion-MNIST's four files",
+    "cifar10": "the directory of CIFAR-10's binary version",
+    "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "fashion-mnist": {
+        "data.classes": _FASHION,
+        "augmentation.crop_padding": 1,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+        "batch_size": 256,
+        "length": "16 epochs",
+        "evaluate_every": "1 epochs",
+    },
+    # He et al. 2016, section 4.2, with the network, the cosine and the length that became usual for it
+    "cifar10": {
+        "model.name": "resnet18",
+        "augmentation.crop_padding": 4,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+        "augmentation.label_smoothing": 0.0,
+        "batch_size": 128,
+        "length": "200 epochs",
+        "evaluate_every": "5 epochs",
+        "clip": "off",
+        "optimizer.name": "sgd",
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": True,
+        "optimizer.weight_decay": 5e-4,
+        "schedule.warmup": "1 steps",
+    },
+    # Goyal et al. 2017, section 5.1: https://arxiv.org/abs/1706.02677
+    "imagenet": {
+        "model.name": "resnet50",
+        "data.size": 224,
+        "data.channels": 3,
+        "data.crop": "resized",
+        "augmentation.crop_padding": 0,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+        "augmentation.label_smoothing": 0.0,
+        "batch_size": 256,
+        "length": "90 epochs",
+        "workers": 8,
+        "clip": "off",
+        "optimizer.name": "sgd",
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": True,
+        "optimizer.weight_decay": 1e-4,
+        "schedule.name": "step",
+        "schedule.warmup": "5 epochs",
+        "schedule.drops": ("30 epochs", "60 epochs", "80 epochs"),
+        "schedule.drop_factor": 0.1,
+        "save_every": "15 min",
+    },
+}
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    changes = config.augmentation
+    augmentation, optimizer, schedule, *_ = checked(
+        lambda: _augmentation(changes),
+        config.optimizer.spec,
+        config.schedule.spec,
+        lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
+        lambda: networks.refuse_settings(config.model, device=config.device),
+        lambda: _refuse_changes(changes),
+        lambda: _refuse_missing_data(config),
+    )
+    held = pictures.begun(config.out)
+    data = config.data
+    found = sf.load_images(
+        data.path,
+        held_out_fraction=data.held_out_fraction,
+        augmentation=augmentation,
+        seed=config.seed,
+        classes=data.classes,
+        size=data.size,
+        channels=data.channels,
+        crop=data.crop,
+        corrupt=data.corrupt,
+    )
+    if found.left_out:
+        print(f"warning: {len(found.left_out)} damaged pictures are left out: {found.left_out[0]} ...", flush=True)
+    fits, names = found.fitting, list(found.classes)
+    name = networks.recorded_name(config.model) if held is None else held.network
+    keep = pictures.Kept(names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name)
+    model = networks.builder(config.model, name, channels=fits.channels, classes=len(names), size=fits.size)
+
+    def loss(model: Any, batch: Any) -> Any:
+        images_BCHW, labels_B = batch
+        if not model.training:
+            return sf.cross_entropy(model(images_BCHW), labels_B)
+        mixture = sf.mixed(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
+        logits_BK = model(mixture.images)
+        mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
+        return mean, {"accuracy": sf.top_k_accuracy(logits_BK.detach(), labels_B)}
+
+    def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
+        return sf.classification_scores(found, classes=len(names))
+
+    told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": sf.classified, "judge": judge}
+    splits = {"held-out": sf.Split(found.held_out, **told)}
+    if found.test is not None:
+        splits["test"] = sf.Split(found.test, at_end=True, **told)
+    settings = run_arguments(config)
+    if config.early_stopping is not None:
+        settings["early_stopping"] = sf.EarlyStopping(BEST, patience=config.early_stopping)
+    return sf.Run(
+        model=model,
+        loss=loss,
+        train=found.training,
+        optimizer=optimizer,
+        schedule=schedule,
+        evaluate=splits,
+        best=BEST,
+        files={pictures.FILE: keep.to_json()},
+        settings={
+            "data": {"classes": names},
+            "model": networks.described(config.model, name),
+            "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
+        },
+        **settings,
+    )
+
+
+def _augmentation(changes: Changes) -> sf.Augmentation:
+    own = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")
+    return sf.Augmentation(**{name: getattr(changes, name) for name in own})
+
+
+def _refuse_changes(changes: Changes) -> None:
+    for name in ("mixup", "cutmix"):
+        if not 0 <= getattr(changes, name) < float("inf"):
+            raise sf.ConfigError(f"augmentation.{name} = {getattr(changes, name)}: 0 for none, or a number such as 0.2")
+    if not 0 <= changes.label_smoothing < 1:
+        raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
+
+
+def _refuse_missing_data(config: Config) -> None:
+    if config.data.path is None and config.preset in _MEANT_FOR:
+        raise sf.ConfigError(
+            f"--preset {config.preset} is for data of yours, and data.path is absent\n"
+            f"  give {_MEANT_FOR[config.preset]}: --data.path DIR"
+        )
+
+
+def _schedule(config: Config) -> Any:
+    """The schedule, or none where it cannot be: that is told by itself."""
+    try:
+        return config.schedule.spec()
+    except sf.ConfigError:
+        return None
+
+
+def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
+    data = pictures.kept(run)
+    shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
+    model = networks.builder(config.model, data.network, **shape)()
+    sf.load_weights(model, checkpoint, device=asked.device)
+    return pictures.named(model, data, inputs, asked)

@@ -1,0 +1,102 @@
+"""Pictures that a trained classifier names: what a run keeps of its data, and what `surefoot predict` does with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+
+FILE = "images.json"  # in the run's directory
+_SETTINGS: dict[str, type | tuple[type, ...]] = {
+    "classes": list,
+    "size": int,
+    "channels": int,
+    "crop": str,
+    "mean": list,
+    "std": list,
+    "network": str,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """How a picture is named. It is made grey or coloured, resized and cut as the training data were."""
+
+    top: int = 5
+    """How many of the likeliest classes are told."""
+    device: str = "auto"
+    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What turns a picture into the model's input and its output into a name."""
+
+    classes: list[str]
+    size: int
+    channels: int
+    crop: str
+    mean: list[float]
+    std: list[float]
+    network: str
+    """Its name; of a network of a file the absolute path and the function."""
+
+    def to_json(self) -> str:
+        """As it stands in the run's directory."""
+        return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def kept(run: Path) -> Kept:
+    """What a run kept; `CheckpointError` where the file is missing or damaged, or names a program inside the run."""
+    place = run / FILE
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        fits = isinstance(found, dict) and found.keys() == _SETTINGS.keys()
+        if not fits or not all(isinstance(found[name], kind) for name, kind in _SETTINGS.items()):
+            raise ValueError(f"its entries should be {', '.join(_SETTINGS)}")
+    except FileNotFoundError as problem:
+        raise sf.CheckpointError(
+            f"{place} is missing: without it nobody knows what the run's classes are called\n  put it back"
+        ) from problem
+    except (OSError, ValueError) as problem:
+        raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem
+    program = Path(found["network"].rpartition(":")[0])
+    if program.suffix == ".py" and (not program.is_absolute() or program.resolve().is_relative_to(run.resolve())):
+        # surefoot never writes that: it would run whatever came with the directory
+        raise sf.CheckpointError(f"{place} names a program by a relative path or inside the run, {program}: refused")
+    return Kept(**found)
+
+
+def begun(out: str | None) -> Kept | None:
+    """What the run in `out` kept; None where none has begun there."""
+    return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
+
+
+def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iterator[str]:
+    """The likeliest classes of each picture: of one a line each, of several one JSON object a line.
+
+    `ConfigError` and `DataError` come before the first.
+    """
+    import torch
+
+    if not inputs:
+        raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
+    if asked.top < 1:
+        raise sf.ConfigError(f"top = {asked.top}: how many classes to tell, 1 or more")
+    fitted: dict[str, Any] = {"size": data.size, "channels": data.channels, "crop": data.crop}
+    moments: dict[str, Any] = {"mean": tuple(data.mean), "std": tuple(data.std)}
+    pictures = [sf.picture_as_input(Path(path), **fitted, **moments) for path in inputs]
+    device = next(model.parameters()).device
+    for path, picture_1CHW in zip(inputs, pictures, strict=True):
+        with torch.no_grad():
+            chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
+        chances, places = chances_K.topk(min(asked.top, len(data.classes)))
+        found = dict(zip((data.classes[place] for place in places.tolist()), chances.tolist(), strict=True))
+        if len(inputs) == 1:
+            yield from (f"{chance:.4f}  {name}\n" for name, chance in found.items())
+        else:
+            yield json.dumps({"image": path, "classes": found}, ensure_ascii=False) + "\n"

@@ -1,0 +1,86 @@
+"""Files of multiple-choice questions as splits, for recipes that train language models. Torch-free until it is used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+
+_LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
+_MOST_AT_ONCE = 16  # questions
+
+
+def named(files: Sequence[str], *, taken: Sequence[str] = ()) -> dict[str, Path]:
+    """The files of ["NAME=FILE", ...] by name; a file alone is called after itself, up to the first dot.
+
+    Raises `ConfigError` for a name that is there twice, among them or in `taken`, or that would be no split's.
+
+    >>> [*named(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
+    ['hellaswag', 'arc_easy']
+    """
+    found: dict[str, Path] = {}
+    for given in files:
+        name, equals, file = given.partition("=")
+        if not equals:
+            name, file = Path(given).name.partition(".")[0], given
+        if not name or not file or "/" in name:
+            raise sf.ConfigError(f"multiple_choice: {given!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
+        if name in found or name in taken:
+            raise sf.ConfigError(
+                f"multiple_choice: two splits called {name!r}: one would hide the other; write another NAME=FILE"
+            )
+        found[name] = Path(file)
+    return found
+
+
+def question_split(
+    name: str, path: Path, *, tokenizer: Any, context: int, number: int | None = None, seed: int = 0
+) -> Any:
+    """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed.
+
+    How many lose a part of their beginning to the context is told on standard error.
+    """
+    questions = sf.load_questions(path, tokenizer, number=number, seed=seed)
+    dataset = sf.Choices(questions, context=context, byte_counts=tokenizer.byte_counts)
+    if dataset.shortened:
+        print(
+            f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
+            " tokens: their beginnings are cut",
+            file=sys.stderr,
+        )
+    batch_size = questions_at_once(dataset, vocabulary=tokenizer.vocabulary)
+    if dataset.choices > 1:
+        return sf.Split(dataset, scores=choice_accuracy, batch_size=batch_size, loss=False)
+    return sf.Split(
+        dataset,
+        scores=continuation_accuracy,
+        batch_size=batch_size,
+        loss=False,
+        derived={"perplexity": sf.perplexity},
+    )
+
+
+def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
+    """How many questions are scored together, so that their logits fit into memory; changes no score."""
+    logits: int = dataset.most_targets * vocabulary  # of one question
+    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // logits))
+
+
+def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
+    """`surefoot.choice_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
+    return sf.choice_accuracy(model, batch, logits=_logits_at)
+
+
+def continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
+    """`surefoot.continuation_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
+    return sf.continuation_accuracy(model, batch, logits=_logits_at)
+
+
+def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:
+    def made(hidden_RTC: Any, head_VC: Any) -> Any:
+        return hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T
+
+    return model(tokens_RT, loss=made)
