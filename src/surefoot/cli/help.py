@@ -2,7 +2,7 @@
 
 WHOLE = """surefoot trains PyTorch models without losing its footing.
 
-  surefoot train RECIPE           a ready-made run: gpt, images
+  surefoot train RECIPE           a ready-made run: gpt, translation, images
   surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
   surefoot plan ...               what train would run; trains nothing
   surefoot resume RUN             go on from the newest intact checkpoint
@@ -20,10 +20,11 @@ VERBS = {
     "train": """surefoot train RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
 
 Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt,
-images. Every setting is a flag and a key of a TOML file: surefoot train gpt
---help shows all with their defaults. The later wins: defaults, --preset,
---config, flags. Ctrl-C saves and ends; the same command goes on. In FILE.py,
-build() may take one argument, a dataclass whose fields are then settings.
+translation, images. Every setting is a flag and a key of a TOML file: surefoot
+train gpt --help shows all with their defaults. The later wins: defaults,
+--preset, --config, flags. Ctrl-C saves and ends; the same command goes on. In
+FILE.py, build() may take one argument, a dataclass whose fields are then
+settings.
 
   surefoot train gpt --data.path my.txt --out runs/mine
   surefoot train gpt --preset gpt2-124m --data.path shards/
@@ -66,13 +67,15 @@ times.
 Let a trained model (newest, best, or that of a step) go on from a text. One
 input is continued as you watch; several, or the lines of --file FILE, give one
 JSON object a line; - reads one from standard input. How many tokens,
-temperature, top-k, top-p, seed: surefoot predict RUN --help.
+temperature, top-k, top-p, seed: surefoot predict RUN --help. A translator
+answers each line of its inputs, of --file, or of standard input by one line.
 
 Of a run of images, inputs are picture files: each is made grey or coloured and
 resized as the training data were, and the likeliest classes are told.
 
   surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
   surefoot predict runs/mine --file prompts.txt
+  surefoot predict runs/translation "July 8, 2055" --beam 5
   surefoot predict runs/images picture.png --top 3
 """,
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]

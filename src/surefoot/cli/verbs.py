@@ -132,7 +132,8 @@ def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]
 def predict(arguments: list[str]) -> None:
     """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP|"average N"] [settings]`: use the model that a run has trained.
 
-    One input is answered as it is made; several, or those of `--file`, one JSON object a line.
+    One prompt is continued as it is made; several, or those of `--file`, one JSON object a line. A line to translate is
+    answered by a line.
     """
     run_path = _run_directory(arguments)
     rest, which = _option(arguments[1:], "--checkpoint")
