@@ -63,6 +63,7 @@ def config(folder: Path | None, **changes: Any) -> translation.Config:
         "model.hidden": 32,
         "precision": "fp32",
         "beam": 2,
+        "ema": None,
     }
     return layered(translation.Config, [("test", small | changes)])[0]
 
