@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from surefoot.models.attention import Cache, causal_attention, normed, rotated, rotations
+from surefoot.models.dropout import Dropout
 
 EPSILON = 1e-6  # of RMS norms; nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
@@ -104,7 +105,7 @@ class GPT(nn.Module):
         self.shape, self.checkpointing = shape, checkpointing
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = _norm(shape)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
@@ -230,7 +231,7 @@ class Attention(nn.Module):
         self.query_norm = None if gpt2 else nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
         self.key_norm = None if gpt2 else nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
         self.out = nn.Linear(shape.width, shape.width, bias=gpt2)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
 
     def forward(
         self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
@@ -266,7 +267,7 @@ class MLP(nn.Module):
         wide = 2 * shape.hidden if self.activation == "swiglu" else shape.hidden
         self.up = nn.Linear(shape.width, wide, bias=gpt2)
         self.down = nn.Linear(shape.hidden, shape.width, bias=gpt2)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Each place by itself."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.models.dropout import Dropout
 from surefoot.models.seq2seq_blocks import EPSILON, CrossAttention, DecoderBlock, EncoderBlock, Positions, SelfAttention
 
 PADDING = 0
@@ -102,7 +103,7 @@ class Seq2Seq(nn.Module):
         self.source_embedding = self.embedding if own is None else nn.Embedding(own, shape.width)
         self.source_positions = Positions(shape)
         self.target_positions = Positions(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
         last = shape.norm == "pre"

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, causal_attention, masked_attention
+from surefoot.models.dropout import Dropout
 
 if TYPE_CHECKING:
     from surefoot.models.seq2seq import Seq2SeqShape
@@ -68,7 +69,7 @@ class Sum(nn.Module):
         super().__init__()
         self.pre = shape.norm == "pre"
         self.norm = nn.LayerNorm(shape.width, eps=EPSILON)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """The sum with `part` of the stream."""
@@ -140,7 +141,7 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = F.relu if shape.activation == "relu" else F.gelu
         self.up = nn.Linear(shape.width, shape.hidden)
-        self.dropout = nn.Dropout(shape.activation_dropout)
+        self.dropout = Dropout(shape.activation_dropout)
         self.down = nn.Linear(shape.hidden, shape.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
