@@ -116,18 +116,20 @@ class Config(Settings):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
+    # the shape that Wu et al. 2021 (https://arxiv.org/abs/2105.14462) found best for so little text, with a wider MLP
     "multi30k": {
-        "data.vocabulary": 8000,
-        "model.encoder_layers": 3,
-        "model.decoder_layers": 3,
-        "model.width": 256,
-        "model.hidden": 1024,
-        "model.dropout": 0.3,
+        "data.vocabulary": 5000,
+        "model.encoder_layers": 4,
+        "model.decoder_layers": 4,
+        "model.dropout": 0.25,
         "batch_size": "4096 tokens",
-        "length": "4000 steps",
+        "length": "4800 steps",
         "evaluate_every": "10%",
-        "optimizer.lr": 2e-3,
-        "schedule.warmup": "15%",
+        "optimizer.lr": 4e-3,
+        "optimizer.weight_decay": 0.01,
+        "schedule.name": "cosine",
+        "schedule.warmup": "8%",
+        "ema": 0.999,
     },
     "base": {
         "data.vocabulary": 37_000,
