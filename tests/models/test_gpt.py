@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from surefoot.generate import sample
 from surefoot.losses import chunked_cross_entropy, cross_entropy
-from surefoot.models.attention import causal_attention, rotated, rotations
+from surefoot.models.attention import causal_attention, masked_attention, rotated, rotations
 from surefoot.models.gpt import GPT, GPTShape
 
 SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
@@ -216,11 +216,29 @@ def attention_dtypes(monkeypatch):
     return dtypes
 
 
-def test_attention_runs_in_float32_under_bfloat16_autocast_on_the_cpu(monkeypatch):
+def test_attention_under_bfloat16_autocast_is_written_out_on_the_cpu_and_in_float32_where_places_are_many(monkeypatch):
     dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BTV = model(tokens(2, 16))
-    assert (set(dtypes), logits_BTV.dtype) == ({torch.float32}, torch.bfloat16)
+        assert (dtypes, logits_BTV.dtype) == ([], torch.bfloat16)
+        monkeypatch.setattr("surefoot.models.attention._WRITTEN_OUT", 15)
+        model(tokens(2, 16))
+    assert set(dtypes) == {torch.float32}
+
+
+@pytest.mark.parametrize(("time", "so_far"), [(9, 9), (3, 9), (1, 9)])
+def test_attention_written_out_is_torchs_own(time, so_far):
+    q_BHTD = torch.randn(2, 3, time, 8, dtype=torch.bfloat16)
+    k_BHSD, v_BHSD = (torch.randn(2, 3, so_far, 8, dtype=torch.bfloat16) for _ in range(2))
+    mask_TS = torch.ones(time, so_far, dtype=torch.bool).tril(so_far - time)
+    expected = F.scaled_dot_product_attention(q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=mask_TS)
+    found = causal_attention(q_BHTD, k_BHSD, v_BHSD, drop_fraction=0.0)
+    assert found.dtype == torch.bfloat16
+    assert_close(found.float(), expected, rtol=0, atol=0.03)  # weights and values have 8 bits
+    places = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])[:, None, None]
+    expected = F.scaled_dot_product_attention(q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=places)
+    found = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=places, drop_fraction=0.0)
+    assert_close(found.float(), expected, rtol=0, atol=0.03)
 
 
 def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():

@@ -106,12 +106,12 @@ def _attention(
     narrow, so_far = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2]
     computed = v_BHSD.dtype if narrow and so_far <= _WRITTEN_OUT else torch.promote_types(v_BHSD.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
-        held = [part.to(computed) for part in (q_BHTD, k_BHSD, v_BHSD)]
+        q, k, v = (part.to(computed) for part in (q_BHTD, k_BHSD, v_BHSD))
         if computed == v_BHSD.dtype and narrow:
             if causal:
                 mask = torch.ones(so_far, so_far, dtype=torch.bool).tril()
-            return _written_out(*held, mask=mask, drop_fraction=drop_fraction)
-        y_BHTD = F.scaled_dot_product_attention(*held, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal)
+            return _written_out(q, k, v, mask=mask, drop_fraction=drop_fraction)
+        y_BHTD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal)
     return y_BHTD.to(v_BHSD.dtype)
 
 

@@ -54,7 +54,8 @@ class _Dropped(torch.autograd.Function):
         kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= steps - _STEPS // 2
         ctx.save_for_backward(kept)
         ctx.scale = _STEPS / (_STEPS - steps)
-        return x * kept * ctx.scale
+        y: Tensor = x * kept * ctx.scale
+        return y
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
