@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,8 +15,8 @@ from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching, batching
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.mixture import Mixture
-from surefoot.data.plan import Cut, MicroBatches, MixtureOrder, Order, Plan
-from surefoot.errors import ConfigError
+from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.errors import ConfigError, DataError
 from surefoot.loop import State, Trained
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.groups import parameter_groups
@@ -139,13 +140,27 @@ def planned_sizes(train: Any, batch_size: int | str, micro_batch_size: int | str
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
     """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
     if sizes.unit == "tokens":
-        return Buckets(seed, lengths=train.lengths, tokens=sizes.micro_batch_size, pieces=sizes.pieces)
+        return Buckets(seed, lengths=_lengths(train, samples), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
     plan: Plan
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
     else:
         plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
     return Cut(plan, sizes.micro_batch_size)
+
+
+def _lengths(train: Any, samples: int) -> Ids:
+    """What a data set says of its samples' lengths; `DataError` for what cannot be."""
+    found = np.asarray(train.lengths)
+    fits = (
+        found.ndim in (1, 2) and len(found) == samples and found.dtype.kind in "iu" and found.size and found.min() > 0
+    )
+    if not fits:
+        raise DataError(
+            f"{type(train).__name__}.lengths is {found.dtype} of shape {found.shape}, and there are {samples} samples\n"
+            "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
+        )
+    return found.astype(np.int64)
 
 
 def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from surefoot.errors import ConfigError
 
-_TOKENS = re.compile(r"([0-9][0-9_]*)\s*tokens?", re.ASCII | re.IGNORECASE)
+_TOKENS = re.compile(r"([0-9]+(?:_[0-9]+)*)\s*tokens?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)

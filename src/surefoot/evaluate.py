@@ -112,7 +112,8 @@ def scored(
     judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Mean of every score over all batches, and what `judge` makes of all `outputs`; waits for the device once, at the end.
+    """Mean of every score over all batches, and what `judge` makes of all `outputs`; waits for the device once, at the end,
+    unless `outputs` does.
 
     Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
     weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.

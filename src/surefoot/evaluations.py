@@ -30,7 +30,8 @@ class Evaluations:
     def resumed(self, parts: Parts, found: Contents) -> None:
         """Go on with what a checkpoint says is owed."""
         self.parts = parts
-        self.due, self.ended = bool(found.state["evaluation_due"]), bool(found.state["ended"])
+        self.due = bool(found.state["evaluation_due"])
+        self.ended = bool(found.state["ended"]) and parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
         """Whether a split is to be scored after so many steps."""
@@ -55,6 +56,9 @@ class Evaluations:
             self.due = True
             self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
             return
+        except DivergedError as problem:  # whoever looks at a run does not end it
+            self.parts.say(f"warning: no scores after step {self.state.step:,}: {problem}")
+            return
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
         self.journal.write({"kind": "scores", "step": self.state.step, **found})
@@ -77,6 +81,9 @@ class Evaluations:
         except EvaluationStoppedError:
             parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
             return
+        except DivergedError as problem:
+            parts.say(f"warning: no scores of {', '.join(names)}: {problem}")
+            return
         step = self.state.step if best is None else best.step
         self.ended, self.at_end = True, (step, numbers(found))
         self.journal.write({"kind": "end", "step": self.state.step, "weights_of_step": step, **found})
@@ -89,7 +96,7 @@ class Evaluations:
         self.parts.doing("sampling")
         try:
             text = self.parts.scoring.sample(self.parts.sample)
-        except DivergedError as problem:  # whoever looks at a run does not end it
+        except DivergedError as problem:
             self.parts.say(f"warning: no sample: {problem}")
             return
         self.journal.write({"kind": "sample", "step": self.state.step, "text": text})

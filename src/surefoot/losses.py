@@ -63,11 +63,7 @@ def chunked_cross_entropy(
     """
     if chunk < 1:
         raise ConfigError(f"chunked_cross_entropy: chunk = {chunk} targets at a time; give 1 or more, for example 4096")
-    if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
-        raise ConfigError(
-            f"chunked_cross_entropy: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
-            f"{tuple(targets.shape)} do not fit: give (..., channels), (classes, channels) and (...)"
-        )
+    _refuse_misfits(hidden, head_weight, targets)
 
     def total(part: Tensor, part_targets: Tensor) -> Tensor:
         mean = _counted(
@@ -97,6 +93,7 @@ def linear_cross_entropy(
     >>> round(float(mean.value), 4), int(mean.count)
     (1.3863, 10)
     """
+    _refuse_misfits(hidden, head_weight, targets)
     taught = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if hidden.is_cpu and taught and targets.numel() * len(head_weight) >= _WORTH_PIECES:
         counted = targets != ignore_index
@@ -120,6 +117,14 @@ def linear_cross_entropy(
         options=torch.nn.LinearCrossEntropyOptions(),
     )
     return Mean(total, (flat_targets != ignore_index).sum())
+
+
+def _refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None:
+    if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
+        raise ConfigError(
+            f"cross-entropy of a head: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
+            f"{tuple(targets.shape)} do not fit: give (..., channels), (classes, channels) and (...)"
+        )
 
 
 def scalar(loss: Any) -> Tensor:

@@ -22,6 +22,7 @@ from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings, json_settings
 from surefoot.config import clipping
+from surefoot.data.buckets import Buckets
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
@@ -132,6 +133,11 @@ class Run:
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size)
         place = one_process(device).device
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
+        if compile and isinstance(plan, Buckets):
+            raise ConfigError(
+                "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
+                "  leave --compile out, or give batch_size in samples"
+            )
         samples_per_epoch, samples_per_step = assembly.steps_of_epoch(plan, sizes)
         times = timetable(
             samples_per_epoch=samples_per_epoch,
@@ -164,25 +170,25 @@ class Run:
                     f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
                 )
         state = assembly.built_state(models, optimizer, ema=ema, device=place)
-        numbers = chosen_precision(precision, place)
+        number_format = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
         task = Task(
             forward=forwards["model"] if list(models) == ["model"] else forwards,
             loss=loss,
             key=stream_key(seed, "train"),
-            precision=numbers,
+            precision=number_format,
             clip=clipping(clip),
             factors=in_steps.factors(times.length),
             max_bad_steps=max_bad_steps,
         )
         supply = Supply(train, plan, sizes, seed, place, workers, count, collate)
-        scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=numbers, compiled=compile)
+        scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile)
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
         directory = None if out is None else RunDirectory(Path(out))
         self.parts = Parts(
             task=task,
-            whole=Whole(state, numbers, watch),
+            whole=Whole(state, number_format, watch),
             supply=supply,
             scoring=scoring,
             timetable=times,
@@ -199,7 +205,7 @@ class Run:
                 "schedule": in_steps.described(),
                 "schedule_of_steps": times.length.steps,
                 "clip": clip,
-                "precision": numbers.name,
+                "precision": number_format.name,
                 "compile": compile,
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,

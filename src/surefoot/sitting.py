@@ -142,6 +142,8 @@ class Sitting:
             self.running.close()  # a loop over a variable leaves it open
         self._catch_up()
         if evaluations.end_due() and self.signals.stop is None:
+            if parts.saving is not None:  # first: scoring may take minutes, in which much can happen
+                parts.saving.finish(self.state.step, self._packed, protected=self._best)
             self.whole.clock.enter("evaluating")
             evaluations.score_at_end(stop=lambda: self.signals.stop is not None)
             self.whole.clock.enter("saving")

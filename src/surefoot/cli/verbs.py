@@ -106,8 +106,14 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
     if unknown:
         there = ", ".join(scoring.splits) or "none"
         raise ConfigError(f"--on {unknown[0]}: no split of this run, which has: {there}\n  a file: --on NAME=FILE")
-    names = only or list(scoring.splits)
+    at_end = scoring.names(at_end=True)
+    names = only or scoring.names(at_end=False) or at_end
     print(f"scoring step {chosen.step} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
+    if at_end and not only and names != at_end:
+        print(
+            f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}",
+            file=sys.stderr,
+        )
     for difference in run.load(chosen):
         print(f"warning: {difference}: these scores are not of the run's own data", file=sys.stderr)
     for name, value in run.scores(*names).items():

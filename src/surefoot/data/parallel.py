@@ -198,6 +198,12 @@ def _of_json(line: str, path: Path, place: int, source: str, target: str) -> tup
             f"{path}, line {place + 1}: no text under {source!r} and {target!r}; its keys: {keys}\n"
             "  other languages: --data.source ... --data.target ..."
         )
+    try:
+        f"{inner[source]}{inner[target]}".encode()
+    except UnicodeEncodeError as problem:
+        raise DataError(
+            f"{path}, line {place + 1} holds half a character: {problem.object[problem.start]!r}"
+        ) from problem
     return inner[source].strip(), inner[target].strip()
 
 

@@ -36,6 +36,9 @@ class SubwordTokenizer:
     ('lower', True)
     """
 
+    least = _LEAST
+    """The smallest vocabulary: all bytes, and padding, begin and end."""
+
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # a text that happens to hold <end> is text

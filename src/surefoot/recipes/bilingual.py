@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
 from surefoot.recipes.corpus import TOKENIZER, beside
 
+if TYPE_CHECKING:
+    from surefoot.data.parallel import Sentences
+
 TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, where the target has a vocabulary of its own
 _VOCABULARY = 1024
-_LEAST_VOCABULARY = 259  # the bytes, and padding, begin and end
-
-Sentences = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ def bilingual(
                 "  leave it out (--data.vocabulary None, where a preset has one)"
             )
         made = saved_tokenizers(place.parent)
+        if saved is None and (made[0] is made[1]) != shared:
+            has = "a vocabulary for each side" if shared else "one vocabulary"
+            raise sf.ConfigError(
+                f"data.shared = {shared}: the weights of --init have {has}, {place}\n  try: --data.shared {not shared}"
+            )
     else:
         made = _trained(parts.training, kind=tokenizer, vocabulary=size, shared=shared)
     limits = {"max_source": max_source, "max_target": max_target}
@@ -111,9 +116,9 @@ def saved_tokenizers(run: Path) -> tuple[Any, Any]:
 
 def refuse_small_vocabulary(vocabulary: int | None) -> None:
     """Raise `ConfigError` for a vocabulary that has no room for all bytes."""
-    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY:
+    if vocabulary is not None and vocabulary < sf.SubwordTokenizer.least:
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary}: subwords need {_LEAST_VOCABULARY} tokens at least, all bytes and three more"
+            f"data.vocabulary = {vocabulary}: subwords need {sf.SubwordTokenizer.least} tokens at least, all bytes and three more"
         )
 
 

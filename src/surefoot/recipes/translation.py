@@ -13,7 +13,7 @@ from typing import Any, Literal
 import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
-from surefoot.recipes.corpus import saved as saved_tokenizer
+from surefoot.recipes.corpus import saved
 from surefoot.recipes.settings import Optimizer, Schedule, checked
 from surefoot.recipes.translations import Predict, answers, judged, translated
 
@@ -185,7 +185,7 @@ def build(config: Config) -> sf.Run:
         max_source=data.max_source,
         max_target=data.max_target,
         seed=config.seed,
-        saved=saved_tokenizer(config.out),
+        saved=saved(config.out),
         init=config.init,
     )
     network = network_shape(
@@ -194,10 +194,12 @@ def build(config: Config) -> sf.Run:
         target=found.target.vocabulary,
     )
 
+    scored = found.held_out[: config.validation_pairs]
+
     def model() -> Any:
         return sf.models.Seq2Seq(network)
 
-    def split(sentences: texts.Sentences, *, beam: int, at_end: bool) -> sf.Split:
+    def split(sentences: list[tuple[str, str]], *, beam: int, at_end: bool) -> sf.Split:
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
@@ -218,7 +220,7 @@ def build(config: Config) -> sf.Run:
         )
 
     def sample(model: Any) -> str:
-        shown = found.held_out[:: max(1, len(found.held_out) // _SHOWN)][:_SHOWN]
+        shown = scored[:: max(1, len(scored) // _SHOWN)][:_SHOWN]
         settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
         sources = [one for one, _ in shown]
         said = translated(model, sources, source=found.source, target=found.target, **settings)
@@ -226,7 +228,7 @@ def build(config: Config) -> sf.Run:
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
 
     best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
-    splits = {"validation": split(found.held_out[: config.validation_pairs], beam=config.validation_beam, at_end=False)}
+    splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
     if found.test is not None:
         splits["test"] = split(found.test, beam=config.beam, at_end=True)
     settings = run_arguments(config)

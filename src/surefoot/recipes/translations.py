@@ -38,14 +38,15 @@ def translated(
     beam: int,
     length_penalty: float,
     batch_size: int = 32,
+    first: int = 0,
 ) -> list[str]:
-    """The translation of each sentence in one line; of an empty one an empty one."""
-    rows = {place: source.encode(sentence) for place, sentence in enumerate(sentences) if sentence.strip()}
+    """The translation of each sentence in one line; of an empty one an empty one. `first`: the first one's number, from 0."""
+    rows = {place: source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()}
     most = model.shape.context
     long = next((place for place, row in rows.items() if len(row) >= most), None)
     if long is not None:
         raise sf.DataError(
-            f"sentence {long + 1} has {len(rows[long])} tokens, and the model takes {most - 1}: {sentences[long][:60]!r} ...\n"
+            f"sentence {first + long + 1} has {len(rows[long])} tokens, and the model takes {most - 1}: {sentences[long][:60]!r} ...\n"
             "  give it in parts, one sentence a line"
         )
     found = sf.beam.searched(
@@ -97,9 +98,9 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[str]:
                 'nothing to translate: give a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
                 "  a file with one a line (--file), or lines on standard input"
             )
-        texts.append(sys.stdin.read())
+        texts.append(_text(sys.stdin.buffer.read(), "standard input"))
     # a line feed ends a line, and none is missing where the last has none
-    return [line.removesuffix("\r") for text in texts for line in text.removesuffix("\n").split("\n")]
+    return [line.removesuffix("\r") for text in texts if text for line in text.removesuffix("\n").split("\n")]
 
 
 def answers(
@@ -117,6 +118,7 @@ def answers(
             beam=beam if asked.beam is None else asked.beam,
             length_penalty=length_penalty if asked.length_penalty is None else asked.length_penalty,
             batch_size=asked.batch_size,
+            first=first,
         )
         yield "".join(f"{line}\n" for line in found)
 
@@ -128,11 +130,16 @@ def _line(text: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return _text(path.read_bytes(), str(path))
+    except OSError as problem:
+        raise sf.DataError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = problem.object[: problem.start].count(b"\n") + 1
         raise sf.DataError(
-            f"{path}, line {line} is not UTF-8 text\n  convert it: iconv -f latin1 -t utf-8"
+            f"{where}, line {line} is not UTF-8 text\n  convert it: iconv -f latin1 -t utf-8"
         ) from problem
-    except OSError as problem:
-        raise sf.DataError(f"{path} cannot be read: {problem.strerror}") from problem
