@@ -171,3 +171,38 @@ def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "scored once, with the weights of the last step" in printed
     assert "test  " in printed
+
+
+def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluate": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    changes |= {"schedule": sf.constant(), "save_every": "2 steps"}
+    for steps in (6, 6, 9):
+        build(tmp_path / "run", length=f"{steps} steps", **changes).train()
+    assert [record["step"] for record in written(tmp_path / "run", "end")] == [6, 9]
+
+
+def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
+    def failing(model: nn.Module, batch: Any) -> list[Any]:
+        raise RuntimeError("out of luck")
+
+    split = sf.Split(rows(), outputs=failing, judge=confusion, at_end=True)
+    changes: dict[str, Any] = {"evaluate": {"test": split}, "early_stopping": None, "best": None}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        build(tmp_path / "run", length="7 steps", save_every="1 h", **changes).train()
+    assert (tmp_path / "run" / "checkpoints" / "step-00000007" / "manifest.json").is_file()
+
+
+def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def overflowing(model: nn.Module, batch: Any) -> list[Any]:
+        raise sf.DivergedError("the logits are not finite")
+
+    splits = {
+        name: sf.Split(rows(), outputs=overflowing, judge=confusion, at_end=at_end)
+        for name, at_end in (("all", False), ("test", True))
+    }
+    run = build(tmp_path / "run", evaluate=splits, early_stopping=None, best=None, console=True, length="10 steps")
+    run.train()
+    assert run.state.step == 10
+    printed = capsys.readouterr().out
+    assert "warning: no scores after step 5: the logits are not finite" in printed
+    assert "warning: no scores of test: the logits are not finite" in printed

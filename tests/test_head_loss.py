@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot import head_loss
+from surefoot.errors import ConfigError
 from surefoot.head_loss import summed_cross_entropy
 from surefoot.losses import linear_cross_entropy
 
@@ -85,3 +86,10 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
     with torch.no_grad():
         linear_cross_entropy(hidden, head, targets)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("rows", [3, 600])
+def test_targets_that_do_not_fit_are_told_alike_however_many(rows: int) -> None:
+    hidden, head, _ = tensors(rows, 8000, torch.float32)
+    with pytest.raises(ConfigError, match="do not fit: give"):
+        linear_cross_entropy(hidden, head, torch.zeros(rows + 1, dtype=torch.long))

@@ -19,7 +19,6 @@ from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000
-TOKENIZER = "tokenizer.json"  # what a run that can go on from a text keeps beside its weights
 
 
 def header(parts: Parts, *, precision_chosen: str | None) -> str:
@@ -210,8 +209,9 @@ def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finishe
     if _by_command():
         command = typed(Path(sys.argv[0]))
         lines.append(f"score it again:  {command} evaluate {path}{' --checkpoint best' if best else ''}")
-        if TOKENIZER in parts.files:
-            lines.append(f"let it write:    {command} predict {path}{' --checkpoint best' if best else ''}")
+        if parts.example is not None:
+            asked = "".join(f" {shlex.quote(word)}" for word in [parts.example] if word)
+            lines.append(f"use it:          {command} predict {path}{asked}{' --checkpoint best' if best else ''}")
     return lines
 
 

@@ -50,6 +50,7 @@ class Parts:
     init: str | None
     sample: Callable[[Any], str] | None
     files: dict[str, str]  # of the run's directory, by name
+    example: str | None  # an input to try `surefoot predict` with
 
     @property
     def state(self) -> State:

@@ -63,6 +63,7 @@ class Run:
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
+    example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -106,6 +107,7 @@ class Run:
         sample: Callable[[Any], str] | None = None,
         files: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        example: str | None = None,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -222,6 +224,7 @@ class Run:
             init=None if init is None else str(init),
             sample=sample,
             files=checked_files(files or {}),
+            example=example,
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -63,8 +63,37 @@ def test_standard_input_is_answered_line_by_line(
     arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = said(capsys, str(trained), *SENTENCES)
-    monkeypatch.setattr(sys, "stdin", StringIO("\n".join(SENTENCES) + "\n"))
+    monkeypatch.setattr(sys, "stdin", typed_in("\n".join(SENTENCES).encode() + b"\n"))
     assert said(capsys, str(trained), *arguments) == expected
+
+
+def typed_in(data: bytes) -> TextIOWrapper:
+    """Standard input that holds these bytes."""
+    return TextIOWrapper(BytesIO(data), encoding="utf-8")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]], ids=str)
+def test_only_a_line_feed_ends_a_line_of_standard_input_and_none_is_none(
+    arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", typed_in(b"cat 12\rcat 7\ncat\n"))
+    assert said(capsys, str(trained), *arguments).count("\n") == 2
+    monkeypatch.setattr(sys, "stdin", typed_in(b"cat\n\xff\n"))
+    assert "standard input, line 2 is not UTF-8" in refused(capsys, str(trained), *arguments, status=3)
+    monkeypatch.setattr(sys, "stdin", typed_in(b""))
+    assert said(capsys, str(trained), *arguments) == ""
+
+
+def test_white_space_around_a_sentence_changes_nothing(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, str(trained), "  cat 12\t") == said(capsys, str(trained), "cat 12")
+
+
+def test_a_long_sentence_is_named_by_its_line_in_a_long_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_text("\n" * 40 + "cat " * 600)
+    error = refused(capsys, str(trained), "--file", str(tmp_path / "in.txt"), "--batch-size", "1", status=3)
+    assert "sentence 41 has" in error
 
 
 def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(

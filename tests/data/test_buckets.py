@@ -209,6 +209,8 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
         ({"batch_size": 8.0, "micro_batch_size": None}, "a whole number of samples is needed"),
         ({"batch_size": "96 tokens", "train": (torch.zeros(4, 3),)}, "does not say how long its samples are"),
         ({"batch_size": "9 tokens", "micro_batch_size": None}, "and a micro-batch holds 9"),
+        ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),
+        ({"compile": True}, "batches by tokens have another shape in almost every step"),
         (
             {"batch_size": "8 tokens", "micro_batch_size": None, "train": sf.Windows(np.arange(90), context=9, seed=0)},
             "micro-batches of 8 tokens hold no sample: each is 9 tokens long",
@@ -244,3 +246,33 @@ def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length()
         run.train()
     for one, other in zip(by_tokens.state.parameters, by_windows.state.parameters, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        np.ones(4, np.int64),
+        np.ones(200, np.int64),
+        np.zeros(90, np.int64),
+        np.ones(90),
+        np.ones((90, 2, 2), np.int64),
+        [],
+    ],
+    ids=["too few", "too many", "nothing", "fractions", "three dimensions", "none"],
+)
+def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -> None:
+    data = Sentences()
+    data.lengths = lengths
+    with pytest.raises(sf.DataError, match=r"Sentences\.lengths is .*, and there are 90 samples"):
+        built(train=data)
+
+
+def test_lengths_may_be_a_list_or_a_tensor() -> None:
+    data, plain = Sentences(), built()
+    lengths = data.lengths.tolist()
+    for held in (lengths, torch.tensor(lengths)):
+        data.lengths = held  # type: ignore[assignment]
+        plan = built(train=data).parts.supply.plan
+        assert [ids.tolist() for ids, _ in plan.micro_batches(3)] == [
+            ids.tolist() for ids, _ in plain.parts.supply.plan.micro_batches(3)
+        ]

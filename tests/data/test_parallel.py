@@ -239,3 +239,9 @@ def test_a_language_that_cldr_does_not_have_is_told_with_near_ones() -> None:
         phrases("de", "de")
     with pytest.raises(ConfigError, match="count = 0"):
         phrases(count=0)
+
+
+def test_half_a_character_in_json_is_told_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n')
+    with pytest.raises(DataError, match=r"pairs\.jsonl, line 2 holds half a character"):
+        load_pairs(tmp_path / "pairs.jsonl", source="en", target="de")

@@ -247,6 +247,10 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder:
         translation.build(config(folder, init=str(tmp_path / "first")))
     second = translation.build(config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None}))
     assert second.parts.files == first.parts.files
+    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init have one vocabulary"):
+        translation.build(
+            config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None, "data.shared": False})
+        )
 
 
 def test_the_tokenizer_is_made_from_what_is_trained_on_alone(folder: Path) -> None:

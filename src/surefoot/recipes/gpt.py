@@ -219,6 +219,7 @@ def build(config: Config) -> sf.Run:
         sample=sample if config.sample_tokens else None,
         best="min held-out/loss",
         files={texts.TOKENIZER: tokenizer.to_json()},
+        example="",
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **settings,
     )

@@ -245,6 +245,7 @@ def build(config: Config) -> sf.Run:
         sample=sample,
         best=best,
         files=found.files,
+        example=min((one for one, _ in scored), key=len),
         settings={
             "data": {"tokenizer": found.chosen},
             "model": asdict(network),
