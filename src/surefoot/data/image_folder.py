@@ -78,7 +78,7 @@ class Files:
         return Files([self.paths[place] for place in places.tolist()], self.labels[places])
 
     def digest(self) -> str:
-        """A hash of all paths below their common folder and of the labels."""
+        """A hash of each file's name and folder, wherever these lie, and of the labels."""
         below = [f"{path.parent.name}/{path.name}" for path in self.paths]
         return sha256(repr((below, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
@@ -96,8 +96,18 @@ def opened(path: Path) -> Image.Image:
     except UnidentifiedImageError as problem:
         raise DataError(f"{path} is no picture that can be read (PNG, JPEG and the like)") from problem
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        if isinstance(problem, OSError) and problem.errno is not None:  # of the file, not of Pillow
+            raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         raise DataError(f"{path} is a damaged picture: {problem}") from problem
     return picture
+
+
+def read_picture(path: Path) -> Image.Image:
+    """A picture of a data set, decoded whole; `DataError` says how to go on without a damaged one."""
+    try:
+        return opened(path)
+    except DataError as problem:
+        raise DataError(f"{problem}\n  take it away, or leave such files out: --data.corrupt skip") from problem
 
 
 def class_folders(tree: Path) -> list[str]:
@@ -142,7 +152,7 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     seen: dict[str, dict[str, Path]] = {"size": {}, "channels": {}}
-    for path in files.paths[:: max(1, len(files.paths) // _LOOKED_AT)]:
+    for path in files.paths[:: -(-len(files.paths) // _LOOKED_AT)]:
         header = _header(path)
         if header is not None:
             seen["size"].setdefault(f"{header[0]} x {header[1]} pixels", path)
