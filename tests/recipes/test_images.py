@@ -395,7 +395,9 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         images.build(config(**wrong))
     said = str(caught.value)
     assert [
-        name for name in ("cutout", "mixup", "fraction", "dropout", "momentum", "power", "clip") if name not in said
+        name
+        for name in ("cutout", "mixup", "held_out_fraction", "dropout", "momentum", "power", "clip")
+        if name not in said
     ] == []
 
 

@@ -52,6 +52,7 @@ class Feed:
                 f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
             )
         self.gathers = gathering(dataset) if collate is None else None
+        self.pins = self.gathers is not None and device.type == "cuda"  # workers pin what they read themselves
         self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
@@ -100,8 +101,7 @@ class Feed:
                 batch = self.reading.here(step, index)
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
             ids.flags.writeable = epochs.flags.writeable = False
-            pin = self.gathers is not None and self.device.type == "cuda"  # workers pin what they read
-            there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=pin)
+            there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=self.pins)
             made.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return made
 

@@ -125,7 +125,7 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
-            f"{tree / outside[0]} is outside the classes, which are: {_shown(classes)}\n"
+            f"{tree / outside[0]} is outside the classes, which are: {shown(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
     paths: list[Path] = []
@@ -198,6 +198,11 @@ def refuse_channels(channels: int | None) -> None:
         raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
 
 
+def shown(names: Sequence[str]) -> str:
+    """Names for a message: the first ten, and how many there are where these are not all."""
+    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
+
+
 def _header(path: Path) -> tuple[int, int, int] | None:
     from PIL import Image
 
@@ -218,7 +223,3 @@ def _of_bytes(picture: Image.Image) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")

@@ -54,9 +54,11 @@ class Kept:
 
     def refuse_another(self, classes: Sequence[str], *, size: int, channels: int) -> None:
         """Raise `DataError` for data whose classes, size or channels are not those that the run was begun with."""
+        from surefoot.data.image_folder import shown  # imports NumPy
+
         if list(classes) != self.classes:
             raise sf.DataError(
-                f"the classes of these data are {_few(classes)}; those of the run, by number: {_few(self.classes)}\n"
+                f"the classes of these data are {shown(classes)}; those of the run, by number: {shown(self.classes)}\n"
                 "  are these its data? Classes of arrays are named by --data.classes"
             )
         for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
@@ -87,10 +89,6 @@ def kept(run: Path) -> Kept:
         # surefoot never writes that: it would run whatever came with the directory
         raise sf.CheckpointError(f"{place} names a program by a relative path or inside the run, {program}: refused")
     return Kept(**found)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
 
 
 def begun(out: str | None) -> Kept | None:
