@@ -90,3 +90,21 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
     matrix = next(line["held-out/confusion"] for line in lines if "held-out/confusion" in line)
     assert [sum(row) for row in matrix] == labels.bincount(minlength=CLASSES).tolist()
     assert run.scores()["held-out/accuracy"] == sum(matrix[place][place] for place in range(CLASSES)) / SAMPLES
+
+
+def scores_of(logits: list[list[float]], labels: list[int]) -> dict[str, Any]:
+    rows = classified(torch.nn.Identity(), (torch.tensor(logits), torch.tensor(labels)))
+    return classification_scores(rows, classes=len(logits[0]))
+
+
+def test_of_equal_logits_five_are_among_the_five_likeliest() -> None:
+    """All alike, as at step 0 with a head of zeros: each label once, of ten."""
+    scores = scores_of([[0.0] * 10] * 10, list(range(10)))
+    assert (scores["accuracy"], scores["top_5_accuracy"]) == (0.1, 0.5)
+
+
+def test_a_logit_that_is_no_number_is_never_right_and_is_likelier_than_any() -> None:
+    nan = float("nan")
+    assert scores_of([[nan] * 10] * 2, [0, 5])["accuracy"] == scores_of([[nan] * 10] * 2, [0, 5])["top_5_accuracy"] == 0
+    rows = classified(torch.nn.Identity(), (torch.tensor([[1.0, nan, 0.0]]), torch.tensor([0])))
+    assert (rows[0].guess, rows[0].rank) == (1, 1)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,7 +25,7 @@ class Classified(NamedTuple):
     label: int
     guess: int
     rank: int
-    """How many classes are likelier than the right one."""
+    """How many classes are likelier than the right one, or as likely and before it; all, where its logit is no number."""
     surprise: float
     """Negative logarithm of the right one's probability, in nats."""
 
@@ -53,10 +54,13 @@ def classified(model: Any, batch: Any) -> list[Classified]:
     inputs, labels_B = batch
     logits_BK = model(inputs).float()
     right_B1 = logits_BK.gather(1, labels_B[:, None])
+    before_BK = torch.arange(logits_BK.shape[1], device=logits_BK.device) < labels_B[:, None]
+    # of equals the first is the guess, as argmax has it; a logit that is not a number is likelier than any, itself too
+    likelier_BK = ~(logits_BK <= right_B1) | ((logits_BK == right_B1) & before_BK)
     columns = (
         labels_B,
         logits_BK.argmax(dim=1),
-        (logits_BK > right_B1).sum(dim=1),
+        likelier_BK.sum(dim=1),
         F.cross_entropy(logits_BK, labels_B, reduction="none"),
     )
     return [Classified(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
@@ -75,7 +79,7 @@ def classification_scores(found: Sequence[Classified], *, classes: int) -> dict[
     np.add.at(confusion, ([one.label for one in found], [one.guess for one in found]), 1)
     scores: dict[str, Any] = {
         "loss": float(np.mean([one.surprise for one in found], dtype=np.float64)),
-        "accuracy": int(confusion.trace()) / len(found),
+        "accuracy": sum(one.rank == 0 for one in found) / len(found),
     }
     if classes > _MANY:
         scores["top_5_accuracy"] = sum(one.rank < _MANY for one in found) / len(found)

@@ -1,4 +1,4 @@
-"""What surefoot raises: one class per exit status, and nothing else.
+"""What surefoot raises: one class per exit status, and what it repeats of others' exceptions.
 
 A message says what was found, where, the likely cause, and what to type next, in at most five lines. The command line
 prints it without a traceback; a library user catches `SurefootError`, or one of its kinds.
@@ -35,3 +35,12 @@ class DivergedError(SurefootError):
     """Too many steps in a row had a loss or a gradient that was not finite."""
 
     exit_status = 5
+
+
+def first_line(problem: BaseException) -> str:
+    """The first line of what an exception says, which may be nothing: messages of torch go on with pages.
+
+    >>> first_line(ValueError("too long" + chr(10) + "in the third row")), first_line(AssertionError())
+    ('too long', '')
+    """
+    return (str(problem).splitlines() or [""])[0]

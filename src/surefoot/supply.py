@@ -46,7 +46,7 @@ class Supply:
         feed = self.feed(workers=0)
         with untouched():
             try:
-                feed.start(step)
+                feed.start(step, stop=step + 1)
                 return feed.micro_batches(step)
             except Exception:  # an error being reported must not be hidden by reading once more
                 return []

@@ -124,6 +124,14 @@ def test_a_setting_without_default_may_come_from_a_flag_alone(program: Path) -> 
     assert tomllib.loads(Path("runs/mine/config.toml").read_text())["length"] == "3 steps"
 
 
+def test_an_error_while_a_program_is_read_is_told_with_its_line(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.write_text("import a_module_that_nobody_has\n" + program.read_text())
+    assert refused("train", "program.py:build", "--length=3 steps") == 2
+    assert f"{program}, line 1: ModuleNotFoundError" in capsys.readouterr().err
+
+
 def test_a_setting_that_nobody_gives_is_asked_for(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused("train", "program.py:build", "--optimizer.lr", "0.1") == 2
     assert "length" in capsys.readouterr().err

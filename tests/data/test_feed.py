@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
+from surefoot.data import feed as feed_module
 from surefoot.data.feed import Feed, in_order, moved
 from surefoot.data.plan import Order
 from surefoot.errors import ConfigError, DataError
@@ -228,3 +229,20 @@ def test_moving_keeps_the_structure():
     found = moved({"a": [torch.zeros(2), "text"], "b": (torch.zeros(3), None)}, there)
     assert found["a"][0].device == found["b"][0].device == there
     assert (found["a"][1], found["b"][1]) == ("text", None)
+
+
+@pytest.mark.parametrize("kind", ["TensorDataset", "tuple", "subset", "gathers"])
+def test_on_cuda_gathered_batches_are_pinned_and_on_their_way_one_step_ahead(kind, monkeypatch):
+    """Without a GPU: what would be moved is noted, and stays where it is."""
+    asked = []
+    monkeypatch.setattr(feed_module, "moved", lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1])
+    feed = Feed(made(kind), Order(7, samples=20, batch_size=8), seed=7, micro_batch_size=4, device=torch.device("cuda"))
+    feed.start(0, stop=3)
+    found, ahead = [], []
+    for step in range(3):
+        found.append(feed.micro_batches(step))
+        ahead.append(len(asked))
+    feed.close()
+    assert bit_equal(tensors(found), tensors(fed(made(kind), 0, 3)))
+    assert ahead == [4, 6, 6]
+    assert set(asked) == {("cuda", True)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_what_was_written_is_read(shape: tuple[int, ...], compressed: bool, tmp_
         (b"", "found only 0 bytes"),
         (idx(np.zeros(18)), "were images and labels exchanged"),
         (b"\x89PNG\r\n\x1a\n", "should be 2051, found 2303741511"),
-        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "truncated"),
+        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "is damaged: its header says .*, and more than 17179869184 are not read"),
     ],
 )
 def test_what_is_no_such_file_or_damaged_is_told(content: bytes, says: str, tmp_path: Path) -> None:
@@ -59,3 +60,15 @@ def test_real_files_have_a_tenth_of_each_class() -> None:
     assert np.bincount(labels).tolist() == [1000] * 10
     images = read_idx(SHARED / "mnist" / "t10k-images-idx3-ubyte.gz", dimensions=3)
     assert images.shape == (10_000, 28, 28)
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path) -> None:
+    """A hundred MB of zeros, compressed to a thousandth, behind a header of 2 x 3 x 3."""
+    (tmp_path / "images").write_bytes(gzip.compress(idx(np.zeros((2, 3, 3))) + bytes(100_000_000), compresslevel=1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="too long: its header says 2 x 3 x 3 = 18 bytes, it holds more"):
+            read_idx(tmp_path / "images", dimensions=3)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from surefoot.data import cifar
+from surefoot.data import cifar, image_folder, image_sets
 from surefoot.data.image_sets import ImageSets, load_images
 from surefoot.errors import ConfigError, DataError
 
@@ -93,6 +93,46 @@ def test_mean_and_deviation_are_those_of_the_training_part(tmp_path: Path) -> No
     assert found.std == pytest.approx((values.std(),), abs=1e-12)
 
 
+def test_mean_and_deviation_of_files_are_of_no_more_than_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_sets, "_MEASURED_FILES", 16)
+    read: list[Path] = []
+
+    def noted(path: Path) -> Image.Image:
+        read.append(path)
+        return image_folder.read_picture(path)
+
+    monkeypatch.setattr(image_sets, "read_picture", noted)
+    found = load_images(tree(tmp_path), channels=3)
+    assert len(found.training) == 18  # 16 of 18 are not measured: every second one is
+    values = np.stack([np.asarray(Image.open(path)) for path in read]) / 255
+    assert len(read) == 9
+    assert found.mean == pytest.approx(values.mean(axis=(0, 1, 2)), abs=1e-12)
+    assert found.std == pytest.approx(values.std(axis=(0, 1, 2)), abs=1e-12)
+
+
+def test_headers_of_no_more_files_than_said_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_folder, "_LOOKED_AT", 11)
+    read: list[Path] = []
+    header = image_folder._header
+    monkeypatch.setattr(image_folder, "_header", lambda path: (read.append(path), header(path))[1])
+    image_folder.fitting(
+        image_folder.files_of(tree(tmp_path) / "train", ["cat", "dog"]), size=None, channels=None, crop="padded"
+    )
+    assert len(read) == 10
+
+
+def test_images_are_normalised_as_is_asked_and_measured_all_the_same(tmp_path: Path) -> None:
+    for place in (None, tree(tmp_path)):
+        measured = load_images(place)
+        given = ((0.25,) * len(measured.mean), (0.5,) * len(measured.mean))
+        found = load_images(place, moments=given)
+        assert (found.mean, found.std) == (measured.mean, measured.std)
+        for part in (found.training, found.held_out, found.test):
+            assert (part.mean, part.std) == given  # type: ignore[union-attr]
+
+
 def test_the_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
@@ -105,7 +145,13 @@ def test_the_digits_are_scikit_learns() -> None:
     assert found.classes == tuple("0123456789")
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 0.0001, float("nan")])
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_what_is_no_fraction_is_refused_even_where_it_is_not_used(fraction: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="held_out_fraction"):
+        load_images(tree(tmp_path, ("train", "val")), held_out_fraction=fraction)
+
+
+@pytest.mark.parametrize("fraction", [0.0001, 0.9999])
 def test_a_fraction_that_leaves_a_part_empty_is_refused(fraction: float, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="held_out_fraction"):
         load_images(idx_folder(tmp_path), held_out_fraction=fraction)
@@ -165,6 +211,14 @@ def test_idx_files_that_do_not_belong_together_are_refused(change: Any, says: st
     with pytest.raises(DataError, match=says) as caught:
         load_images(tmp_path)
     assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_a_damaged_label_does_not_become_hundreds_of_classes(tmp_path: Path) -> None:
+    labels = np.arange(300) % 4
+    labels[123] = 255
+    with pytest.raises(DataError, match=r"labels-idx1-ubyte: row 123 has the label 255, and no image has the label 4"):
+        load_images(idx_folder(tmp_path, labels=labels))
+    assert len(load_images(tmp_path, classes=[str(number) for number in range(256)]).classes) == 256
 
 
 def test_a_label_outside_the_named_classes_is_refused(tmp_path: Path) -> None:
@@ -266,6 +320,11 @@ def test_a_damaged_picture_stops_or_is_left_out_as_configured(content: bytes | s
     found = load_images(tmp_path, corrupt="skip")
     assert found.left_out == [place]
     assert parts_of(found) == (17, 2, 20)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        image_folder.opened(tmp_path)
 
 
 @pytest.mark.parametrize(("path", "says"), [("nowhere", "does not exist"), ("file.png", "is a file")])

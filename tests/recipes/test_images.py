@@ -16,7 +16,7 @@ from PIL import Image
 import surefoot as sf
 from surefoot.cli.main import main
 from surefoot.config import layered
-from surefoot.recipes import images, networks, pictures
+from surefoot.recipes import corpus, images, networks, pictures
 
 SMALL = {"out": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"}
 
@@ -69,6 +69,16 @@ def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path
     assert sum("held-out/confusion" in line for line in records(tmp_path / "run")) == 2
 
 
+def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config(**{"augmentation.mixup": 0.4, "augmentation.label_smoothing": 0.0})
+    run = images.build(asked)
+    labels, others = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 2, 1, 0])
+    monkeypatch.setattr(sf, "mixed", lambda images, labels, **_: sf.Mixed(images, labels, others, 0.25))
+    guess = torch.nn.functional.one_hot(torch.full((4,), 2), 10).float()
+    _, told = run.parts.task.loss(torch.nn.Identity(), (guess, labels))
+    assert told["accuracy"].value.item() == 0.75 * 2 / 4
+
+
 def test_the_loss_of_a_batch_is_the_mean_that_it_must_be() -> None:
     from surefoot.plan import loss_contract
 
@@ -112,8 +122,9 @@ def test_watching_and_workers_change_no_weight() -> None:
         ({"augmentation.mixup": 0.2}, "loss.mixup was"),
         ({"augmentation.cutout": 3}, "cutout"),
         ({"data.held_out_fraction": 0.2}, "samples"),
-        ({"data.classes": tuple("abcdefghij")}, "data.classes was"),
         ({"model.width": 5}, "model.width was 4, now 5"),
+        ({"model.name": "resnet18", "model.width": None}, "model.name was 'simple_cnn', now 'resnet18'"),
+        ({"model.channels_last": False}, "model.channels_last was"),
     ],
 )
 def test_another_loss_other_data_and_another_network_are_another_run(
@@ -122,6 +133,41 @@ def test_another_loss_other_data_and_another_network_are_another_run(
     trained(config(out=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match=says):
         trained(config(out=str(tmp_path / "run"), **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"data.classes": tuple("jihgfedcba")}, "the classes of these data are j, i, .*; those of the run.*: 0, 1, "),
+        ({"data.path": "synthetic", "data.size": 9, "data.channels": 1}, "have size 9, those of the run 8"),
+        ({"data.path": "synthetic", "data.size": 8, "data.channels": 3}, "have channels 3, those of the run 1"),
+    ],
+)
+def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    trained(config(out=str(tmp_path / "run"), stop_after="2 steps"))
+    with pytest.raises(sf.DataError, match=says):
+        images.build(config(out=str(tmp_path / "run"), **change))
+
+
+def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(tmp_path: Path) -> None:
+    run = trained(config(out=str(tmp_path / "run"), stop_after="2 steps"))
+    other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
+    again = images.build(config(out=str(tmp_path / "run"), **other))
+    for name in ("held-out", "test"):
+        ours, theirs = again.parts.scoring.splits[name].dataset, run.parts.scoring.splits[name].dataset
+        assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
+    with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
+        again.train()
+
+
+def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path: Path) -> None:
+    tree(tmp_path / "data")
+    asked = {"data.path": str(tmp_path / "data"), "out": str(tmp_path / "run")}
+    trained(config(stop_after="2 steps", **asked))
+    for path in (tmp_path / "data").glob("*/*.png"):
+        Image.new("RGB", (10, 10)).save(path)
+    with pytest.raises(sf.CheckpointError, match=r"data\.measured was"):
+        trained(config(**asked))
 
 
 def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
@@ -147,6 +193,11 @@ def program(tmp_path: Path) -> Path:
         "def large():\n    return nn.Linear(99, 10)\n"
         "def nothing():\n    return None\n"
         "def strange(width):\n    return None\n"
+        "class Raising(nn.Module):\n"
+        "    def __init__(self, problem):\n        super().__init__()\n        self.problem = problem\n"
+        "    def forward(self, images):\n        raise self.problem\n"
+        "def mute():\n    return Raising(AssertionError())\n"
+        "def keyed():\n    return Raising(KeyError('head'))\n"
     )
     return file
 
@@ -171,6 +222,8 @@ def test_a_network_of_a_file_is_trained_resumed_and_used(
         ("net.py:wrong", r"makes \(2, 7\) of 2 images: \(2, 10\) is needed"),
         ("net.py:large", "cannot take images of 1 channel"),
         ("net.py:nothing", "returned NoneType"),
+        ("net.py:mute", "8 x 8 pixels: AssertionError: $"),
+        ("net.py:keyed", "8 x 8 pixels: KeyError: 'head'$"),
         ("net.py:strange", "takes width; write def strange"),
         ("net.py:absent", "has no function 'absent'"),
         ("nowhere.py:build", "no file"),
@@ -185,6 +238,43 @@ def test_a_network_that_cannot_be_is_refused(
     with pytest.raises(sf.ConfigError, match=says) as caught:
         images.build(config(**{"model.name": name, "model.width": None}))
     assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_a_network_of_another_file_is_another_run(program: Path, tmp_path: Path) -> None:
+    asked = {"out": str(tmp_path / "run"), "model.width": None}
+    trained(config(stop_after="2 steps", **asked, **{"model.name": f"{program}:build"}))
+    (tmp_path / "other").mkdir()
+    other = Path(shutil.copy(program, tmp_path / "other" / "net.py"))
+    for name in (f"{program}:bare", f"{other}:build", "simple_cnn"):
+        with pytest.raises(sf.CheckpointError, match=r"model\.name was"):
+            trained(config(**asked, **{"model.name": name}))
+
+
+def test_a_network_may_import_its_neighbours_and_what_fails_there_is_named(tmp_path: Path) -> None:
+    file, neighbour = tmp_path / "network.py", tmp_path / "its_neighbour.py"
+    file.write_text("from its_neighbour import build\n")
+    asked = config(**{"model.name": f"{file}:build", "model.width": None})
+    neighbour.write_text("from torch import nn\nthere_is_no(such_name)\n")
+    with pytest.raises(sf.ConfigError, match=r"its_neighbour\.py, line 2: NameError: name 'there_is_no'"):
+        images.build(asked)
+    neighbour.write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    assert len(weights(images.build(asked))) == 2
+
+
+def test_a_changed_network_is_used_with_a_note(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    main(["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", f"--model.name={program}:build"])
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    for changed in (False, True):
+        for command in (["predict", run, str(tmp_path / "x.png")], ["evaluate", run]):
+            capsys.readouterr()
+            main(command)
+            assert (f"note: {program} has changed since this run began" in capsys.readouterr().out) == changed
+        program.write_text(program.read_text() + "# changed\n")
 
 
 def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:
@@ -253,6 +343,29 @@ def test_a_network_of_timm_or_what_to_install(tmp_path: Path) -> None:
         images.build(config(**{"model.name": "timm:resnet18x", "model.width": None}))
 
 
+@pytest.mark.parametrize(
+    ("name", "stem", "side"), [("simple_cnn", None, 8), ("resnet18", "cifar", 8), ("resnet18", "imagenet", 32)]
+)
+def test_one_image_that_ends_as_one_pixel_is_refused_and_a_larger_one_is_trained(
+    name: str, stem: Any, side: int
+) -> None:
+    settings = {"model.name": name, "model.stem": stem, "model.width": None}
+    for size in (side, side + 1):
+        shape = {"data.path": "synthetic", "data.size": size, "data.channels": 1}
+        asked = config(batch_size=2, micro_batch_size=1, **settings, **shape)
+        if size == side:
+            with pytest.raises(sf.ConfigError, match="--micro-batch-size 2"):
+                images.build(asked)
+        one = torch.zeros(1, 1, size, size)
+        model = networks.builder(asked.model, name, channels=1, classes=10, size=size)()
+        if size == side:
+            with pytest.raises(ValueError, match="more than 1 value per channel"):
+                model(one)
+        else:
+            images.build(asked)
+            model(one)
+
+
 def test_norms_over_processes_are_refused_on_a_cpu_and_converted_elsewhere() -> None:
     with pytest.raises(sf.ConfigError, match=r"model\.sync_batch_norm = True: torch has it for accelerators only"):
         images.build(config(device="cpu", **{"model.sync_batch_norm": True}))
@@ -272,6 +385,7 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         "data.path": str(tmp_path / "nowhere"),
         "augmentation.cutout": -1,
         "augmentation.mixup": -0.5,
+        "data.held_out_fraction": 1.5,
         "model.dropout": 2.0,
         "optimizer.momentum": 0.9,
         "schedule.power": 2.0,
@@ -280,7 +394,11 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
     with pytest.raises(sf.ConfigError) as caught:
         images.build(config(**wrong))
     said = str(caught.value)
-    assert [name for name in ("cutout", "mixup", "dropout", "momentum", "power", "clip") if name not in said] == []
+    assert [
+        name
+        for name in ("cutout", "mixup", "held_out_fraction", "dropout", "momentum", "power", "clip")
+        if name not in said
+    ] == []
 
 
 @pytest.mark.parametrize("name", images.PRESETS)
@@ -312,8 +430,30 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.corrupt": "skip"}))
     assert f"1 damaged pictures are left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
-    with pytest.raises(sf.DataError, match=r"dark/3\.png is no picture"):
-        trained(config(**{"data.path": str(tmp_path / "data"), "batch_size": 36}))
+    assert run.parts.described["settings"]["data"]["left_out"]["pictures"] == 1
+    for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
+        path.write_bytes(b"no picture")
+    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.corrupt skip"):
+        images.build(config(**{"data.path": str(tmp_path / "data")}))  # met while mean and deviation are measured
+
+
+def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
+    tree(tmp_path / "data")
+    asked = {"data.path": str(tmp_path / "data"), "data.corrupt": "skip", "out": str(tmp_path / "run")}
+    (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
+    trained(config(stop_after="2 steps", **asked))
+    whole = tmp_path / "data" / "dark" / "4.png"
+    (tmp_path / "data" / "dark" / "3.png").write_bytes(whole.read_bytes())
+    whole.write_bytes(b"no picture")
+    with pytest.raises(sf.CheckpointError, match=r"settings\.data\.left_out\.sha256 was"):
+        trained(config(**asked))
+
+
+def test_the_run_of_another_recipe_is_told_from_one_that_lost_a_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000000").mkdir(parents=True)
+    for begun in (pictures.begun, corpus.saved):
+        with pytest.raises(sf.CheckpointError, match="run of another recipe"):
+            begun(str(tmp_path))
 
 
 # --- predict -------------------------------------------------------------------------------------------------------------

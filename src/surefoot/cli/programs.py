@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot import user_files
 from surefoot.config import nearest
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
@@ -79,11 +77,7 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
                 raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
             if not Path(path).is_absolute():  # surefoot never writes that: it would be whatever lies beside
                 raise ConfigError(f"{run / 'config.toml'} names a program by a relative path, {path}: refused")
-            if Path(path).is_file() and sha256(Path(path).read_bytes()).hexdigest() != digest:
-                print(
-                    f"note: {path} has changed since this run began: what it goes on with may not be what it was",
-                    flush=True,
-                )
+            user_files.note_changed(Path(path), was=digest)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             import shlex
@@ -95,29 +89,10 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
 
 
 def _in_file(path: Path, function: str) -> Program:
-    if not path.is_file():
-        raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
-    if path.suffix != ".py":
-        raise ConfigError(f"{path} is no program: a file of Python ends in .py")
-    path = path.resolve()
-    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # a file called random.py hides no module
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # where dataclasses look up the types of their fields
-    sys.path.insert(0, str(path.parent))
-    specification.loader.exec_module(module)
-    build = vars(module).get(function)
-    if not callable(build):
-        raise ConfigError(f"{path} has no function {function!r}: write def {function}(...) -> surefoot.Run")
-    described = {
-        "kind": "file",
-        "path": str(path),
-        "function": function,
-        "sha256": sha256(path.read_bytes()).hexdigest(),
-    }
-    return Program(build, _config_of(build, path), described, vars(module))
+    names = user_files.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
+    path, build = path.resolve(), names[function]
+    described = {"kind": "file", "path": str(path), "function": function, "sha256": user_files.digest(path)}
+    return Program(build, _config_of(build, path), described, names)
 
 
 def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset, default_collate
 from surefoot.data.gathering import gathering, is_tensors
 from surefoot.data.plan import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.reading import Collate, Reading, Workers
-from surefoot.data.samples import first_line, rows
-from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.data.samples import rows
+from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.micro_batch import MicroBatch
 
 Count = Callable[[Any], int]
@@ -52,6 +52,7 @@ class Feed:
                 f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
             )
         self.gathers = gathering(dataset) if collate is None else None
+        self.pins = self.gathers is not None and device.type == "cuda"  # workers pin what they read themselves
         self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
@@ -73,7 +74,7 @@ class Feed:
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step, self.latest = step + 1, step
-        if self.reads is None or self.device.type != "cuda":
+        if self.device.type != "cuda" or (self.reads is None and self.gathers is None):
             return self._made(step)
         current = self.ahead if self.ahead is not None else self._made(step)
         # one step ahead on a device with its own clock, so that the copy runs beside the step
@@ -100,7 +101,7 @@ class Feed:
                 batch = self.reading.here(step, index)
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
             ids.flags.writeable = epochs.flags.writeable = False
-            there = batch if self.device.type == "cpu" else moved(batch, self.device)
+            there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=self.pins)
             made.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return made
 
@@ -151,16 +152,19 @@ def in_order(
         feed.close()
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for."""
+def moved(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+    """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for.
+
+    `pin` puts what is on the host into page-locked memory first: of other memory CUDA waits for the copy.
+    """
     if device.type == "cpu":
         return batch
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return (batch.pin_memory() if pin and batch.is_cpu else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: moved(value, device) for key, value in batch.items()}
+        return {key: moved(value, device, pin=pin) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
+        return type(batch)(*(moved(value, device, pin=pin) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(moved(value, device, pin=pin) for value in batch)
     return batch

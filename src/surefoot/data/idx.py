@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,39 +32,46 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
     [7, 8, 9]
     """
     path = Path(path)
-    content = _content(path)
-    magic = int.from_bytes(content[:4], "big")
-    expected = _BYTES << 8 | dimensions
-    if len(content) < 4 or magic != expected:
-        found = f"{magic} (0x{magic:08x})" if len(content) >= 4 else f"only {len(content)} bytes"
-        raise DataError(
-            f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
-            f"  {_likely(magic, dimensions)}"
-        )
-    header = 4 + 4 * dimensions
-    sizes = [int.from_bytes(content[place : place + 4], "big") for place in range(4, header, 4)]
-    stated = int(np.prod(sizes, dtype=object))
-    held = len(content) - header
-    if held != stated or stated > _LARGEST_BYTES:
-        shown = " x ".join(str(size) for size in sizes)
-        what = "truncated" if held < stated else "too long"
-        raise DataError(
-            f"{path} is {what}: its header says {shown} = {stated} bytes, it holds {max(0, held)}\n"
-            "  was a download or a copy interrupted? Fetch it again"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
-
-
-def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        with _opened(path) as file:
+            return _read(file, path, dimensions)
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
         raise DataError(
             f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
         ) from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _opened(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast("BinaryIO", gzip.open(path)) if compressed else path.open("rb")
+
+
+def _read(file: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
+    header = file.read(4 + 4 * dimensions)
+    magic = int.from_bytes(header[:4], "big")
+    expected = _BYTES << 8 | dimensions
+    if len(header) < 4 or magic != expected:
+        found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
+        raise DataError(
+            f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
+            f"  {_likely(magic, dimensions)}"
+        )
+    sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
+    stated = int(np.prod(sizes, dtype=object))
+    shown = f"its header says {' x '.join(str(size) for size in sizes)} = {stated} bytes"
+    if stated > _LARGEST_BYTES:  # told before anything is unpacked
+        raise DataError(f"{path} is damaged: {shown}, and more than {_LARGEST_BYTES} are not read")
+    content = file.read(stated + 1)  # no more of what is compressed than that is unpacked
+    if len(content) != stated or len(header) < 4 + 4 * dimensions:
+        short = len(content) <= stated
+        raise DataError(
+            f"{path} is {'truncated' if short else 'too long'}: {shown}, it holds {len(content) if short else 'more'}\n"
+            "  was a download or a copy interrupted? Fetch it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
 
 
 def _called(dimensions: int) -> str:

@@ -47,9 +47,12 @@ def digits() -> Arrays:
     return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
 
 
-def idx_arrays(folder: Path) -> Arrays:
-    """The four IDX files of a directory, each plain or with .gz; classes are called by their numbers."""
-    parts = []
+def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
+    """The four IDX files of a directory, each plain or with .gz; classes are called by their numbers.
+
+    numbered: nothing else says how many classes there are, so that each must have an image to train on, or is taken for damage.
+    """
+    parts, sources = [], []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in ("images-idx3", "labels-idx1"))
         missing = " and ".join(
@@ -65,9 +68,16 @@ def idx_arrays(folder: Path) -> Arrays:
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
         if len(pixels) != len(numbers):
             raise DataError(f"{images} holds {len(pixels)} images, {labels} {len(numbers)} labels\n  fetch both again")
+        sources.append(labels)
         parts.append((pixels[..., None], numbers.astype(np.int64)))
     (training, training_labels), (test, test_labels) = parts
-    number = 1 + int(training_labels.max(initial=0))
+    images_of = np.bincount(training_labels)
+    if numbered and not images_of.all():
+        raise DataError(
+            f"{sources[0]}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
+            f"{images_of.argmin()}: is the file damaged?\n  if there are so many classes, name them: --data.classes"
+        )
+    number = max(1, len(images_of))
     return Arrays(training, training_labels, test, test_labels, tuple(str(label) for label in range(number)))
 
 
@@ -97,8 +107,8 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     return Arrays(made[:images], labels[:images], made[images:], labels[images:], names)
 
 
-def found_in(folder: Path) -> Arrays | None:
-    """The arrays that a directory holds; None where it holds none, and may be one of pictures."""
+def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
+    """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
     for place in (folder, folder / "cifar-10-batches-bin"):
         if any((place / name).is_file() for name in (*cifar.TRAINING_FILES, cifar.TEST_FILE)):
             return cifar_arrays(place)
@@ -107,7 +117,7 @@ def found_in(folder: Path) -> Arrays | None:
     named = [
         _idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in ("images-idx3", "labels-idx1")
     ]
-    return None if not any(named) else idx_arrays(folder)
+    return None if not any(named) else idx_arrays(folder, numbered=numbered)
 
 
 def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:

@@ -78,7 +78,7 @@ class Files:
         return Files([self.paths[place] for place in places.tolist()], self.labels[places])
 
     def digest(self) -> str:
-        """A hash of all paths below their common folder and of the labels."""
+        """A hash of each file's name and folder, wherever these lie, and of the labels."""
         below = [f"{path.parent.name}/{path.name}" for path in self.paths]
         return sha256(repr((below, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
@@ -96,8 +96,18 @@ def opened(path: Path) -> Image.Image:
     except UnidentifiedImageError as problem:
         raise DataError(f"{path} is no picture that can be read (PNG, JPEG and the like)") from problem
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        if isinstance(problem, OSError) and problem.errno is not None:  # of the file, not of Pillow
+            raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         raise DataError(f"{path} is a damaged picture: {problem}") from problem
     return picture
+
+
+def read_picture(path: Path) -> Image.Image:
+    """A picture of a data set, decoded whole; `DataError` says how to go on without a damaged one."""
+    try:
+        return opened(path)
+    except DataError as problem:
+        raise DataError(f"{problem}\n  take it away, or leave such files out: --data.corrupt skip") from problem
 
 
 def class_folders(tree: Path) -> list[str]:
@@ -115,7 +125,7 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
-            f"{tree / outside[0]} is outside the classes, which are: {_shown(classes)}\n"
+            f"{tree / outside[0]} is outside the classes, which are: {shown(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
     paths: list[Path] = []
@@ -142,7 +152,7 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     seen: dict[str, dict[str, Path]] = {"size": {}, "channels": {}}
-    for path in files.paths[:: max(1, len(files.paths) // _LOOKED_AT)]:
+    for path in files.paths[:: -(-len(files.paths) // _LOOKED_AT)]:
         header = _header(path)
         if header is not None:
             seen["size"].setdefault(f"{header[0]} x {header[1]} pixels", path)
@@ -188,6 +198,11 @@ def refuse_channels(channels: int | None) -> None:
         raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
 
 
+def shown(names: Sequence[str]) -> str:
+    """Names for a message: the first ten, and how many there are where these are not all."""
+    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
+
+
 def _header(path: Path) -> tuple[int, int, int] | None:
     from PIL import Image
 
@@ -208,7 +223,3 @@ def _of_bytes(picture: Image.Image) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +24,11 @@ from surefoot.data.image_folder import (
     class_folders,
     files_of,
     fitting,
-    opened,
+    read_picture,
     readable,
     refuse_channels,
 )
-from surefoot.data.images import ImageFiles, Images
+from surefoot.data.images import ImageFiles, Images, Moments
 from surefoot.data.plan import Ids, permutation
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
@@ -51,7 +50,7 @@ class ImageSets:
     fitting: Fitting
     """Side, channels, and how a picture of another size is made to fit."""
     mean: tuple[float, ...]
-    """Of each channel over the training part, 0 to 1."""
+    """Of each channel over the training part, 0 to 1; measured even where images are normalised with others."""
     std: tuple[float, ...]
     left_out: list[Path]
     """Files that could not be decoded, where such are skipped."""
@@ -68,13 +67,15 @@ def load_images(
     channels: int | None = None,
     crop: Crop = "padded",
     corrupt: Corrupt = "stop",
+    moments: Moments | None = None,
 ) -> ImageSets:
     """Labelled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn where it is None.
 
     path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, as they are or
     below train/, val/ and test/; val/ is then the held-out part. Or "synthetic".
-    classes: names by class number; of folders which ones, in that order. seed: of the run, for what augmentation draws.
-    size, channels, crop, corrupt: of pictures in folders (the first two of "synthetic" also).
+    classes: names by class number; of folders all of them, in that order. seed: of the run, for what augmentation draws.
+    size, channels, crop, corrupt: of pictures in folders (the first two of "synthetic" also). moments: mean and deviation of
+    each channel to normalise with, as a trained model was given; absent: those of the training part.
 
     Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
 
@@ -83,6 +84,7 @@ def load_images(
     (1293, 144, 360, 8)
     """
     refuse_channels(channels)
+    refuse_fraction(held_out_fraction)
     if size is not None and size < 1:
         raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
@@ -90,7 +92,7 @@ def load_images(
     made_up, folder = str(path) == SYNTHETIC, Path(path or "")
     if path is not None and not made_up:
         _refuse_place(folder)
-    arrays = _synthetic(size, channels, classes) if made_up else _arrays(None if path is None else folder)
+    arrays = _synthetic(size, channels, classes) if made_up else _arrays(None if path is None else folder, classes)
     if arrays is None:
         return _of_folders(
             folder,
@@ -101,6 +103,7 @@ def load_images(
             channels=channels,
             crop=crop,
             corrupt=corrupt,
+            moments=moments,
         )
     foreign = {"crop": crop != "padded", "corrupt": corrupt != "stop"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
@@ -111,7 +114,15 @@ def load_images(
             f"  leave it out (--data.{name}, in a preset or a file too)"
         )
     where = str(path or "digits")
-    return _of_arrays(_named(arrays, classes), where, held_out_fraction, augmentation=augmentation, seed=seed)
+    return _of_arrays(
+        _named(arrays, classes), where, held_out_fraction, augmentation=augmentation, seed=seed, moments=moments
+    )
+
+
+def refuse_fraction(held_out_fraction: float) -> None:
+    """Raise `ConfigError` for a fraction that leaves nothing to train on, or nothing to score, of however many images."""
+    if not 0 < held_out_fraction < 1:
+        raise ConfigError(f"data.held_out_fraction = {held_out_fraction}: between 0 and 1, such as 0.1")
 
 
 def _synthetic(size: int | None, channels: int | None, classes: Sequence[str] | None) -> Arrays:
@@ -119,8 +130,8 @@ def _synthetic(size: int | None, channels: int | None, classes: Sequence[str] | 
     return image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
 
 
-def _arrays(folder: Path | None) -> Arrays | None:
-    return image_arrays.digits() if folder is None else image_arrays.found_in(folder)
+def _arrays(folder: Path | None, classes: Sequence[str] | None) -> Arrays | None:
+    return image_arrays.digits() if folder is None else image_arrays.found_in(folder, numbered=classes is None)
 
 
 def _named(arrays: Arrays, classes: Sequence[str] | None) -> Arrays:
@@ -128,7 +139,13 @@ def _named(arrays: Arrays, classes: Sequence[str] | None) -> Arrays:
 
 
 def _of_arrays(
-    arrays: Arrays, where: str, held_out_fraction: float, *, augmentation: Augmentation | None, seed: int
+    arrays: Arrays,
+    where: str,
+    held_out_fraction: float,
+    *,
+    augmentation: Augmentation | None,
+    seed: int,
+    moments: Moments | None,
 ) -> ImageSets:
     for part, labels in (("training", arrays.labels), ("test", arrays.test_labels)):
         outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
@@ -145,15 +162,16 @@ def _of_arrays(
         )
     kept, apart = _divided(len(arrays.images), held_out_fraction)
     training = arrays.images[kept]
-    mean, std = _moments(training)
+    measured = _moments(_counts(training))
+    mean, std = moments or measured
     return ImageSets(
         training=Images(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
         held_out=Images(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
         test=Images(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
         fitting=Fitting(height, channels),
-        mean=mean,
-        std=std,
+        mean=measured[0],
+        std=measured[1],
         left_out=[],
     )
 
@@ -168,6 +186,7 @@ def _of_folders(
     channels: int | None,
     crop: Crop,
     corrupt: Corrupt,
+    moments: Moments | None,
 ) -> ImageSets:
     train, validation, test = (
         next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -198,16 +217,17 @@ def _of_folders(
     else:
         kept, apart = _divided(len(training.paths), held_out_fraction)
         training, held_out = training.chosen(kept), training.chosen(apart)
-    mean, std = _moments_of_files(training, fits)
-    moments: dict[str, Any] = {"mean": mean, "std": std}
+    measured = _moments_of_files(training, fits)
+    mean, std = moments or measured
+    changes = augmentation or Augmentation()
     return ImageSets(
-        training=ImageFiles(training, fits, **moments, augmentation=augmentation or Augmentation()),
-        held_out=ImageFiles(held_out, fits, **moments),
-        test=ImageFiles(parts["test"], fits, **moments) if "test" in parts else None,
+        training=ImageFiles(training, fits, mean=mean, std=std, augmentation=changes, measured=measured),
+        held_out=ImageFiles(held_out, fits, mean=mean, std=std),
+        test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
         classes=names,
         fitting=fits,
-        mean=mean,
-        std=std,
+        mean=measured[0],
+        std=measured[1],
         left_out=left_out,
     )
 
@@ -222,22 +242,27 @@ def _refuse_place(path: Path) -> None:
 
 def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
     """The places to train on and those held out, both in order."""
-    number = round(images * held_out_fraction) if 0 < held_out_fraction < 1 else 0
+    number = round(images * held_out_fraction)
     if not 0 < number < images:
         raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {images} images leaves {images - number} to train on and {number} to score\n"
-            "  give a fraction between 0 and 1, such as 0.1"
+            f"held_out_fraction = {held_out_fraction} of {images} images leaves {images - number} to train on and {number} to score"
         )
     order = permutation(stream_key(0, "held-out images"), images, np.arange(images))
     return np.sort(order[number:]), np.sort(order[:number])
 
 
-def _moments(images_NHWC: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _counts(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """How often each value is there, (C, 256), of one image (H, W, C) or many."""
+    channels = range(images.shape[-1])
+    return np.stack([np.bincount(images[..., channel].reshape(-1), minlength=256) for channel in channels])
+
+
+def _moments(counts_CV: NDArray[np.int64]) -> Moments:
     """Mean and deviation of each channel, 0 to 1, from how often each value is there: exact, and without floats of all."""
     values = np.arange(256) / 255
     means, deviations = [], []
-    for channel in range(images_NHWC.shape[-1]):
-        shares = np.bincount(images_NHWC[..., channel].reshape(-1), minlength=256) / images_NHWC[..., channel].size
+    for counts in counts_CV:
+        shares = counts / counts.sum()
         mean = float(shares @ values)
         means.append(mean)
         deviations.append(
@@ -246,6 +271,9 @@ def _moments(images_NHWC: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[f
     return tuple(means), tuple(deviations)
 
 
-def _moments_of_files(files: Files, fits: Fitting) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    some = files.paths[:: max(1, len(files.paths) // _MEASURED_FILES)]
-    return _moments(np.stack([fits.whole(opened(path)) for path in some]))
+def _moments_of_files(files: Files, fits: Fitting) -> Moments:
+    some = files.paths[:: -(-len(files.paths) // _MEASURED_FILES)]
+    counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
+    for path in some:  # one after the other: thousands of pictures need not fit into memory
+        counts_CV += _counts(fits.whole(read_picture(path)))
+    return _moments(counts_CV)

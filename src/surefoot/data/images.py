@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.data.augmentation import Augmentation, augmented, sample_bits
-from surefoot.data.image_folder import Files, Fitting, opened
+from surefoot.data.image_folder import Files, Fitting, opened, read_picture
 from surefoot.data.plan import Ids
 from surefoot.errors import DataError
 from surefoot.seeding import fold, seeded_bits, stream_key
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 _HASHED_BYTES = 1 << 24
 _PIECE = 1000  # draws of the piece that is cut out begin here, apart from those of augmentation
@@ -92,7 +94,8 @@ class ImageFiles:
     """Pictures in files, decoded when they are read: `DataError` names one that cannot be. Give the run workers.
 
     With an augmentation and `fitting.crop == "resized"` a random piece is cut out first. The seed of all that is drawn is that
-    of the generators, which a run sets for each sample.
+    of the generators, which a run sets for each sample. measured: mean and deviation that the pictures have, where they are
+    normalised with others.
     """
 
     def __init__(
@@ -103,8 +106,10 @@ class ImageFiles:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         augmentation: Augmentation | None = None,
+        measured: Moments | None = None,
     ) -> None:
         self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
+        self.measured = measured or (mean, std)
 
     def __len__(self) -> int:
         """How many pictures there are."""
@@ -113,11 +118,7 @@ class ImageFiles:
     def __getitem__(self, sample: int) -> tuple[Tensor, int]:
         """One picture (C, H, W), as it is in the epoch that the generators are seeded for, and its label."""
         bits = seeded_bits()
-        path = self.files.paths[sample]
-        try:
-            picture = opened(path)
-        except DataError as problem:
-            raise DataError(f"{problem}\n  take it away, or leave such files out: --data.corrupt skip") from problem
+        picture = read_picture(self.files.paths[sample])
         if self.augmentation is not None and self.fitting.crop == "resized":
             image = self.fitting.piece(picture, lambda draw: fold(bits, _PIECE + draw) / 2**64)
         else:
@@ -129,9 +130,10 @@ class ImageFiles:
         return normalised(image_BHWC, mean=self.mean, std=self.std)[0], int(self.files.labels[sample])
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many, a hash of their names and labels (contents are not read), and how they are changed."""
+        """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
         changes = None if self.augmentation is None else vars(self.augmentation)
-        told = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
+        told: dict[str, Any] = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
+        told["measured"] = [list(part) for part in self.measured]
         return {**told, "mean": list(self.mean), "std": list(self.std), "augmentation": changes}
 
 

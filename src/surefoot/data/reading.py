@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from surefoot.data.plan import MicroBatches
-from surefoot.data.samples import first_line, read
-from surefoot.errors import DataError, SurefootError
+from surefoot.data.samples import read
+from surefoot.errors import DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from surefoot.data.gathering import Gathers, gathering, is_tensors
-from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _HASHED_BYTES = 1 << 24
@@ -82,11 +82,6 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
             f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n"
             f"  to see it alone: dataset[{sample}]"
         ) from problem
-
-
-def first_line(problem: Exception) -> str:
-    """The first line of what an exception says: messages of torch go on with pages."""
-    return (str(problem).splitlines() or [""])[0]
 
 
 def rows(batch: Any) -> int:

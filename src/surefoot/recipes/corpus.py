@@ -81,7 +81,8 @@ def saved(out: str | None) -> Path | None:
     place = Path(out) / TOKENIZER
     if not place.is_file():
         raise sf.CheckpointError(
-            f"{place} is missing: without it nobody knows what the run's tokens mean\n  put it back"
+            f"{place} is missing: without it nobody knows what the run's tokens mean\n"
+            "  put it back; or is it the run of another recipe? Choose another --out"
         )
     return place
 

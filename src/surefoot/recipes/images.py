@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
+from surefoot.batching import batching
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import networks, pictures
 from surefoot.recipes.networks import Model
@@ -26,7 +28,7 @@ class Data:
     """A directory of IDX files (MNIST), of CIFAR-10's binary version, or of class folders, as they are or below train/, val/
     and test/; or synthetic. Absent: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes by their number; for folders which ones, in this order. Absent: numbers, and all folders."""
+    """Names of the classes by their number; of folders all of them, in this order. Absent: numbers, and folders by name."""
     held_out_fraction: float = 0.1
     """How much of the training part is scored and not trained on, where there is no val/."""
     size: int | None = None
@@ -150,6 +152,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> sf.Run:
     """The run that a configuration describes, not yet started."""
+    from surefoot.data.image_sets import refuse_fraction  # imports torch, as does the next
+    from surefoot.mixing import refuse_mixing
+
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = checked(
         lambda: _augmentation(changes),
@@ -157,7 +162,9 @@ def build(config: Config) -> sf.Run:
         config.schedule.spec,
         lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
         lambda: networks.refuse_settings(config.model, device=config.device),
-        lambda: _refuse_changes(changes),
+        lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
+        lambda: _refuse_smoothing(changes),
+        lambda: refuse_fraction(config.data.held_out_fraction),
         lambda: _refuse_missing_data(config),
     )
     held = pictures.begun(config.out)
@@ -172,13 +179,22 @@ def build(config: Config) -> sf.Run:
         channels=data.channels,
         crop=data.crop,
         corrupt=data.corrupt,
+        moments=None if held is None else (tuple(held.mean), tuple(held.std)),
     )
+    if held is not None:
+        held.refuse_another(found.classes, size=found.fitting.size, channels=found.fitting.channels)
     if found.left_out:
         print(f"warning: {len(found.left_out)} damaged pictures are left out: {found.left_out[0]} ...", flush=True)
     fits, names = found.fitting, list(found.classes)
-    name = networks.recorded_name(config.model) if held is None else held.network
-    keep = pictures.Kept(names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name)
+    name = networks.recorded_name(config.model, held=None if held is None else held.network)
+    keep = pictures.Kept(
+        names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name, networks.digest(name)
+    )
+    if held is not None and name == held.network:
+        networks.note_changed(name, was=held.sha256)
     model = networks.builder(config.model, name, channels=fits.channels, classes=len(names), size=fits.size)
+    sizes = batching(config.batch_size, config.micro_batch_size)
+    networks.refuse_lone_pixels(config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size)
 
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
@@ -187,7 +203,7 @@ def build(config: Config) -> sf.Run:
         mixture = sf.mixed(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
         mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
-        return mean, {"accuracy": sf.top_k_accuracy(logits_BK.detach(), labels_B)}
+        return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
     def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
         return sf.classification_scores(found, classes=len(names))
@@ -209,7 +225,7 @@ def build(config: Config) -> sf.Run:
         best=BEST,
         files={pictures.FILE: keep.to_json()},
         settings={
-            "data": {"classes": names},
+            "data": {"classes": names, "left_out": _left_out(found)},
             "model": networks.described(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
         },
@@ -222,10 +238,20 @@ def _augmentation(changes: Changes) -> sf.Augmentation:
     return sf.Augmentation(**{name: getattr(changes, name) for name in own})
 
 
-def _refuse_changes(changes: Changes) -> None:
-    for name in ("mixup", "cutmix"):
-        if not 0 <= getattr(changes, name) < float("inf"):
-            raise sf.ConfigError(f"augmentation.{name} = {getattr(changes, name)}: 0 for none, or a number such as 0.2")
+def _left_out(found: sf.ImageSets) -> dict[str, Any]:
+    """How many pictures are left out, and a hash of their names, wherever they lie."""
+    names = [f"{path.parent.name}/{path.name}" for path in found.left_out]
+    return {"pictures": len(names), "sha256": sha256(repr(names).encode(errors="surrogateescape")).hexdigest()}
+
+
+def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
+    """How often the likeliest class is right; of images that show two samples each by its share."""
+    first = sf.top_k_accuracy(logits_BK, mixture.labels)
+    second = sf.top_k_accuracy(logits_BK, mixture.others)
+    return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
+
+
+def _refuse_smoothing(changes: Changes) -> None:
     if not 0 <= changes.label_smoothing < 1:
         raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
 
@@ -249,6 +275,7 @@ def _schedule(config: Config) -> Any:
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
     data = pictures.kept(run)
+    networks.note_changed(data.network, was=data.sha256)
     shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
     model = networks.builder(config.model, data.network, **shape)()
     sf.load_weights(model, checkpoint, device=asked.device)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
+from surefoot import user_files
 from surefoot.config import nearest
+from surefoot.errors import first_line
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 _SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters of its rows away at once
+_LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
 _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
     "simple_cnn": {"width": 32, "dropout": 0.0, "channels_last": True},
     "resnet": {"stem": "auto", "zero_last_gain": True, "channels_last": True},
@@ -65,30 +65,45 @@ def refuse_settings(model: Model, *, device: str) -> None:
         raise sf.ConfigError("\n".join(problems))
 
 
-def recorded_name(model: Model) -> str:
-    """The network's name as a run's directory keeps it: of a file its absolute path."""
+def recorded_name(model: Model, *, held: str | None = None) -> str:
+    """The network's name as a run's directory keeps it: of a file its absolute path.
+
+    `held` is the name that a begun run kept. A relative path is from where that was begun, which may be elsewhere by now.
+    """
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")
+    if held is not None and _kind(held) == "file" and not Path(path).is_absolute():
+        kept_path, _, kept_function = held.rpartition(":")
+        if (Path(kept_path).name, kept_function) == (Path(path).name, function):
+            return held
     return f"{Path(path).resolve()}:{function}"
 
 
 def described(model: Model, name: str) -> dict[str, Any]:
     """What makes it this network and no other, as JSON; of a file also a hash of what is in it."""
-    told: dict[str, Any] = {key: value for key, value in vars(model).items() if key not in ("name", "channels_last")}
+    told: dict[str, Any] = {key: value for key, value in vars(model).items() if key != "name"}
     if _kind(name) != "file":
         return {"name": name, **told}
-    path = Path(name.rpartition(":")[0])
-    return {"name": name, "sha256": sha256(path.read_bytes()).hexdigest() if path.is_file() else None, **told}
+    return {"name": name, "sha256": digest(name), **told}
+
+
+def digest(name: str) -> str | None:
+    """Of a network of a file a hash of what is in it; None of others, and where the file is not there."""
+    return user_files.digest(_file(name)) if _kind(name) == "file" else None
+
+
+def note_changed(name: str, *, was: str | None) -> None:
+    """Print a note where the file of a network is not what it was when the run began; `was` is its `digest` then."""
+    if _kind(name) == "file":
+        user_files.note_changed(_file(name), was=was)
 
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
     """What builds the network; the file and timm are found now. `name` is as `recorded_name` has it."""
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
-    own = {key: value if (given := getattr(model, key)) is None else given for key, value in _OWN.get(kind, {}).items()}
-    if own.get("stem") == "auto":
-        own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
+    own = _own(model, kind, size=size)
     match kind:
         case "simple_cnn":
             made: Callable[[], Any] = lambda: sf.models.SimpleCNN(**shape, **own)  # noqa: E731
@@ -112,6 +127,26 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
     return built
 
 
+def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
+    """Raise `ConfigError` where micro-batches of one image would be normalised over one pixel; of surefoot's networks only."""
+    kind = _kind(name)
+    one_pixel = kind in _OWN and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
+    if micro_batch_size == 1 and one_pixel and not model.sync_batch_norm:
+        raise sf.ConfigError(
+            f"micro-batches of 1 image of {size} x {size} pixels: {name} makes one pixel of it, and batch normalisation has\n"
+            "  nothing to take a deviation of\n"
+            "  try: --micro-batch-size 2, and a --batch-size that it divides"
+        )
+
+
+def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
+    """The settings of one of surefoot's networks, absent ones filled in; none of others."""
+    own = {key: value if (given := getattr(model, key)) is None else given for key, value in _OWN.get(kind, {}).items()}
+    if own.get("stem") == "auto":
+        own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
+    return own
+
+
 def _kind(name: str) -> str:
     if name == "simple_cnn":
         return name
@@ -126,6 +161,10 @@ def _kind(name: str) -> str:
     raise sf.ConfigError(f"model.name = {name!r} is no network: {meant}")
 
 
+def _file(name: str) -> Path:
+    return Path(name.rpartition(":")[0])
+
+
 def _is_cpu(device: str) -> bool:
     import torch
 
@@ -137,7 +176,7 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
         import timm
     except Exception as problem:  # a torchvision that does not fit torch raises what it likes
         raise sf.ConfigError(
-            f"model.name = timm:{name} needs timm, which cannot be imported: {str(problem).splitlines()[0]}\n"
+            f"model.name = timm:{name} needs timm, which cannot be imported: {_told(problem)}\n"
             "  install it: pip install surefoot[timm]"
         ) from problem
     if not timm.is_model(name):
@@ -147,28 +186,20 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
 
 
 def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
-    path, _, function = name.rpartition(":")
-    file = Path(path)
-    if not file.is_file():
-        raise sf.ConfigError(f"model.name = {name}: no file {file} (looked in {Path.cwd()})")
-    module_name = f"_network_{file.stem}"
-    specification = importlib.util.spec_from_file_location(module_name, file.resolve())
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[module_name] = module  # where dataclasses look up the types of their fields
-    specification.loader.exec_module(module)
-    build = vars(module).get(function)
-    if not callable(build):
-        raise sf.ConfigError(
-            f"{file} has no function {function!r}: write def {function}(channels, classes) -> nn.Module"
-        )
+    file, function = _file(name), name.rpartition(":")[2]
+    build = user_files.names_in(file, function=function, form=f"def {function}(channels, classes) -> nn.Module")[
+        function
+    ]
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
         raise sf.ConfigError(
             f"{file}: {function} takes {', '.join(parameters)}; write def {function}(channels, classes), or without arguments"
         )
     return lambda: build(**shape) if parameters else build()
+
+
+def _told(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {first_line(problem)}"
 
 
 def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, size: int) -> None:
@@ -180,9 +211,9 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
     try:
         with torch.no_grad():
             logits = network.eval()(torch.zeros(2, channels, size, size))
-    except (RuntimeError, ValueError, TypeError, AssertionError) as problem:
+    except Exception as problem:  # whatever the user's code or torch raises
         raise sf.ConfigError(
-            f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {str(problem).splitlines()[0]}"
+            f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {_told(problem)}"
         ) from problem
     network.train(were)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):

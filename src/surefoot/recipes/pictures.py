@@ -19,6 +19,7 @@ _SETTINGS: dict[str, type | tuple[type, ...]] = {
     "mean": list,
     "std": list,
     "network": str,
+    "sha256": (str, type(None)),
 }
 
 
@@ -44,10 +45,28 @@ class Kept:
     std: list[float]
     network: str
     """Its name; of a network of a file the absolute path and the function."""
+    sha256: str | None
+    """Of a network of a file what the file held, as a hash."""
 
     def to_json(self) -> str:
         """As it stands in the run's directory."""
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
+
+    def refuse_another(self, classes: Sequence[str], *, size: int, channels: int) -> None:
+        """Raise `DataError` for data whose classes, size or channels are not those that the run was begun with."""
+        from surefoot.data.image_folder import shown  # imports NumPy
+
+        if list(classes) != self.classes:
+            raise sf.DataError(
+                f"the classes of these data are {shown(classes)}; those of the run, by number: {shown(self.classes)}\n"
+                "  are these its data? Classes of arrays are named by --data.classes"
+            )
+        for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
+            if found != own:
+                raise sf.DataError(
+                    f"the images of these data have {name} {found}, those of the run {own}\n"
+                    f"  pictures in folders are made so: --data.{name} {own}"
+                )
 
 
 def kept(run: Path) -> Kept:
@@ -60,7 +79,8 @@ def kept(run: Path) -> Kept:
             raise ValueError(f"its entries should be {', '.join(_SETTINGS)}")
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
-            f"{place} is missing: without it nobody knows what the run's classes are called\n  put it back"
+            f"{place} is missing: without it nobody knows what the run's classes are called\n"
+            "  put it back; or is it the run of another recipe? Choose another --out"
         ) from problem
     except (OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem

@@ -19,7 +19,7 @@ class Optimizer:
     lr: float = 3e-3
     """Base learning rate, reached where warm-up ends."""
     weight_decay: float = 0.1
-    """Decoupled decay of matrices; biases, norms and embeddings have none."""
+    """Decay of matrices, for adamw decoupled from the gradient; biases, norms and embeddings have none."""
     betas: tuple[float, float] | None = None
     """adamw: how slowly the averages of gradient and square move."""
     eps: float | None = None

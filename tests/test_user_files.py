@@ -1,0 +1,71 @@
+"""Functions in files of the user's own: what is found, and how all that can be wrong with such a file is told; 1 second."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot import user_files
+from surefoot.errors import ConfigError, DataError
+
+
+def named(file: Path) -> object:
+    return user_files.names_in(file, function="build", form="def build() -> None")["build"]
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_what_a_file_defines_is_found_and_no_module_is_hidden(tmp_path: Path) -> None:
+    import random
+
+    (tmp_path / "random.py").write_text("def build(): return 7\n")
+    assert named(tmp_path / "random.py")() == 7  # type: ignore[operator]
+    assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("x = 1\n\ndef build(:\n", r"mine\.py, line 3: SyntaxError: "),
+        ("\nimport a_module_that_nobody_has\n", r"mine\.py, line 2: ModuleNotFoundError: No module named 'a_module"),
+        ("import json\njson.loads('')\n", r"mine\.py, line 2: JSONDecodeError"),
+        ("assert False\n", r"mine\.py, line 1: AssertionError: \n"),
+        ("x = 1\n", "has no function 'build': write def build"),
+        ("build = 1\n", "has no function 'build': write def build"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        named(tmp_path / "mine.py")
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(("name", "says"), [("nowhere.py", "no file"), ("mine.txt", "ends in .py")])
+def test_what_is_no_file_of_python_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("def build(): pass\n")
+    with pytest.raises(ConfigError, match=says):
+        named(tmp_path / name)
+
+
+def test_what_a_file_refuses_itself_stays_as_it_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import surefoot as sf\nraise sf.DataError('no such corpus')\n")
+    with pytest.raises(DataError, match=r"^no such corpus$"):
+        named(tmp_path / "mine.py")
+
+
+def test_only_a_changed_file_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1\n")
+    was = user_files.digest(file)
+    user_files.note_changed(file, was=was)
+    user_files.note_changed(tmp_path / "nowhere.py", was=was)
+    assert capsys.readouterr().out == ""
+    file.write_text("x = 2\n")
+    user_files.note_changed(file, was=was)
+    assert capsys.readouterr().out.startswith(f"note: {file} has changed since this run began")
