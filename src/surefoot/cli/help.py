@@ -54,9 +54,9 @@ far as the schedule allows it exactly.
 Score a checkpoint (newest, best, or that of a step) on everything that its run
 scores; changes nothing in the run. "average 5" is the mean of the weights of
 the last five. --on SPLIT scores one of the run's splits alone. --on NAME=FILE
-asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
-WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be given several
-times.
+(or FILE alone) asks a gpt run all questions of a file: HellaSwag, ARC, PIQA,
+OpenBookQA, COPA, WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be
+given several times.
 
   surefoot evaluate runs/mine --checkpoint best
   surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
