@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
     main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes", "--column=body", "--processes=1"])
     said = capsys.readouterr()
-    assert said.err == "4,059 tokens in 1 shards in shards\n"
+    assert said.err == "1 files: 1 .jsonl\n4,059 tokens in 1 shards in shards\n"
     assert said.out == ""
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--sample-tokens=0"]
     main(["train", "gpt", "--data.path=shards", "--length=3 steps", "--cloze-questions=0", "--out=runs/a", *small])
