@@ -225,7 +225,7 @@ def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
         for name in ("bare.py", "guarded.py")
     )
     assert "ConfigError: each process that encodes reads the script again" in bare.stderr
-    assert bare.stderr.splitlines()[-1].endswith('the call must stand below: if __name__ == "__main__":')
+    assert bare.stderr.endswith('There the call must stand below: if __name__ == "__main__":\n')
     assert (bare.returncode, guarded.returncode) == (1, 0), guarded.stderr
     assert len(list(tmp_path.glob("*.out"))) == 2  # one of each script
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import current_process, get_context, parent_process
 
 import numpy as np
 
@@ -62,7 +61,8 @@ def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proce
 
 def refuse_script_read_again() -> None:
     """Raise `ConfigError` where a process of the pool reads the script that started it, which would start another pool."""
-    if "__mp_main__" in sys.modules and parent_process() is None:  # which multiprocessing sets once the script is read
+    # multiprocessing names a process before the script is read, and its parent only afterwards
+    if current_process().name != "MainProcess" and parent_process() is None:
         raise ConfigError(
             "each process that encodes reads the script again, and came upon the call that started it\n"
             '  put that below: if __name__ == "__main__":'
