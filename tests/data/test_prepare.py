@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -228,6 +229,18 @@ def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
     assert bare.stderr.endswith('There the call must stand below: if __name__ == "__main__":\n')
     assert (bare.returncode, guarded.returncode) == (1, 0), guarded.stderr
     assert len(list(tmp_path.glob("*.out"))) == 2  # one of each script
+
+
+def test_the_page_about_shards_shows_a_script_that_makes_them(inputs: list[Path], tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "token-shards.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    (tmp_path / "script.py").write_text(code)
+    inputs[0].rename(tmp_path / "text.jsonl")
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
+    made = TokenShards.open(tmp_path / "shards")
+    assert np.array_equal(
+        made.arrays[0], prepared(tmp_path / "out", [tmp_path / "text.jsonl"], shard_tokens=9999).arrays[0]
+    )
 
 
 def test_a_shard_that_cannot_be_reached_is_not_made_again(inputs: list[Path], tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
     for name, held in own.items():
         if held.shape != state[name].shape:
             return f"its {name} is {list(state[name].shape)}, here {list(held.shape)}"
-    if model.shape.tied and not torch.equal(state["head.weight"], state["embedding.weight"]):
+    head, embedding = state["head.weight"], state["embedding.weight"]
+    if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
         return "its head is not its embedding, as GPT-2's is"
     return None
 

@@ -81,11 +81,11 @@ resized as the training data were, and the likeliest classes are told.
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
 
 Write the tokens of text files and JSON lines (.jsonl), gzipped or not, and of
-Parquet, and of directories of them, as shards for --data.path. NAME is gpt2, bytes, or a
-tokenizer's file or directory, such as a run's. A text file is one document, a
-line of JSON or a row of Parquet one each; an end token follows each. Stopped or
-killed, the same command goes on, to the same bytes; run once more, it checks
-them.
+Parquet, and of directories of them, as shards for --data.path. NAME is gpt2,
+bytes, or a tokenizer's file or directory, such as a run's. A text file is one
+document, a line of JSON or a row of Parquet one each; an end token follows
+each. Stopped or killed, the same command goes on, to the same bytes; run once
+more, it checks them. Inputs that have changed since are refused.
 
   --column NAME       where JSON lines and Parquet have the text (default: text)
   --processes N       how many encode (default: one for each core)
