@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from surefoot.cli.main import main
+from surefoot.recipes import corpus
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +20,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["surefoot"])
     lines = [json.dumps({"body": "to be or not to be, that is the question"}) for _ in range(99)]
     Path("a.jsonl").write_text("\n".join(lines))
+    lossy = tokenizers.Tokenizer(tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?"))
+    lossy.save("lossy.json")
+    monkeypatch.setattr(corpus, "_GPT2", tmp_path / "nowhere")
 
 
 def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
     main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes", "--column=body", "--processes=1"])
     said = capsys.readouterr()
-    assert said.err == "4,059 tokens in 1 shards in shards\n"
+    assert said.err == "1 files: 1 .jsonl\n4,059 tokens in 1 shards in shards\n"
     assert said.out == ""
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--sample-tokens=0"]
     main(["train", "gpt", "--data.path=shards", "--length=3 steps", "--cloze-questions=0", "--out=runs/a", *small])
@@ -41,6 +46,8 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
         (["prepare", "out", "a.jsonl"], 2, "tokenizer"),
         (["prepare", "out", "a.jsonl", "--tokenizer=bpe"], 2, "is trained on text first"),
         (["prepare", "out", "a.jsonl", "--tokeniser=bytes"], 2, "did you mean --tokenizer?"),
+        (["prepare", "out", "a.jsonl", "--tokenizer=gpt2"], 3, "in the place of gpt2"),
+        (["prepare", "out", "a.jsonl", "--tokenizer=lossy.json"], 3, "use one of the GPT-2 kind"),
         (["prepare", "out", "a.jsonl", "--tokenizer=missing"], 3, "no tokenizer at missing"),
         (["prepare", "out", "a.jsonl", "--tokenizer=bytes", "--processes=1"], 3, "a.jsonl, line 1 has no 'text'"),
         (["prepare", "out", "b.jsonl", "--tokenizer=bytes"], 3, "no file or directory b.jsonl"),
@@ -56,6 +63,7 @@ def test_mistakes_are_told_in_a_few_lines(
     assert end.value.code == status, said
     assert says in said
     assert len(said.splitlines()) <= 5
+    assert "--data." not in said  # which this verb does not have
 
 
 def test_neither_the_verb_nor_its_processes_import_torch() -> None:

@@ -150,6 +150,11 @@ def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
     assert sum(int(batch.right) for batch in batches) == sum(question.right for question in questions())
 
 
+def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
+    batch = dataset(questions()).gather(np.arange(7), np.zeros(7, dtype=np.int64))
+    assert {part.dtype for part in batch} == {torch.int64}
+
+
 def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
     asked = questions()
     assert check_samples(dataset(asked), seed=0) == len(asked)

@@ -58,11 +58,32 @@ def test_gzipped_files_are_the_same_documents(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_its_known_files_sorted_by_path(tmp_path: Path) -> None:
-    for name in ("b/one.txt", "a.jsonl", "b/picture.png", "b.md", "a/z.txt.gz"):
+    for name in ("b/one.txt", "a.jsonl", "b/picture.png", "b.rst", "a/z.txt.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert [file.name for file in document_files([tmp_path])] == ["a/z.txt.gz", "a.jsonl", "b/one.txt", "b.md"]
+    assert [file.name for file in document_files([tmp_path])] == ["a/z.txt.gz", "a.jsonl", "b/one.txt", "b.rst"]
     assert [file.name for file in document_files([tmp_path / "b" / "picture.png"])] == ["picture.png"]
+
+
+def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) -> None:
+    for name in ("README.md", "load.py", "info.json", "train/a.jsonl", "more.txt", "c.parquet.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert [file.name for file in document_files([tmp_path])] == ["more.txt", "train/a.jsonl"]
+    (tmp_path / "train" / "a.jsonl").unlink()
+    assert [file.name for file in document_files([tmp_path])] == ["README.md", "load.py", "more.txt"]
+    assert [file.name for file in document_files([tmp_path / "info.json"])] == ["info.json"]
+
+
+def test_what_is_written_is_not_read(tmp_path: Path) -> None:
+    for name in ("a.txt", "out/b.txt", "outer/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+    found = document_files([tmp_path], out=tmp_path / "outer" / ".." / "out")
+    assert [file.name for file in found] == ["a.txt", "outer/c.txt"]
+    for inside in (tmp_path, tmp_path / "out"):
+        with pytest.raises(DataError, match="write into another one"):
+            document_files([inside], out=tmp_path)
 
 
 def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
@@ -117,6 +138,9 @@ def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> N
         read(tmp_path / "a.txt")
     with pytest.raises(DataError, match="no file or directory"):
         document_files([tmp_path / "missing"])
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
+    with pytest.raises(DataError, match=r"not read gzipped\n  gunzip"):
+        document_files([tmp_path / "a.parquet.gz"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no documents in the directory"):
         document_files([tmp_path / "empty"])

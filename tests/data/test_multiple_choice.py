@@ -42,10 +42,12 @@ def words(question):
         (HELLASWAG | {"ind": 4, "ctx_a": "A", "source_id": "x"}, ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3)),
         (HELLASWAG | {"label": "3"}, ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3)),
         (ARC, ([("Question: why?\n", "so"), ("Question: why?\n", "thus")], 1)),  # no blank after a line end
+        (ARC | {"query": "Question: why?"}, ([("Question: why?", " so"), ("Question: why?", " thus")], 1)),
+        (ARC | {"query": "Why?", "choices": [" so", "\nthus"]}, ([("Why?", " so"), ("Why?", "\nthus")], 1)),  # nor a second one
         (WINOGRANDE, ([("so Sarah", " did it."), ("so Maria", " did it.")], 0)),
         (LAMBADA, ([("I don't care about", " signs")], 0)),
     ],
-    ids=["hellaswag", "label as text", "query", "winogrande", "lambada"],
+    ids=["hellaswag", "label as text", "query", "query without line end", "blank in the ending", "winogrande", "lambada"],
 )  # fmt: skip
 def test_a_record_of_each_kind_is_known_by_its_keys(record, means, tmp_path):
     (question,) = load_questions(written(tmp_path / "a.jsonl", record), ByteTokenizer())
@@ -85,6 +87,7 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
         ([ARC, ARC | {"choices": ["a", "b", "c"]}], "line 2 has 3 endings, those before it 2"),
         ([ARC, LAMBADA], "line 2 has no 'query', no 'choices', no 'gold'"),
         ([ARC | {"choices": ["a"]}], "line 1 has 1 ending: there is nothing to choose"),
+        ([ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}], "line 1: 'query' has 2 texts and 'choices' 3"),
         ([[1]], "line 1 is a list"),
         ([], "holds no questions: it is empty"),
     ],

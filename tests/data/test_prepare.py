@@ -1,9 +1,10 @@
-"""Token shards from text: the tokens are those of each document, and neither kills nor processes change a byte; 12 seconds."""
+"""Token shards from text: the tokens are those of each document, and neither kills nor processes change a byte; 20 seconds."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,8 +97,9 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     said: list[str] = []
     prepared(tmp_path / "out", inputs, say=said.append)
     assert whole(tmp_path / "out") == whole(tmp_path / "whole")
-    assert ("going on after" in said[0]) == (shards > 0)
-    assert shards == 0 or f"{shards} shards with {1000 * shards:,} tokens" in said[0]
+    assert said[0] == "3 files: 2 .jsonl, 1 .txt"
+    assert ("going on after" in said[1]) == (shards > 0)
+    assert shards == 0 or f"{shards} shards with {1000 * shards:,} tokens" in said[1]
 
 
 def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
@@ -161,9 +163,17 @@ def test_a_directory_of_other_settings_is_refused(
 
 def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: Path) -> None:
     prepared(tmp_path / "out", inputs)
+    text, times = inputs[1].read_text(), inputs[1].stat()
     inputs[1].write_text("other")
-    with pytest.raises(DataError, match=r"of 3 files, now 3, such as b\.txt"):
+    with pytest.raises(DataError, match=r"b\.txt has changed since, from \d+ to 5 bytes"):
         prepared(tmp_path / "out", inputs)
+    inputs[1].write_text(text.upper())
+    os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    with pytest.raises(DataError, match=r"b\.txt was written again since, with as many bytes"):
+        prepared(tmp_path / "out", inputs)
+    inputs[1].write_text(text)
+    os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+    prepared(tmp_path / "out", inputs)
 
 
 def test_shards_of_someone_else_are_not_touched(inputs: list[Path], tmp_path: Path) -> None:
@@ -181,6 +191,64 @@ def test_errors_in_the_text_name_file_and_line_from_several_processes_too(inputs
     inputs[2].write_text('{"text": "a"}\n{"txt": "b"}\n')
     with pytest.raises(DataError, match=r"c\.jsonl, line 2 has no 'text'"):
         prepared(tmp_path / "out", inputs, processes=2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_text_that_is_none_is_told_with_file_and_document(
+    kind: str, processes: int, inputs: list[Path], tmp_path: Path
+) -> None:
+    lines = inputs[2].read_text().splitlines(keepends=True)
+    inputs[2].write_text("".join([*lines[:17], '{"text": "bad \\ud83d here"}\n', *lines[17:]]))
+    tokenizer = BYTES if kind == "bytes" else sf.BpeTokenizer.trained(documents(), vocabulary=300)
+    with pytest.raises(DataError, match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate"):
+        prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
+
+
+def test_shards_below_the_directory_that_is_read_are_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("one text")
+    prepared(tmp_path / "texts" / "out", [tmp_path / "texts"])
+    (tmp_path / "texts" / "out" / "notes.txt").write_text("made on Monday")
+    said: list[str] = []
+    prepared(tmp_path / "texts" / "out", [tmp_path / "texts"], say=said.append)
+    assert "undamaged: nothing to do" in said[-1]
+
+
+def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
+    inputs: list[Path], tmp_path: Path
+) -> None:
+    call = f"sf.prepare_shards(f'{{os.getpid()}}.out', [{str(inputs[0])!r}], tokenizer=sf.ByteTokenizer(), processes=2)"
+    (tmp_path / "bare.py").write_text(f"import os\nimport surefoot as sf\n{call}\n")
+    (tmp_path / "guarded.py").write_text(f"import os\nimport surefoot as sf\nif __name__ == '__main__':\n    {call}\n")
+    bare, guarded = (
+        subprocess.run([sys.executable, name], cwd=tmp_path, check=False, capture_output=True, text=True)
+        for name in ("bare.py", "guarded.py")
+    )
+    assert "ConfigError: each process that encodes reads the script again" in bare.stderr
+    assert bare.stderr.endswith('There the call must stand below: if __name__ == "__main__":\n')
+    assert (bare.returncode, guarded.returncode) == (1, 0), guarded.stderr
+    assert len(list(tmp_path.glob("*.out"))) == 2  # one of each script
+
+
+def test_the_page_about_shards_shows_a_script_that_makes_them(inputs: list[Path], tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "token-shards.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    (tmp_path / "script.py").write_text(code)
+    inputs[0].rename(tmp_path / "text.jsonl")
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
+    made = TokenShards.open(tmp_path / "shards")
+    assert np.array_equal(
+        made.arrays[0], prepared(tmp_path / "out", [tmp_path / "text.jsonl"], shard_tokens=9999).arrays[0]
+    )
+
+
+def test_a_shard_that_cannot_be_reached_is_not_made_again(inputs: list[Path], tmp_path: Path) -> None:
+    prepared(tmp_path / "out", inputs)
+    (tmp_path / "out" / "shard-00002.bin").unlink()
+    (tmp_path / "out" / "shard-00002.bin").mkdir()
+    with pytest.raises(DataError, match=r"shard-00002\.bin cannot be read: Is a directory"):
+        prepared(tmp_path / "out", inputs)
 
 
 def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:

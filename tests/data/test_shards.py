@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +87,14 @@ def test_a_shard_of_another_size_is_named(tmp_path, change, state):
 def test_a_flipped_bit_is_found_by_reading_everything(tmp_path):
     spoiled(tmp_path, lambda file: file.write_bytes(b"\x80" + file.read_bytes()[1:]))
     assert TokenShards.open(tmp_path).damaged() == ["shard-00001.bin"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here whose reading is an I/O error")
+def test_bytes_that_the_disk_does_not_give_are_damaged(tmp_path):
+    shards = write_shards(np.arange(9), tmp_path, vocabulary=9)
+    (tmp_path / "shard-00000.bin").unlink()
+    (tmp_path / "shard-00000.bin").symlink_to("/proc/self/mem")  # no page lies at its beginning
+    assert shards.damaged() == ["shard-00000.bin"]
 
 
 def test_no_directory_and_no_index_are_told_apart(tmp_path):

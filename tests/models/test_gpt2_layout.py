@@ -49,9 +49,22 @@ def test_a_model_that_transformers_saved_gives_its_logits(tmp_path: Path) -> Non
 
 def test_a_model_of_ours_gives_its_logits_in_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
-    sf.save_gpt2(gpt(), tmp_path / "ours")
+    sf.save_gpt2(gpt(), tmp_path / "ours", end=None)
     there = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
     assert_close(there(TOKENS).logits, gpt()(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("end", [None, 0, 7])
+def test_the_end_of_a_text_is_that_of_the_tokenizer(end: int | None, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    sf.save_gpt2(gpt(), tmp_path, end=end)
+    there = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (there.bos_token_id, there.eos_token_id) == (end, end)
+
+
+def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sf.CheckpointError, match="end = 50 is no token of this model, whose vocabulary has 50"):
+        sf.save_gpt2(gpt(), tmp_path, end=50)
 
 
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
@@ -68,7 +81,7 @@ def test_there_and_back_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     again = from_gpt2_layout(to_gpt2_layout(state))
     assert {*again} == {*state}
     assert all(torch.equal(again[name], held) for name, held in state.items())
-    sf.save_gpt2(gpt(), tmp_path)
+    sf.save_gpt2(gpt(), tmp_path, end=None)
     assert all(torch.equal(sf.load_gpt2(tmp_path).state_dict()[name], held) for name, held in state.items())
 
 
@@ -104,7 +117,7 @@ def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> Non
 def test_weights_that_do_not_fit_whole_are_refused_naming_the_sizes(
     here: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    sf.save_gpt2(gpt(), tmp_path)
+    sf.save_gpt2(gpt(), tmp_path, end=None)
     model = GPT(replace(SHAPE, **here))
     before = {name: held.clone() for name, held in model.state_dict().items()}
     with pytest.raises(sf.CheckpointError, match=says) as caught:
@@ -113,8 +126,56 @@ def test_weights_that_do_not_fit_whole_are_refused_naming_the_sizes(
     assert all(torch.equal(before[name], held) for name, held in model.state_dict().items())
 
 
+def bare(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    save_file(tensors, tmp_path / "bare.safetensors")
+    return tmp_path / "bare.safetensors"
+
+
+def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(tmp_path: Path) -> None:
+    wide = replace(SHAPE, width=128)
+    file = bare(tmp_path, to_gpt2_layout(gpt(wide).state_dict()))
+    with pytest.raises(sf.CheckpointError, match=r"heads 2 \(here 4\); without config\.json"):
+        load_initial_weights({"model": gpt(replace(wide, heads=4), seed=5)}, file)
+    model = gpt(wide, seed=5)
+    load_initial_weights({"model": model}, file)
+    assert torch.equal(model(TOKENS), gpt(wide)(TOKENS))
+
+
+def test_a_file_of_a_width_that_has_no_such_heads_is_refused(tmp_path: Path) -> None:
+    file = bare(tmp_path, to_gpt2_layout(gpt(replace(SHAPE, width=130)).state_dict()))
+    (tmp_path / "config.json").write_text('{"n_head": 4}')
+    with pytest.raises(sf.CheckpointError, match="no GPT-2: width = 130 must be a multiple of heads = 4"):
+        load_initial_weights({"model": gpt()}, file)
+
+
+def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_path: Path) -> None:
+    whole = to_gpt2_layout(gpt().state_dict())
+    (tmp_path / "config.json").write_text('{"n_head": 2}')
+    for wrong, says in (
+        (
+            {name: held for name, held in whole.items() if "h.0.mlp.c_fc.weight" not in name},
+            "no blocks.0.mlp.up.weight",
+        ),
+        (whole | {"transformer.ln_f.weight": torch.ones(31)}, r"norm\.weight is \[31\], here \[32\]"),
+        (whole | {"lm_head.weight": torch.ones(50, 32)}, "its head is not its embedding"),
+    ):
+        model = gpt(seed=5)
+        with pytest.raises(sf.CheckpointError, match=says):
+            load_initial_weights({"model": model}, bare(tmp_path, wrong))
+        assert torch.equal(model(TOKENS), gpt(seed=5)(TOKENS))
+
+
+def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> None:
+    head, model = torch.ones(50, 32), gpt(replace(SHAPE, tied=False))
+    (tmp_path / "config.json").write_text('{"n_head": 2}')
+    load_initial_weights(
+        {"model": model}, bare(tmp_path, to_gpt2_layout(gpt().state_dict()) | {"lm_head.weight": head})
+    )
+    assert torch.equal(model.state_dict()["head.weight"], head)
+
+
 def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
-    sf.save_gpt2(gpt(), tmp_path / "good")
+    sf.save_gpt2(gpt(), tmp_path / "good", end=None)
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     for name, wrong, says in (
         ("other", {"weight": torch.ones(3)}, "no GPT-2 as transformers names it: it holds weight"),
@@ -139,7 +200,7 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
-    sf.save_gpt2(gpt(), tmp_path)
+    sf.save_gpt2(gpt(), tmp_path, end=None)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(sf.CheckpointError, match=says):
         sf.load_gpt2(tmp_path, heads=2)
@@ -148,7 +209,7 @@ def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: 
 @pytest.mark.parametrize("here", [{"family": "modern"}, {"tied": False}])
 def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
-        sf.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a")
+        sf.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", end=None)
     assert not (tmp_path / "a").exists()
 
 
@@ -159,7 +220,7 @@ def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     tokenizer = sf.BpeTokenizer.trained(["the cat sat on the mat"], vocabulary=260)
-    sf.save_gpt2(gpt(replace(SHAPE, vocabulary=tokenizer.vocabulary)), "gpt2")
+    sf.save_gpt2(gpt(replace(SHAPE, vocabulary=tokenizer.vocabulary)), "gpt2", end=tokenizer.end)
     Path("gpt2/tokenizer.json").write_text(tokenizer.to_json())
     Path("hellaswag_val.jsonl").write_text('{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n')
     exec(code, {})

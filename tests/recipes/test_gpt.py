@@ -293,6 +293,32 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
         gpt.build(config(tmp_path / "shards"))
 
 
+def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
+    trained_here = sf.BpeTokenizer.trained([text()], vocabulary=300)
+    sf.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "tokenizer.json").write_text(sf.BpeTokenizer.trained([text()], vocabulary=310).to_json())
+    plain = {"data.vocabulary": None, "cloze_questions": 0}
+    for other in ({"data.tokenizer": str(weights)}, {"init": str(weights)}):
+        with pytest.raises(sf.ConfigError, match="is another\n") as caught:
+            gpt.build(config(tmp_path / "shards", **plain, **other))
+        assert len(str(caught.value).splitlines()) <= 5
+    for same in ({}, {"data.tokenizer": str(tmp_path / "shards")}):
+        run = gpt.build(config(tmp_path / "shards", **plain, **same))
+        assert run.parts.files["tokenizer.json"] == trained_here.to_json()
+
+
+@pytest.mark.parametrize("left", ["prepare.json", "shard-00000.bin"])
+def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) -> None:
+    sf.prepare_shards(tmp_path / "shards", [path], tokenizer=sf.ByteTokenizer(), processes=1)
+    for file in (tmp_path / "shards").iterdir():
+        if file.name != left:
+            file.unlink()
+    with pytest.raises(sf.DataError, match=r"unfinished token shards: it has no tokens\.json"):
+        gpt.build(config(tmp_path / "shards"))
+
+
 # --- settings --------------------------------------------------------------------------------------------------------------
 
 

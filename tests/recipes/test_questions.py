@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,33 @@ def test_averaged_weights_are_scored_where_the_run_has_them(capsys: pytest.Captu
     assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
 
 
+def test_a_file_alone_is_called_after_itself_in_both_places(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl"])
+    capsys.readouterr()
+    main(["evaluate", "a", "--on", "last.jsonl"])
+    assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
+
+
+def test_files_are_scored_in_the_precision_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(*arguments: Any, precision: str, **settings: Any) -> dict[str, float]:
+        asked.append(precision)
+        return scores(*arguments, precision=precision, **settings)
+
+    asked, scores = list[str](), sf.split_scores
+    monkeypatch.setattr(sf, "split_scores", noted)
+    main(["train", "gpt", *SMALL])
+    capsys.readouterr()
+    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["described"]["precision"]
+    found = {}
+    for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
+        main(["evaluate", "a", "--on", "last=last.jsonl", *flags])
+        found[*flags] = printed(capsys)["last/loss"]
+    assert asked == [settled, "fp32", "bf16"]
+    assert found["--precision=fp32",] != found["--precision=bf16",]
+
+
 def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"])
     main(["train", "gpt", *SMALL, "--out=runs/b"])
@@ -87,9 +115,11 @@ def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("on", "status", "says"),
     [
-        (["nothing"], 2, "no split of this run, which has: held-out\n"),
+        (["nothing"], 2, "no split of this run, which has: held-out, nor a file here\n"),
+        (["missing.jsonl"], 2, "no split of this run"),
         (["=swag.jsonl"], 2, "write NAME=FILE"),
-        (["a=swag.jsonl", "a=last.jsonl"], 2, "each name once"),
+        (["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
+        (["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
         (["a=missing.jsonl"], 3, "no file missing.jsonl"),
         (["a=text.txt"], 3, "text.txt, line 1 is no JSON"),
     ],

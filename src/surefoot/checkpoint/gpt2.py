@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surefoot.errors import CheckpointError
-from surefoot.models.gpt import GPT, GPTShape
+from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import (
     foreign_to_gpt2,
     from_gpt2_layout,
@@ -50,21 +50,25 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     try:
         shape = shape_of_gpt2(state, heads=noted if heads is None else heads)
         model = GPT(shape)
-        if not torch.equal(state["head.weight"], state["embedding.weight"]):
-            raise ValueError("its head is not its embedding, as GPT-2's is")
-        model.load_state_dict(state)
-    except (ValueError, RuntimeError) as problem:
-        raise CheckpointError(f"{file} is no GPT-2: {' '.join(str(problem).split())[:200]}") from problem
+    except ValueError as problem:
+        raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
+    misfit = _misfit(state, model)
+    if misfit is not None:
+        raise CheckpointError(f"{file} is no GPT-2: {misfit}")
+    model.load_state_dict(state)
     return model
 
 
-def save_gpt2(model: GPT, directory: Path | str) -> None:
+def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     """Write a model of the family gpt2 as transformers reads it: GPT2LMHeadModel.from_pretrained(directory).
 
+    `end` is the token between documents, at which its texts begin and end: `tokenizer.end`, None where there is none.
     The directory is made; a model that is there already is replaced. Raises `CheckpointError` for another family, or a head
-    that is not the embedding, which a GPT-2 has no room for.
+    that is not the embedding, which a GPT-2 has no room for, and for an `end` outside the vocabulary.
     """
     shape, directory = model.shape, Path(directory)
+    if end is not None and not 0 <= end < shape.vocabulary:
+        raise CheckpointError(f"end = {end} is no token of this model, whose vocabulary has {shape.vocabulary}")
     if shape.family != "gpt2" or not shape.tied:
         raise CheckpointError(
             f"a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
@@ -76,15 +80,18 @@ def save_gpt2(model: GPT, directory: Path | str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, partial, metadata={"format": "pt"})
         partial.replace(directory / _FILE)
-        (directory / _SETTINGS).write_text(json.dumps(gpt2_settings(shape), indent=2) + "\n", encoding="utf-8")
+        (directory / _SETTINGS).write_text(json.dumps(gpt2_settings(shape, end=end), indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 
 
-def fitted_gpt2(tensors: Mapping[str, Tensor], shape: GPTShape, *, place: Path) -> dict[str, Tensor]:
-    """The state for a `GPT` of a shape from the tensors of a file at `place`; `CheckpointError` where they do not fit whole."""
-    state = _translated(tensors, place)
-    found = shape_of_gpt2(state, heads=_noted_heads(place) or shape.heads)
+def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> dict[str, Tensor]:
+    """The state for a `GPT` from the tensors of a file at `place`; `CheckpointError` where they do not fit whole."""
+    state, shape, noted = _translated(tensors, place), model.shape, _noted_heads(place)
+    try:
+        found = shape_of_gpt2(state, heads=noted)
+    except ValueError as problem:
+        raise CheckpointError(f"{place} is no GPT-2: {problem}") from problem
     if shape.family != "gpt2":
         raise CheckpointError(
             f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
@@ -96,8 +103,28 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], shape: GPTShape, *, place: Path) 
         flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
         if "vocabulary" in wrong:
             flags.append("--data.tokenizer with as many tokens (filled-up vocabularies are not cut)")
+        if "heads" in wrong and noted is None:
+            told += f"; without {_SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
+    misfit = _misfit(state, model)
+    if misfit is not None:
+        raise CheckpointError(f"{place} does not fit whole: {misfit}")
     return state
+
+
+def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
+    """What of a state a model has not, or has otherwise; None where it fits whole."""
+    own = model.state_dict()
+    lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
+    if lacking or foreign:
+        return f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
+    for name, held in own.items():
+        if held.shape != state[name].shape:
+            return f"its {name} is {list(state[name].shape)}, here {list(held.shape)}"
+    head, embedding = state["head.weight"], state["embedding.weight"]
+    if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
+        return "its head is not its embedding, as GPT-2's is"
+    return None
 
 
 def _translated(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:

@@ -27,8 +27,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
 
     `place` is a .safetensors file, a checkpoint's directory, or a run's (its newest intact checkpoint). Of several models
     each takes its own from a checkpoint, and what fits by name from a file. A file of GPT-2's weights as transformers names
-    them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be
-    read or nothing fits.
+    them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be read or nothing fits.
     """
     sources, said = _sources(place, models)
     rows: dict[str, list[tuple[str, Tensor]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
@@ -76,7 +75,7 @@ def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Ma
         if len(models) == 1:
             only = next(iter(models.values()))
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
-                fitted = fitted_gpt2(tensors, only.shape, place=place)
+                fitted = fitted_gpt2(tensors, only, place=place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
         return {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}, str(

@@ -54,9 +54,9 @@ far as the schedule allows it exactly.
 Score a checkpoint (newest, best, or that of a step) on everything that its run
 scores; changes nothing in the run. "average 5" is the mean of the weights of
 the last five. --on SPLIT scores one of the run's splits alone. --on NAME=FILE
-asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
-WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be given several
-times.
+(or FILE alone) asks a gpt run all questions of a file: HellaSwag, ARC, PIQA,
+OpenBookQA, COPA, WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be
+given several times.
 
   surefoot evaluate runs/mine --checkpoint best
   surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
@@ -80,12 +80,12 @@ resized as the training data were, and the likeliest classes are told.
 """,
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
 
-Write the tokens of text files, JSON lines (.jsonl) and Parquet, gzipped or not,
-and of directories of them, as shards for --data.path. NAME is gpt2, bytes, or a
-tokenizer's file or directory, such as a run's. A text file is one document, a
-line of JSON or a row of Parquet one each; an end token follows each. Stopped or
-killed, the same command goes on, to the same bytes; run once more, it checks
-them.
+Write the tokens of text files and JSON lines (.jsonl), gzipped or not, and of
+Parquet, and of directories of them, as shards for --data.path. NAME is gpt2,
+bytes, or a tokenizer's file or directory, such as a run's. A text file is one
+document, a line of JSON or a row of Parquet one each; an end token follows
+each. Stopped or killed, the same command goes on, to the same bytes; run once
+more, it checks them. Inputs that have changed since are refused.
 
   --column NAME       where JSON lines and Parquet have the text (default: text)
   --processes N       how many encode (default: one for each core)

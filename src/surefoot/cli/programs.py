@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Program:
     """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
 
-    `names` is what else its module defines: PRESETS, and `predict` with its settings `Predict`, where it has them.
+    `names` is what else its module defines, where it has them: PRESETS, `predict` with its settings `Predict`, and `judged`,
+    which scores files for `surefoot evaluate --on`.
     """
 
     build: Callable[..., Any]

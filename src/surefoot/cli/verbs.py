@@ -15,6 +15,7 @@ from surefoot.cli.programs import Program
 from surefoot.config import Settings, flatten, origins, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.recipes.questions import named
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
@@ -71,14 +72,14 @@ def resume(arguments: list[str]) -> None:
                 f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"
             )
     of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
-    named = values(text, where=str(run / "config.toml"))
-    held = {name: value for name, value in named.items() if name not in of_one_sitting}
+    before = values(text, where=str(run / "config.toml"))
+    held = {name: value for name, value in before.items() if name not in of_one_sitting}
     layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
     _start(program, layers, arguments[1:], verb="surefoot resume RUN", only=run, held=origins(text))
 
 
 def evaluate(arguments: list[str]) -> None:
-    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"] [--on SPLIT|NAME=FILE]...`: score a checkpoint.
+    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"] [--on SPLIT|[NAME=]FILE]...`: score a checkpoint.
 
     On all splits that the run has; with `--on` on some of them, or on files that its recipe knows how to score.
     """
@@ -86,8 +87,9 @@ def evaluate(arguments: list[str]) -> None:
     rest, which = _option(arguments[1:], "--checkpoint")
     rest, on = _options(rest, "--on")
     program, config = _of_run(run_path, rest, verb="surefoot evaluate RUN", own=["checkpoint", "on"])
-    files = _files(program, [given for given in on if "=" in given], run_path)
-    own = [given for given in on if "=" not in given]
+    of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
+    files = _files(program, of_files, run_path)
+    own = [given for given in on if given not in of_files]
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = _checkpoint(run_path, which)
@@ -105,7 +107,9 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
     unknown = [name for name in only if name not in scoring.splits]
     if unknown:
         there = ", ".join(scoring.splits) or "none"
-        raise ConfigError(f"--on {unknown[0]}: no split of this run, which has: {there}\n  a file: --on NAME=FILE")
+        raise ConfigError(
+            f"--on {unknown[0]}: no split of this run, which has: {there}, nor a file here\n  a file: --on NAME=FILE"
+        )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
     print(f"scoring step {chosen.step} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
@@ -121,12 +125,8 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
 
 
 def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
-    """The files of `--on NAME=FILE` by name."""
-    files = {name: Path(file) for name, _, file in (one.partition("=") for one in given)}
-    if len(files) < len(given) or not all(
-        name and str(file) != "." and "/" not in name for name, file in files.items()
-    ):
-        raise ConfigError(f"--on {' --on '.join(given)}: write NAME=FILE, each name once and without a slash")
+    """The files of `--on NAME=FILE` and `--on FILE` by name."""
+    files = named(given, setting="--on")
     if files and "judged" not in program.names:
         raise ConfigError(
             f"--on {given[0]}: {run} is not a run of a recipe that scores files: its program defines no judged()\n"

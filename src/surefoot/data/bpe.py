@@ -137,7 +137,7 @@ def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
     if not isinstance(found.decoder, decoders.ByteLevel) or found.normalizer is not None or not _keeps_text(found):
         raise DataError(
             f"{where} is no byte-level tokenizer that gives every text back as it was\n"
-            "  use one of the GPT-2 kind, or train one: --data.tokenizer bpe"
+            "  use one of the GPT-2 kind, such as a run trains where its tokenizer is bpe"
         )
     if getattr(found.model, "dropout", None):
         raise DataError(

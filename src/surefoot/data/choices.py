@@ -109,6 +109,7 @@ class Choices:
         places_E = (shown_R - endings_R)[rows_E] + within_E
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
         bytes_R = np.bincount(rows_E, weights=self.byte_counts[targets_E], minlength=len(rows_R))
+        bytes_R = bytes_R.astype(np.int64)  # float64, which they are here, is nothing that MPS has
         shape = (len(ids), self.choices)
         return ChoiceBatch(
             tokens=torch.from_numpy(tokens_RT).view(*shape, -1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,19 +15,22 @@ from typing import Any
 from surefoot.data.text import SUFFIXES
 from surefoot.errors import ConfigError, DataError
 
-_JSON = (".jsonl", ".ndjson", ".json")
+_LINES = (".jsonl", ".ndjson")
+_JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
 _PARQUET = ".parquet"
+_ABOUT = (".md", ".py")  # beside data they tell of them, and read them
 _GZIP = b"\x1f\x8b"
 _ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A file of documents: its path, its name below what was given, which other copies of the data share, and its bytes."""
+    """A file of documents: its path, its name below what was given, its bytes, and when it was last changed."""
 
     path: Path
     name: str
     size: int
+    changed_ns: int
 
     def documents(self, *, column: str, start: int = 0) -> Iterator[str]:
         """Its documents from number `start` on; "" for those that hold nothing.
@@ -43,21 +47,22 @@ class DocumentFile:
             yield _text(self.path)
 
 
-def document_files(inputs: Sequence[Path | str]) -> list[DocumentFile]:
-    """The files that are named, and those below directories (text, JSON lines, Parquet; gzipped or not), sorted by path.
+def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
+    """The files that are named, and those below directories, sorted by path; nothing below `out`, where the result goes.
 
-    A file that is named itself is text where its name says nothing else. Raises `DataError` for what is missing or empty.
+    Below a directory they are text (.txt, .text, .md, .rst, .py) and JSON lines (.jsonl, .ndjson), gzipped or not, and
+    .parquet; where there are JSON lines or Parquet, .md and .py tell of the data and are none of them. A file that is named
+    itself is JSON lines as .json too, and text where its name says nothing else. Raises `DataError` for what is missing or
+    empty.
     """
     found = []
     for given in map(Path, inputs):
         if given.is_dir():
-            below = (file for file in given.rglob("*") if file.is_file() and _kind(file) in _known())
-            files = sorted(below, key=lambda file: file.parts)
-            if not files:
-                raise DataError(f"no documents in the directory {given}: no file ends in {', '.join(_known())}")
-            found += [DocumentFile(file, file.relative_to(given).as_posix(), file.stat().st_size) for file in files]
+            found += [_noted(file, file.relative_to(given).as_posix()) for file in _below(given, out=out)]
+        elif given.name.endswith(f"{_PARQUET}.gz"):
+            raise DataError(f"{given}: Parquet is compressed in itself, and not read gzipped\n  gunzip {given}")
         elif given.is_file():
-            found.append(DocumentFile(given, given.name, given.stat().st_size))
+            found.append(_noted(given, given.name))
         else:
             raise DataError(
                 f"no file or directory {given} (looked in {Path.cwd()})\n"
@@ -69,12 +74,48 @@ def document_files(inputs: Sequence[Path | str]) -> list[DocumentFile]:
     return found
 
 
-def _known() -> tuple[str, ...]:
-    return (*SUFFIXES, *_JSON, _PARQUET)
+def kinds(files: Sequence[DocumentFile]) -> str:
+    """How many files of each kind there are, as a line.
+
+    >>> kinds([DocumentFile(Path(name), name, size=1, changed_ns=0) for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d")])
+    '4 files: 2 .jsonl, 1 .txt, 1 of no kind, read as text'
+    """
+    counts = Counter(_kind(file.path) or "of no kind, read as text" for file in files)
+    return f"{len(files):,} files: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
+
+
+def _below(directory: Path, *, out: Path | None) -> list[Path]:
+    """The files of documents below a directory."""
+    here, left_out = directory.resolve(), None if out is None else out.resolve()
+    if left_out is not None and here.is_relative_to(left_out):
+        raise DataError(
+            f"the directory {directory} is read, and {out} written, which holds it\n  write into another one"
+        )
+    files = [
+        file
+        for file in directory.rglob("*")
+        if file.is_file()
+        and _kind(file) in (*SUFFIXES, *_LINES, _PARQUET)
+        and not (left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out))
+    ]
+    if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
+        files = [file for file in files if _kind(file) not in _ABOUT]
+    if not files:
+        raise DataError(
+            f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
+            "  a .json file that has one object a line: name the file itself"
+        )
+    return sorted(files, key=lambda file: file.parts)
+
+
+def _noted(file: Path, name: str) -> DocumentFile:
+    found = file.stat()
+    return DocumentFile(file, name, size=found.st_size, changed_ns=found.st_mtime_ns)
 
 
 def _kind(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return path.suffix if plain.suffix == _PARQUET else plain.suffix
 
 
 def _text(path: Path) -> str:

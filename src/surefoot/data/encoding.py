@@ -9,24 +9,32 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import current_process, get_context, parent_process
 
 import numpy as np
 
 from surefoot.data.shards import Tokens
 from surefoot.data.tokenizers import Tokenizer, tokenizer_from_json
-from surefoot.errors import DataError
+from surefoot.errors import ConfigError, DataError
 
 _AHEAD = 2  # batches waiting for each process
 
 _of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
 
 
+class RefusedTextError(DataError):
+    """A text that the tokenizer cannot encode: which of its batch, and why."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(place, why)  # both, or it could not come from another process
+        self.place, self.why = place, why
+
+
 def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
     """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
 
     A text without characters has no tokens, and no end. Batches are read as they are needed, a few ahead of what is encoded.
-    With one process the work is done in this one.
+    With one process the work is done in this one. Raises `RefusedTextError`, once all batches before that text's are given.
     """
     if processes == 1:
         yield from (_encoded(tokenizer, batch) for batch in batches)
@@ -44,20 +52,43 @@ def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proce
             yield waiting.popleft().result()
     except BrokenProcessPool as problem:
         raise DataError(
-            "a process that encodes text has ended: was there too little memory?\n"
-            "  the same command goes on where it was; with fewer: --processes N"
+            "a process that encodes text has ended: was there too little memory? It goes on where it was, also with fewer\n"
+            '  processes. Or is it a script? There the call must stand below: if __name__ == "__main__":'
         ) from problem
     finally:
         pool.shutdown(cancel_futures=True)
 
 
+def refuse_script_read_again() -> None:
+    """Raise `ConfigError` where a process of the pool reads the script that started it, which would start another pool."""
+    # multiprocessing names a process before the script is read, and its parent only afterwards
+    if current_process().name != "MainProcess" and parent_process() is None:
+        raise ConfigError(
+            "each process that encodes reads the script again, and came upon the call that started it\n"
+            '  put that below: if __name__ == "__main__":'
+        )
+
+
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
     end = [] if tokenizer.end is None else [tokenizer.end]
-    found = tokenizer.encode_all(texts)
+    try:
+        found = tokenizer.encode_all(texts)
+    except DataError:
+        _encoded_one_by_one(tokenizer, texts)
+        raise
     return [
         np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
         for text, tokens in zip(texts, found, strict=True)
     ]
+
+
+def _encoded_one_by_one(tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Say which text it is that a tokenizer cannot encode."""
+    for place, text in enumerate(texts):
+        try:
+            tokenizer.encode(text)
+        except DataError as problem:
+            raise RefusedTextError(place, str(problem)) from problem
 
 
 def _encoded_here(texts: list[str]) -> list[Tokens]:

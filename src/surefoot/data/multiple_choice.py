@@ -62,7 +62,8 @@ def load_questions(
 
     One JSON object a line, gzipped or not, in UTF-8, with the keys `ctx, endings, label` (HellaSwag), `query, choices, gold`,
     `context_options, continuation, gold` (one ending after several beginnings) or `context, continuation` (one ending alone);
-    others are ignored. An ending is encoded by itself, with a blank before it where the beginning does not end in white space.
+    others are ignored. An ending is encoded by itself, with a blank before it where neither the beginning ends in white space
+    nor the ending begins with it.
 
     Raises `DataError`, naming file and line, for what is none of these; the whole file is checked, whatever is chosen.
     """
@@ -140,6 +141,11 @@ def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
         )
     beginnings, endings = (_texts(record[key], key, source) for key in (layout.beginning, layout.ending))
     number = max(len(beginnings), len(endings))
+    if min(len(beginnings), len(endings)) not in (1, number):
+        raise DataError(
+            f"{source}: {layout.beginning!r} has {len(beginnings)} texts and {layout.ending!r} {len(endings)}: which belong together?\n"
+            "  one of the two must be a single text, or both equally many"
+        )
     if layout.right is not None and number < 2:
         raise DataError(f"{source} has {number} ending: there is nothing to choose")
     right = 0 if layout.right is None else _right(record[layout.right], layout.right, source, number=number)
@@ -175,7 +181,7 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
     for record in records:
         texts += record.beginnings if len(set(record.beginnings)) > 1 else record.beginnings[:1]
         texts += [
-            ending if beginning[-1].isspace() else f" {ending}"
+            ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
             for beginning, ending in zip(record.beginnings, record.endings, strict=True)
         ]
     try:

@@ -18,8 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from surefoot.data.documents import DocumentFile, document_files
-from surefoot.data.encoding import encoded_batches
+from surefoot.data.documents import DocumentFile, document_files, kinds
+from surefoot.data.encoding import RefusedTextError, encoded_batches, refuse_script_read_again
 from surefoot.data.shards import INDEX, Shard, Tokens, TokenShards, is_damaged, write_durably, write_index, write_shard
 from surefoot.data.tokenizers import Tokenizer
 from surefoot.errors import ConfigError, DataError
@@ -58,26 +58,30 @@ def prepare_shards(
     """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
 
     Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left
-    out. `processes` encode (absent: one for each core). A call that was killed is gone on with by the same call, to the same
+    out. `processes` encode (absent: one for each core); since they read a script again, its call must stand below
+    `if __name__ == "__main__":`. A call that was killed is gone on with by the same call, to the same
     bytes; one that has ended is checked, and what is damaged is made again. `say` is given a line of progress now and then.
 
-    Raises `DataError` for what cannot be read, and for a directory that holds shards of other settings; `ConfigError` for
-    numbers that cannot be.
+    Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
+    that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.
     """
     directory = Path(directory)
     processes = processes if processes is not None else os.cpu_count() or 1
     if processes < 1 or shard_tokens < 1:
         raise ConfigError(f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1")
-    files = document_files(inputs)
+    if processes > 1:
+        refuse_script_read_again()
+    files = document_files(inputs, out=directory)
     settings: dict[str, Any] = {
         "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
         "column": column,
         "shard_tokens": shard_tokens,
-        "files": [[file.name, file.size] for file in files],
+        "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
     noted = _noted(directory, settings)
     sound = next((place for place, one in enumerate(noted) if is_damaged(directory, one.shard)), len(noted))
     made = noted[:sound]
+    _tell(say, kinds(files))
     if sound < len(noted):
         _tell(say, f"{directory / noted[sound].shard.name} is missing or damaged: made again from there on")
     elif (directory / INDEX).exists():
@@ -129,8 +133,13 @@ def _encoded(
             waiting.append(places)
             yield texts
 
-    for tokens in encoded_batches(batches(), tokenizer, processes=processes):
-        yield from zip(waiting.popleft(), tokens, strict=True)
+    try:
+        for tokens in encoded_batches(batches(), tokenizer, processes=processes):
+            yield from zip(waiting.popleft(), tokens, strict=True)
+    except RefusedTextError as problem:
+        refused = waiting[0][problem.place]
+        where = f"{files[refused.file].path}, document {refused.document + 1}"
+        raise DataError(f"{where} (the first is 1): {problem.why}") from problem
 
 
 def _filled(
@@ -189,7 +198,7 @@ def _noted(directory: Path, settings: dict[str, Any]) -> list[Made]:
     other = [_difference(name, before.get(name), now) for name, now in settings.items() if before.get(name) != now]
     if other:
         raise DataError(
-            f"{directory} holds shards of other settings: {'; '.join(other)}\n"
+            f"{directory} holds shards of other settings or texts: {'; '.join(other)}\n"
             "  choose another directory, or delete this one first"
         )
     return made
@@ -199,10 +208,21 @@ def _difference(name: str, before: Any, now: Any) -> str:
     if name == "tokenizer":
         return "they were made by another tokenizer"
     if name == "files" and isinstance(before, list):
-        changed = [one[0] for one in now if one not in before] or [one[0] for one in before if one not in now]
-        shown = f", such as {changed[0]}" if changed else " in another order"
-        return f"of {len(before)} files, now {len(now)}{shown}"
+        return _changed(before, now)
     return f"{name} was {before!r}, now {now!r}"
+
+
+def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
+    """Which of the files are not those that they were."""
+    sizes = {one[0]: one[1] for one in before}
+    new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
+    for name, size, _ in new:
+        if sizes.get(name) == size:
+            return f"{name} was written again since, with as many bytes (a copy has the same time by cp -p)"
+        if name in sizes:
+            return f"{name} has changed since, from {sizes[name]:,} to {size:,} bytes"
+    shown = f", such as {(new or gone)[0][0]}" if new or gone else " in another order"
+    return f"of {len(before)} files, now {len(now)}{shown}"
 
 
 def _note(directory: Path, settings: dict[str, Any], made: Sequence[Made]) -> None:

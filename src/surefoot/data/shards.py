@@ -5,6 +5,7 @@ A shard is a bare little-endian array (`.bin`). `tokens.json` is written last, s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -230,12 +231,18 @@ def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
 
 
 def is_damaged(directory: Path, shard: Shard) -> bool:
-    """Whether a shard's bytes are missing, or not those that were written; reads all of them."""
+    """Whether a shard's bytes are missing, unreadable on the disk, or not those that were written; reads all of them.
+
+    Raises `DataError` where they may be sound and only cannot be reached, for lack of a permission or otherwise.
+    """
+    path = directory / shard.name
     try:
-        with (directory / shard.name).open("rb") as file:
+        with path.open("rb") as file:
             digest = sha256()
             while chunk := file.read(1 << 24):
                 digest.update(chunk)
-    except FileNotFoundError:
-        return True
+    except OSError as problem:
+        if isinstance(problem, FileNotFoundError) or problem.errno == errno.EIO:
+            return True
+        raise DataError(f"token shard {path} cannot be read: {problem.strerror or problem}") from problem
     return digest.hexdigest() != shard.sha256

@@ -103,8 +103,8 @@ def shape_of_gpt2(state: Mapping[str, Tensor], *, heads: int | None = None) -> G
     )
 
 
-def gpt2_settings(shape: GPTShape) -> dict[str, Any]:
-    """The config.json with which transformers builds the same model."""
+def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
+    """The config.json with which transformers builds the same model; `end` is the token between documents."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -120,8 +120,8 @@ def gpt2_settings(shape: GPTShape) -> dict[str, Any]:
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": shape.vocabulary - 1,
-        "eos_token_id": shape.vocabulary - 1,
+        "bos_token_id": end,
+        "eos_token_id": end,
     }
 
 

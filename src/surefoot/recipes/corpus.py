@@ -57,6 +57,8 @@ def corpus(
         return _of_shards(
             Path(path), tokenizer=tokenizer, vocabulary=vocabulary, made=made, held_out_fraction=held_out_fraction
         )
+    if path is not None:
+        _refuse_unfinished(Path(path))
     documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
     training, held_out = sf.held_out_documents(documents, held_out_fraction=held_out_fraction)
     match tokenizer:
@@ -143,18 +145,28 @@ def named_tokenizer(name: str) -> Any:
     if not _GPT2.is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {_GPT2}\n"
-            "  put its encoder.json and vocab.bpe there, or name their directory: --data.tokenizer DIR"
+            "  put its encoder.json and vocab.bpe there, or name their directory in the place of gpt2"
         )
     return sf.load_tokenizer(_GPT2)
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Raise `DataError` for a directory of shards without the index that is written last."""
+    if (path / "prepare.json").is_file() or any(path.glob("shard-*.bin")):
+        raise sf.DataError(
+            f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
+            "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
+        )
 
 
 def _of_shards(
     path: Path, *, tokenizer: str | None, vocabulary: int | None, made: Any, held_out_fraction: float
 ) -> Corpus:
     shards = sf.TokenShards.open(path)
-    beside = path / TOKENIZER  # of shards that `surefoot data prepare` wrote
-    if made is None and tokenizer is None and beside.is_file():
-        made = sf.load_tokenizer(beside)
+    kept = path / TOKENIZER  # by `surefoot data prepare`
+    own = sf.load_tokenizer(kept) if kept.is_file() else None
+    if made is None and tokenizer is None:
+        made = own
     if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
@@ -166,6 +178,13 @@ def _of_shards(
         )
     if made is None:
         made = named_tokenizer(str(tokenizer))
+    if own is not None and made.to_json() != own.to_json():
+        other = "that of the weights" if tokenizer is None else f"--data.tokenizer {tokenizer}"
+        raise sf.ConfigError(
+            f"{path} holds tokens of the tokenizer beside them, {kept}; {other} is another\n"
+            f"  for that of the shards: --data.tokenizer {path}\n"
+            "  for the other one, shards of its own: surefoot data prepare OUT INPUT... --tokenizer NAME"
+        )
     if made.vocabulary < shards.vocabulary:
         raise sf.ConfigError(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"

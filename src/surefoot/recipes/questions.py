@@ -13,10 +13,11 @@ _LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
 _MOST_AT_ONCE = 16  # questions
 
 
-def named(files: Sequence[str], *, taken: Sequence[str] = ()) -> dict[str, Path]:
+def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice") -> dict[str, Path]:
     """The files of ["NAME=FILE", ...] by name; a file alone is called after itself, up to the first dot.
 
-    Raises `ConfigError` for a name that is there twice, among them or in `taken`, or that would be no split's.
+    Raises `ConfigError`, naming the setting, for a name that is there twice, among them or in `taken`, or that would be no
+    split's.
 
     >>> [*named(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
@@ -27,10 +28,10 @@ def named(files: Sequence[str], *, taken: Sequence[str] = ()) -> dict[str, Path]
         if not equals:
             name, file = Path(given).name.partition(".")[0], given
         if not name or not file or "/" in name:
-            raise sf.ConfigError(f"multiple_choice: {given!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
+            raise sf.ConfigError(f"{setting}: {given!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
         if name in found or name in taken:
             raise sf.ConfigError(
-                f"multiple_choice: two splits called {name!r}: one would hide the other; write another NAME=FILE"
+                f"{setting}: two splits called {name!r}: one would hide the other; write another NAME=FILE"
             )
         found[name] = Path(file)
     return found
