@@ -123,14 +123,15 @@ def test_headers_of_no_more_files_than_said_are_read(tmp_path: Path, monkeypatch
     assert len(read) == 10
 
 
-def test_images_are_normalised_as_is_asked_and_measured_all_the_same(tmp_path: Path) -> None:
+def test_images_are_normalised_as_is_asked_and_stay_what_was_measured(tmp_path: Path) -> None:
     for place in (None, tree(tmp_path)):
         measured = load_images(place)
         given = ((0.25,) * len(measured.mean), (0.5,) * len(measured.mean))
-        found = load_images(place, moments=given)
+        found = measured.normalised_with(*given)
         assert (found.mean, found.std) == (measured.mean, measured.std)
         for part in (found.training, found.held_out, found.test):
             assert (part.mean, part.std) == given  # type: ignore[union-attr]
+        assert (measured.training.mean, measured.training.std) == (measured.mean, measured.std)
 
 
 def test_the_digits_are_scikit_learns() -> None:

@@ -55,6 +55,16 @@ class ImageSets:
     left_out: list[Path]
     """Files that could not be decoded, where such are skipped."""
 
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSets:
+        """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
+
+        >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
+        (0.5,)
+        """
+        training, held_out = self.training.normalised_with(mean, std), self.held_out.normalised_with(mean, std)
+        test = None if self.test is None else self.test.normalised_with(mean, std)
+        return replace(self, training=training, held_out=held_out, test=test)
+
 
 def load_images(
     path: Path | str | None = None,
@@ -67,15 +77,13 @@ def load_images(
     channels: int | None = None,
     crop: Crop = "padded",
     corrupt: Corrupt = "stop",
-    moments: Moments | None = None,
 ) -> ImageSets:
     """Labelled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn where it is None.
 
     path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, as they are or
     below train/, val/ and test/; val/ is then the held-out part. Or "synthetic".
     classes: names by class number; of folders all of them, in that order. seed: of the run, for what augmentation draws.
-    size, channels, crop, corrupt: of pictures in folders (the first two of "synthetic" also). moments: mean and deviation of
-    each channel to normalise with, as a trained model was given; absent: those of the training part.
+    size, channels, crop, corrupt: of pictures in folders (the first two of "synthetic" also).
 
     Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
 
@@ -103,7 +111,6 @@ def load_images(
             channels=channels,
             crop=crop,
             corrupt=corrupt,
-            moments=moments,
         )
     foreign = {"crop": crop != "padded", "corrupt": corrupt != "stop"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
@@ -114,9 +121,7 @@ def load_images(
             f"  leave it out (--data.{name}, in a preset or a file too)"
         )
     where = str(path or "digits")
-    return _of_arrays(
-        _named(arrays, classes), where, held_out_fraction, augmentation=augmentation, seed=seed, moments=moments
-    )
+    return _of_arrays(_named(arrays, classes), where, held_out_fraction, augmentation=augmentation, seed=seed)
 
 
 def refuse_fraction(held_out_fraction: float) -> None:
@@ -139,13 +144,7 @@ def _named(arrays: Arrays, classes: Sequence[str] | None) -> Arrays:
 
 
 def _of_arrays(
-    arrays: Arrays,
-    where: str,
-    held_out_fraction: float,
-    *,
-    augmentation: Augmentation | None,
-    seed: int,
-    moments: Moments | None,
+    arrays: Arrays, where: str, held_out_fraction: float, *, augmentation: Augmentation | None, seed: int
 ) -> ImageSets:
     for part, labels in (("training", arrays.labels), ("test", arrays.test_labels)):
         outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
@@ -162,16 +161,15 @@ def _of_arrays(
         )
     kept, apart = _divided(len(arrays.images), held_out_fraction)
     training = arrays.images[kept]
-    measured = _moments(_counts(training))
-    mean, std = moments or measured
+    mean, std = _moments(_counts(training))
     return ImageSets(
         training=Images(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
         held_out=Images(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
         test=Images(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
         fitting=Fitting(height, channels),
-        mean=measured[0],
-        std=measured[1],
+        mean=mean,
+        std=std,
         left_out=[],
     )
 
@@ -186,7 +184,6 @@ def _of_folders(
     channels: int | None,
     crop: Crop,
     corrupt: Corrupt,
-    moments: Moments | None,
 ) -> ImageSets:
     train, validation, test = (
         next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -217,17 +214,15 @@ def _of_folders(
     else:
         kept, apart = _divided(len(training.paths), held_out_fraction)
         training, held_out = training.chosen(kept), training.chosen(apart)
-    measured = _moments_of_files(training, fits)
-    mean, std = moments or measured
-    changes = augmentation or Augmentation()
+    mean, std = _moments_of_files(training, fits)
     return ImageSets(
-        training=ImageFiles(training, fits, mean=mean, std=std, augmentation=changes, measured=measured),
+        training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
         held_out=ImageFiles(held_out, fits, mean=mean, std=std),
         test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
         classes=names,
         fitting=fits,
-        mean=measured[0],
-        std=measured[1],
+        mean=mean,
+        std=std,
         left_out=left_out,
     )
 

@@ -8,6 +8,7 @@ Shapes: N images, B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
+from copy import copy
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,12 @@ class Images:
         digest.update(self.labels.numpy().tobytes())
         return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": digest.hexdigest(), **self._how()}
 
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
+        """The same images with another mean and deviation."""
+        other = copy(self)
+        other.mean, other.std = mean, std
+        return other
+
     def _made(self, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
         if self.augmentation is not None:
             images_BHWC = augmented(images_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
@@ -94,8 +101,7 @@ class ImageFiles:
     """Pictures in files, decoded when they are read: `DataError` names one that cannot be. Give the run workers.
 
     With an augmentation and `fitting.crop == "resized"` a random piece is cut out first. The seed of all that is drawn is that
-    of the generators, which a run sets for each sample. measured: mean and deviation that the pictures have, where they are
-    normalised with others.
+    of the generators, which a run sets for each sample.
     """
 
     def __init__(
@@ -106,10 +112,9 @@ class ImageFiles:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         augmentation: Augmentation | None = None,
-        measured: Moments | None = None,
     ) -> None:
         self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
-        self.measured = measured or (mean, std)
+        self.measured: Moments = (mean, std)  # tells which pictures these are, however they are normalised
 
     def __len__(self) -> int:
         """How many pictures there are."""
@@ -135,6 +140,12 @@ class ImageFiles:
         told: dict[str, Any] = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         told["measured"] = [list(part) for part in self.measured]
         return {**told, "mean": list(self.mean), "std": list(self.std), "augmentation": changes}
+
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageFiles:
+        """The same pictures with another mean and deviation."""
+        other = copy(self)
+        other.mean, other.std = mean, std
+        return other
 
 
 def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -179,20 +179,21 @@ def build(config: Config) -> sf.Run:
         channels=data.channels,
         crop=data.crop,
         corrupt=data.corrupt,
-        moments=None if held is None else (tuple(held.mean), tuple(held.std)),
     )
-    if held is not None:
-        held.refuse_another(found.classes, size=found.fitting.size, channels=found.fitting.channels)
     if found.left_out:
         print(f"warning: {len(found.left_out)} damaged pictures are left out: {found.left_out[0]} ...", flush=True)
     fits, names = found.fitting, list(found.classes)
+    shape = {"size": fits.size, "channels": fits.channels}
+    strange = None if held is None else held.strange(names, **shape)
+    if held is not None and strange is None:
+        found = found.normalised_with(tuple(held.mean), tuple(held.std))
     name = networks.recorded_name(config.model, held=None if held is None else held.network)
     keep = pictures.Kept(
         names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name, networks.digest(name)
     )
     if held is not None and name == held.network:
         networks.note_changed(name, was=held.sha256)
-    model = networks.builder(config.model, name, channels=fits.channels, classes=len(names), size=fits.size)
+    model = networks.builder(config.model, name, classes=len(names), **shape)
     sizes = batching(config.batch_size, config.micro_batch_size)
     networks.refuse_lone_pixels(config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size)
 
@@ -205,10 +206,15 @@ def build(config: Config) -> sf.Run:
         mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
+    def outputs(model: Any, batch: Any) -> list[sf.Classified]:
+        if strange is not None:  # not before: a plan is told too, and a resume is refused by name
+            raise sf.DataError(strange)
+        return sf.classified(model, batch)
+
     def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
         return sf.classification_scores(found, classes=len(names))
 
-    told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": sf.classified, "judge": judge}
+    told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": outputs, "judge": judge}
     splits = {"held-out": sf.Split(found.held_out, **told)}
     if found.test is not None:
         splits["test"] = sf.Split(found.test, at_end=True, **told)

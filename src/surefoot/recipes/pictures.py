@@ -52,21 +52,22 @@ class Kept:
         """As it stands in the run's directory."""
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
 
-    def refuse_another(self, classes: Sequence[str], *, size: int, channels: int) -> None:
-        """Raise `DataError` for data whose classes, size or channels are not those that the run was begun with."""
+    def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
+        """What of other data the model cannot be scored on: classes, size or channels; None where all are as they were."""
         from surefoot.data.image_folder import shown  # imports NumPy
 
         if list(classes) != self.classes:
-            raise sf.DataError(
+            return (
                 f"the classes of these data are {shown(classes)}; those of the run, by number: {shown(self.classes)}\n"
                 "  are these its data? Classes of arrays are named by --data.classes"
             )
         for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
             if found != own:
-                raise sf.DataError(
+                return (
                     f"the images of these data have {name} {found}, those of the run {own}\n"
                     f"  pictures in folders are made so: --data.{name} {own}"
                 )
+        return None
 
 
 def kept(run: Path) -> Kept:
