@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import surefoot as sf
 from surefoot.beam import BEGIN, END
 from surefoot.config import layered
-from surefoot.recipes import translation
+from surefoot.recipes import target_tokens, translation
 from surefoot.recipes.translations import judged, sentences_of, translated
 from surefoot.sinks import records
 
@@ -97,7 +97,7 @@ def test_the_loss_is_the_mean_over_real_target_tokens_however_they_are_padded(
     longer: int, label_smoothing: float
 ) -> None:
     model, source_BS, target_BT = a_batch(longer=longer)
-    found = translation.smoothed(label_smoothing)(model, (source_BS, target_BT))
+    found = target_tokens.smoothed(label_smoothing)(model, (source_BS, target_BT))
     rows = [  # one pair at a time, without padding
         F.cross_entropy(
             model(source[source != 0][None], target[target != 0][None, :-1])[0],
@@ -107,13 +107,13 @@ def test_the_loss_is_the_mean_over_real_target_tokens_however_they_are_padded(
         )
         for source, target in zip(source_BS, target_BT, strict=True)
     ]
-    assert int(found.count) == 2 + 5 + 3 == translation.targets_of((source_BS, target_BT))
+    assert int(found.count) == 2 + 5 + 3 == target_tokens.targets_of((source_BS, target_BT))
     assert_close(found.value, sum(rows) / 10, rtol=1e-12, atol=1e-12)
 
 
 def test_scores_are_without_smoothing_and_over_real_tokens() -> None:
     model, source_BS, target_BT = a_batch(longer=3)
-    found = translation.of_tokens(model, (source_BS, target_BT))
+    found = target_tokens.of_tokens(model, (source_BS, target_BT))
     logits, targets = model(source_BS, target_BT[:, :-1]), target_BT[:, 1:]
     real = targets != 0
     assert_close(found["loss"].value, F.cross_entropy(logits[real], targets[real]), rtol=1e-12, atol=1e-12)
@@ -123,7 +123,7 @@ def test_scores_are_without_smoothing_and_over_real_tokens() -> None:
 def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
     """There its places cannot be counted without waiting: the loss must give the same with them."""
     model, source_BS, target_BT = a_batch(longer=3)
-    gathered = translation.smoothed(0.1)(model, (source_BS, target_BT))
+    gathered = target_tokens.smoothed(0.1)(model, (source_BS, target_BT))
     whole = model(
         source_BS,
         target_BT[:, :-1],

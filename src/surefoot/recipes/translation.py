@@ -15,9 +15,9 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
 from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translations import Predict, answers, judged, translated
 
-_PADDING = 0
 _SHOWN = 3  # example translations of a sample
 
 
@@ -204,7 +204,7 @@ def build(config: Config) -> sf.Run:
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
         def outputs(model: Any, batch: Any) -> list[str]:
-            rows = [[token for token in row if token != _PADDING] for row in batch[0].tolist()]
+            rows = [[token for token in row if token != PADDING] for row in batch[0].tolist()]
             said = sf.beam.searched(model, rows, beam=beam, length_penalty=config.length_penalty)
             return [found.target.decode(one.tokens) for one in said]
 
@@ -253,58 +253,6 @@ def build(config: Config) -> sf.Run:
         },
         **settings,
     )
-
-
-def smoothed(label_smoothing: float) -> Any:
-    """The loss to train on: label-smoothed cross-entropy over the real tokens of the target, as a counted mean."""
-
-    def loss(model: Any, batch: Any) -> Any:
-        source_BS, target_BT = batch
-        targets_BT = target_BT[:, 1:]
-
-        def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
-            hidden, targets = _real(hidden_BTC, targets_BT)
-            return sf.linear_cross_entropy(
-                hidden, head_VC, targets, ignore_index=_PADDING, label_smoothing=label_smoothing
-            )
-
-        return model(source_BS, target_BT[:, :-1], loss=of_hidden)
-
-    return loss
-
-
-def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
-    """Scores of a model that is told the right tokens so far: the loss without smoothing, and how often it is right."""
-    source_BS, target_BT = batch
-
-    def of_hidden(hidden_BTC: Any, head_VC: Any) -> dict[str, sf.Mean]:
-        hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-        logits = hidden @ head_VC.to(hidden.dtype).T
-        real = targets != _PADDING
-        right = ((logits.argmax(dim=-1) == targets) & real).sum()
-        return {
-            "loss": sf.cross_entropy(logits, targets, ignore_index=_PADDING),
-            "accuracy": sf.Mean(right, real.sum()),
-        }
-
-    scores: dict[str, sf.Mean] = model(source_BS, target_BT[:, :-1], loss=of_hidden)
-    return scores
-
-
-def targets_of(batch: Any) -> int:
-    """How many tokens a batch asks for; counted on the host."""
-    return int((batch[1][:, 1:] != _PADDING).sum())
-
-
-def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
-    """Hidden states and targets without the padding, on the CPU.
-
-    Elsewhere as they are, and the loss leaves padding out: how many real ones there are, the host would have to wait for.
-    """
-    if not hidden_BTC.is_cpu:
-        return hidden_BTC, targets_BT
-    real_BT = targets_BT != _PADDING
-    return hidden_BTC[real_BT], targets_BT[real_BT]
 
 
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
