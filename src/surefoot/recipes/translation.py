@@ -123,7 +123,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.decoder_layers": 4,
         "model.dropout": 0.25,
         "batch_size": "4096 tokens",
-        "length": "4800 steps",
+        "length": "3000 steps",
         "evaluate_every": "10%",
         "optimizer.lr": 4e-3,
         "optimizer.weight_decay": 0.01,
