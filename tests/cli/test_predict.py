@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -81,7 +81,7 @@ def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
 def test_a_prompt_may_come_from_standard_input(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", StringIO("the cat"))
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the cat"), encoding="utf-8"))
     flags = ["--tokens", "5"]
     assert said(capsys, str(trained), "-", *flags) == said(capsys, str(trained), "the cat", *flags)
 
