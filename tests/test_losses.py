@@ -150,7 +150,7 @@ def test_chunked_loss_with_nothing_to_count_has_zero_gradients(shape):
     [((4, 5), (7, 6), (4,), 2), ((4, 5), (7, 5), (3,), 2), ((4, 5), (7, 5), (4,), 0)],
 )
 def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk):
-    with pytest.raises(ConfigError, match="chunk = 0|do not fit"):
+    with pytest.raises(ConfigError, match=r"chunk = 0|do not fit"):
         chunked_cross_entropy(
             torch.zeros(hidden), torch.zeros(head), torch.zeros(targets, dtype=torch.long), chunk=chunk
         )
