@@ -71,7 +71,7 @@ class Config(Settings):
     length: str = "2500 steps"
     """How long to train."""
     batch_size: int | str = 8
-    """Windows of one step."""
+    """Windows of one step; or "65536 tokens"."""
     evaluate_every: str = "25%"
     """How often the held-out part is scored."""
     data: Data = field(default_factory=Data)
