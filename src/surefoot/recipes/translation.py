@@ -245,7 +245,7 @@ def build(config: Config) -> sf.Run:
         sample=sample,
         best=best,
         files=found.files,
-        example=min((one for one, _ in scored), key=len),
+        example=scored[0][0],
         settings={
             "data": {"tokenizer": found.chosen},
             "model": asdict(network),
