@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.data.tokenizers import described, listed
+from surefoot.data.tokenizers import described, encodable, listed
 from surefoot.errors import DataError
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ class BpeTokenizer:
 
     def encode(self, text: str) -> NDArray[Any]:
         """The tokens of a text."""
-        return np.array(self.tokenizer.encode(_encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
+        return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """The tokens of many texts, on all cores."""
-        encoded = self.tokenizer.encode_batch_fast([_encodable(text) for text in texts], add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
         return [np.array(one.ids, dtype=self.dtype) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -158,13 +158,3 @@ def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
     text = f"Hello, WORLD 12 dogs\n\n  a\tb {every_byte}{added} end "
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return str(tokenizer.decode(ids, skip_special_tokens=False)) == text
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as problem:
-        raise DataError(
-            f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
-        ) from problem
-    return text

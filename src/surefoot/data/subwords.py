@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.data.tokenizers import listed
+from surefoot.data.tokenizers import encodable, listed
 from surefoot.errors import DataError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class SubwordTokenizer:
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The tokens of many texts, on all cores."""
         for text in texts:
-            _refuse_half_characters(text)
+            encodable(text)
         encoded = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
@@ -132,12 +132,3 @@ def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     ordered = sorted(weights.items(), key=lambda one: (-one[1], one[0]))
     described["model"]["vocab"] = [[token, 0.0] for token in _SPECIAL] + [list(one) for one in ordered]
     return type(tokenizer).from_str(json.dumps(described))
-
-
-def _refuse_half_characters(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as problem:
-        raise DataError(
-            f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
-        ) from problem

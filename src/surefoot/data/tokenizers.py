@@ -214,3 +214,18 @@ def listed(ids: Any, vocabulary: int) -> list[int]:
             f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
         )
     return found
+
+
+def encodable(text: str) -> str:
+    """The text; `DataError` where it holds half a character, which no bytes stand for.
+
+    >>> encodable("a")
+    'a'
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise DataError(
+            f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
+        ) from problem
+    return text

@@ -58,7 +58,8 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
 
     torch 2.13's backward pass in bfloat16 on the CPU is 2 to 17 times slower than in float32 for heads of 32 or 64 channels
     and up to 256 tokens, which makes whole autocast runs slower than float32 ones. So on the CPU bfloat16 is written out as
-    two products, three times as fast as torch's kernel in float32, and computed in float32 where places are many.
+    two products, up to twice as fast as torch's kernel in float32 for 64 places (benchmarks/kernels.py), and computed in
+    float32 where places are many.
     """
     time, so_far = q_BHTD.shape[2], k_BHSD.shape[2]
     causal = time == so_far

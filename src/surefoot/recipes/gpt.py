@@ -152,7 +152,7 @@ def build(config: Config) -> sf.Run:
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
+        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
         lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
@@ -233,14 +233,6 @@ def _refuse_negative(config: Config) -> None:
         raise sf.ConfigError(
             f"multiple_choice_questions = {config.multiple_choice_questions}: how many of a file, 1 or more"
         )
-
-
-def _schedule(config: Config) -> Any:
-    """The schedule, or none where it cannot be: that is told by itself."""
-    try:
-        return config.schedule.spec()
-    except sf.ConfigError:
-        return None
 
 
 def network_shape(config: Config, *, vocabulary: int) -> Any:

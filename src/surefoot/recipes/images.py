@@ -160,7 +160,7 @@ def build(config: Config) -> sf.Run:
         lambda: _augmentation(changes),
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
+        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
         lambda: networks.refuse_settings(config.model, device=config.device),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
@@ -268,14 +268,6 @@ def _refuse_missing_data(config: Config) -> None:
             f"--preset {config.preset} is for data of yours, and data.path is absent\n"
             f"  give {_MEANT_FOR[config.preset]}: --data.path DIR"
         )
-
-
-def _schedule(config: Config) -> Any:
-    """The schedule, or none where it cannot be: that is told by itself."""
-    try:
-        return config.schedule.spec()
-    except sf.ConfigError:
-        return None
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:

@@ -70,6 +70,13 @@ class Schedule:
             own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)
 
+    def spec_or_none(self) -> schedules.Schedule | None:
+        """The schedule, or none where it cannot be: that is told by itself."""
+        try:
+            return self.spec()
+        except sf.ConfigError:
+            return None
+
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:
     """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""

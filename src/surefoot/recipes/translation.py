@@ -169,7 +169,7 @@ def build(config: Config) -> sf.Run:
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _with_betas(config.optimizer).spec(),
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=_schedule(config)),
+        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
     )
@@ -277,14 +277,6 @@ def _with_betas(optimizer: Optimizer) -> Optimizer:
     if optimizer.name != "adamw" or optimizer.betas is not None:
         return optimizer
     return replace(optimizer, betas=(0.9, 0.98))
-
-
-def _schedule(config: Config) -> Any:
-    """The schedule, or none where it cannot be: that is told by itself."""
-    try:
-        return config.schedule.spec()
-    except sf.ConfigError:
-        return None
 
 
 def _refuse_wrong(config: Config) -> None:
