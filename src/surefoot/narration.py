@@ -19,6 +19,7 @@ from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000
+_MUCH_OF_THE_START = 0.1
 
 
 def header(parts: Parts, *, precision_chosen: str | None) -> str:
@@ -52,6 +53,13 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
         lines.append(
             f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
             " give constants such as masks persistent=False"
+        )
+    decay = parts.described["ema"]
+    left = 0.0 if decay is None or parts.init is not None else decay**length.steps
+    if left > _MUCH_OF_THE_START:
+        lines.append(
+            f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
+            f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None"
         )
     return "\n".join(lines)
 
