@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from surefoot.means import Mean
     from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
     from surefoot.optimizers.specs import adamw, sgd
+    from surefoot.plateau import Plateau
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -78,6 +79,7 @@ __all__ = [
     "Mixture",
     "Pairs",
     "Parallel",
+    "Plateau",
     "Question",
     "Run",
     "Split",
@@ -174,6 +176,7 @@ _HOME = {
     "means": ("Mean",),
     "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
     "optimizers.specs": ("adamw", "sgd"),
+    "plateau": ("Plateau",),
     "run": ("Run",),
     "schedules": (
         "constant",
