@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
+    from surefoot.tune.schedule_pictures import schedule_picture
 
 __all__ = [
     "Augmentation",
@@ -129,6 +130,7 @@ __all__ = [
     "polynomial",
     "prepare_shards",
     "save_gpt2",
+    "schedule_picture",
     "sgd",
     "split_scores",
     "stdlib_documents",
@@ -193,6 +195,7 @@ _HOME = {
     ),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
+    "tune.schedule_pictures": ("schedule_picture",),
 }
 _ROOMS = ("beam", "data", "generate", "losses", "models")
 
