@@ -31,7 +31,7 @@ _SETTINGS: Any = {
 }
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels
 _COLUMNS = 3
-_POINTS = 240  # of a line, besides its jumps
+_POINTS = 160  # of a line, besides its jumps
 _JUMP = 0.02  # between two steps, of the full rate
 _LONGEST_NAME = 40
 _EXPLAINED = "●  peak      ▼  lowest from there on      ┆  warm-up ends      shaded: the area, told as the mean factor"
@@ -112,6 +112,7 @@ def _figure(traces: Sequence[Trace], rate: float | None) -> Any:
     rows = -(-len(traces) // columns)
     above, below = 3.4 if len(traces) > 1 else 0.0, (2.6 if len(traces) > 1 else 4.2) * rows + 0.35
     figure: Any = Figure(figsize=(_WIDTH, above + below), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1)  # the last number of one field and the first of the next are apart
     unit = rate or 1.0
     top = 1.08 * unit * max(trace.peak[1] for trace in traces)
     fields = figure
