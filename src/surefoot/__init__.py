@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from surefoot.means import Mean
     from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
     from surefoot.optimizers.specs import adamw, sgd
+    from surefoot.plateau import Plateau
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     )
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
+    from surefoot.tune.schedule_pictures import schedule_picture
 
 __all__ = [
     "Augmentation",
@@ -78,6 +80,7 @@ __all__ = [
     "Mixture",
     "Pairs",
     "Parallel",
+    "Plateau",
     "Question",
     "Run",
     "Split",
@@ -127,6 +130,7 @@ __all__ = [
     "polynomial",
     "prepare_shards",
     "save_gpt2",
+    "schedule_picture",
     "sgd",
     "split_scores",
     "stdlib_documents",
@@ -174,6 +178,7 @@ _HOME = {
     "means": ("Mean",),
     "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
     "optimizers.specs": ("adamw", "sgd"),
+    "plateau": ("Plateau",),
     "run": ("Run",),
     "schedules": (
         "constant",
@@ -190,6 +195,7 @@ _HOME = {
     ),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
+    "tune.schedule_pictures": ("schedule_picture",),
 }
 _ROOMS = ("beam", "data", "generate", "losses", "models")
 

@@ -34,6 +34,8 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"going on at step {step}" if step else "from step 0"
+    if parts.state.rate_factor < 1:
+        start += f" with {parts.state.rate_factor:.3g} of the schedule's rate"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     why = "" if precision_chosen is None else f" ({precision_chosen})"
     lines = [
@@ -173,6 +175,8 @@ def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]
     """One sentence from what is known: how a score moved in this sitting, and where the time of all sittings went."""
     watch = parts.whole.watch
     told = [] if not scores else _moved(watch.score if watch is not None else next(iter(scores)), first, scores)
+    if parts.state.rate_factor < 1:
+        told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
     if skipped:
         told.append(
             f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"

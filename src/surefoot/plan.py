@@ -148,7 +148,7 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
 
 
 def learning_rates(parts: Parts) -> list[str]:
-    """The rate of the first group at the first, the fastest, the middle and the last step."""
+    """The rate of the first group at the first, the fastest, the middle and the last step; what a plateau would make of them."""
     steps = parts.length.steps
     base = next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]
     factors = parts.task.factors
@@ -156,10 +156,13 @@ def learning_rates(parts: Parts) -> list[str]:
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     shape = _shape(parts.schedule)
+    feedback = parts.whole.feedback
+    lower = [] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     return [
         shape,
         *(f"{what:<8} step {step:>9,}   {base * factors(step):.4g}" for what, step in shown.items()),
+        *lower,
     ]
 
 

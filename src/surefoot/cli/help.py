@@ -8,6 +8,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
+  surefoot compare --schedules    draw learning-rate schedules side by side
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
@@ -77,6 +78,22 @@ resized as the training data were, and the likeliest classes are told.
   surefoot predict runs/mine --file prompts.txt
   surefoot predict runs/translation "July 8, 2055" --beam 5
   surefoot predict runs/images picture.png --top 3
+""",
+    "compare": """surefoot compare --schedules LIST [RECIPE|FILE.py:build] [--out PATH] [settings]
+
+Draw learning-rate schedules side by side, into PATH.png and PATH.svg (default:
+schedules): each with its peak, its lowest rate, the end of its warm-up and the
+mean of its factors, which are printed too. Of a run of 1,000 steps, or of one
+of --length; of a recipe with that recipe's length, base rate and the settings
+of its schedule. Trains nothing.
+
+LIST has commas between schedules, a colon before each setting, a slash between
+drops, and + and @ where one follows on another; all is every shape.
+
+  surefoot compare --schedules cosine,linear,wsd,inverse-sqrt
+  surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
+  surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
+  surefoot compare --schedules all gpt --preset shakespeare --out rates
 """,
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
 

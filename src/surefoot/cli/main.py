@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from surefoot.cli import data, help, verbs
+from surefoot.cli import data, help, pictures, verbs
 from surefoot.errors import ConfigError, SurefootError
 
 _VERBS = {
@@ -14,6 +14,7 @@ _VERBS = {
     "resume": verbs.resume,
     "evaluate": verbs.evaluate,
     "predict": verbs.predict,
+    "compare": pictures.compare_schedules,
     "data": data.data,
 }
 

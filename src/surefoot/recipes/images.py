@@ -17,7 +17,7 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import networks, pictures
 from surefoot.recipes.networks import Model
 from surefoot.recipes.pictures import Predict
-from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ def build(config: Config) -> sf.Run:
         lambda: _augmentation(changes),
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
+        lambda: check_run(config, config.schedule),
         lambda: networks.refuse_settings(config.model, device=config.device),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
@@ -218,9 +218,7 @@ def build(config: Config) -> sf.Run:
     splits = {"held-out": sf.Split(found.held_out, **told)}
     if found.test is not None:
         splits["test"] = sf.Split(found.test, at_end=True, **told)
-    settings = run_arguments(config)
-    if config.early_stopping is not None:
-        settings["early_stopping"] = sf.EarlyStopping(BEST, patience=config.early_stopping)
+    settings = run_arguments(config) | steering(config, BEST)
     return sf.Run(
         model=model,
         loss=loss,

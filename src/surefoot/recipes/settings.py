@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot import schedules
+from surefoot.config import Settings, run_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,21 @@ class Schedule:
             return self.spec()
         except sf.ConfigError:
             return None
+
+
+def check_run(config: Settings, schedule: Schedule) -> None:
+    """Raise one `ConfigError` with everything that is wrong with the settings that every run has."""
+    sf.check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
+
+
+def steering(config: Settings, watch: str) -> dict[str, Any]:
+    """`early_stopping` and `plateau` for `sf.Run`: in a configuration they are numbers of evaluations, of the recipe's score."""
+    stop, wait, factor = config.early_stopping, config.plateau, config.plateau_factor
+    settings: dict[str, Any] = {} if factor is None else {"factor": factor}
+    return {
+        "early_stopping": None if stop is None else sf.EarlyStopping(watch, patience=stop),
+        "plateau": None if wait is None else sf.Plateau(watch, patience=wait, **settings),
+    }
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

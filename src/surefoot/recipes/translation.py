@@ -14,7 +14,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
-from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
 from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translations import Predict, answers, judged, translated
 
@@ -169,7 +169,7 @@ def build(config: Config) -> sf.Run:
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _with_betas(config.optimizer).spec(),
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
+        lambda: check_run(config, config.schedule),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
     )
@@ -231,9 +231,7 @@ def build(config: Config) -> sf.Run:
     splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
     if found.test is not None:
         splits["test"] = split(found.test, beam=config.beam, at_end=True)
-    settings = run_arguments(config)
-    if config.early_stopping is not None:
-        settings["early_stopping"] = sf.EarlyStopping(best, patience=config.early_stopping)
+    settings = run_arguments(config) | steering(config, best)
     return sf.Run(
         model=model,
         loss=smoothed(config.label_smoothing),
