@@ -110,8 +110,8 @@ def test_described_is_json_and_names_every_number():
     [
         ("adamw", {"momentum": 0.9}, "optimizer.momentum = 0.9 is foreign to adamw"),
         ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is foreign to sgd"),
-        ("adamv", {}, "did you mean adamw"),
-        ("lbfgs", {}, "one of: adamw, sgd"),
+        ("adamww", {}, "did you mean adamw"),
+        ("lbfgs", {}, "one of: adamw, adam, sgd, lion"),
         ("sgd", {"nesterov": True}, "needs a momentum"),
         ("adamw", {"betas": (0.9, 1.0)}, "optimizer.betas"),
         ("adamw", {"betas": (0.9,)}, "optimizer.betas"),
