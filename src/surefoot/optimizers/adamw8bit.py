@@ -36,9 +36,16 @@ class AdamW8bit(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        self.quantisation = quantisation()
-        self.maps: dict[tuple[str, torch.device], Tensor] = {}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.quantisation = quantisation()
+        signed, unsigned = (self.quantisation.create_dynamic_map(signed=signed) for signed in (True, False))
+        devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
+        # the 256 numbers that codes stand for, from -1 to 1, or from 0 for squares
+        self.maps: dict[tuple[str, torch.device], Tensor] = {
+            (key, device): code.to(device)
+            for device in devices
+            for key, code in (("exp_avg", signed), ("exp_avg_sq", unsigned))
+        }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -74,7 +81,7 @@ class AdamW8bit(Optimizer):
         codes: Tensor = state[key]
         if codes.dtype is not torch.uint8:
             return codes.clone()
-        largest, code = state[f"{key}_largest"], self._map(key, codes.device)
+        largest, code = state[f"{key}_largest"], self.maps[key, codes.device]
         found: Tensor = self.quantisation.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
         return found
 
@@ -82,16 +89,10 @@ class AdamW8bit(Optimizer):
         if state[key].dtype is not torch.uint8:
             replace(state[key], value, found_inf=found_inf)
             return
-        code = self._map(key, value.device)
+        code = self.maps[key, value.device]
         codes, made = self.quantisation.quantize_blockwise(value, code=code, blocksize=BLOCK)
         replace(state[key], codes, found_inf=found_inf)
         replace(state[f"{key}_largest"], made.absmax, found_inf=found_inf)
-
-    def _map(self, key: str, device: torch.device) -> Tensor:
-        """The 256 numbers that codes stand for, from -1 to 1, or from 0 for squares."""
-        if (key, device) not in self.maps:
-            self.maps[key, device] = self.quantisation.create_dynamic_map(signed=key == "exp_avg").to(device)
-        return self.maps[key, device]
 
     def _started(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -103,7 +104,7 @@ class AdamW8bit(Optimizer):
             if parameter.numel() < SMALLEST:
                 state[key] = zeros
                 continue
-            code = self._map(key, parameter.device)
+            code = self.maps[key, parameter.device]
             codes, made = self.quantisation.quantize_blockwise(zeros, code=code, blocksize=BLOCK)
             state[key], state[f"{key}_largest"] = codes, made.absmax
         return state

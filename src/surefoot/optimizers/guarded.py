@@ -53,7 +53,14 @@ def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
 
 def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
     """Count a step, unless `found_inf` is 1."""
-    torch._foreach_add_(list(counters), 1.0 if found_inf is None else torch.rsub(found_inf, 1.0))
+    add_to_each(counters, torch.ones_like(counters[0]), found_inf=found_inf)
+
+
+def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor | None) -> None:
+    """Add `amount`, of no dimension and on the device, to each counter, unless `found_inf` is 1."""
+    if found_inf is not None:
+        amount = amount * torch.rsub(found_inf, 1.0)
+    torch._foreach_add_(list(counters), [amount] * len(counters))  # a single tensor would be read on the host
 
 
 def _apply(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.optimizers.averages import copy_buffers
-from surefoot.optimizers.guarded import made_steps, move_towards, subtract
+from surefoot.optimizers.guarded import add_to_each, made_steps, move_towards, subtract
 
 
 class ScheduleFree(Optimizer):
@@ -57,9 +57,7 @@ class ScheduleFree(Optimizer):
 
         made_steps([state["step"] for state in states], found_inf=found_inf)
         weight = torch.full_like(states[0]["weight_sum"], rate * rate)
-        if found_inf is not None:
-            weight = weight * torch.rsub(found_inf, 1.0)
-        torch._foreach_add_([state["weight_sum"] for state in states], weight)
+        add_to_each([state["weight_sum"] for state in states], weight, found_inf=found_inf)
         move_towards(squares, torch._foreach_mul(gradients, gradients), share=1.0 - beta2, found_inf=found_inf)
 
         steps, sums = (torch.stack([state[key] for state in states]) for key in ("step", "weight_sum"))

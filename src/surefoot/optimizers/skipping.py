@@ -104,7 +104,7 @@ class PartByPart:
     @property
     def description(self) -> str:
         """How, in a phrase."""
-        return "; ".join(f"by {type(part).__name__}: {skip.description}" for part, skip in self.parts)
+        return "; ".join(skip.description for _, skip in self.parts)
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step or skip every part."""
