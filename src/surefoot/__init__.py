@@ -39,7 +39,18 @@ if TYPE_CHECKING:
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
     from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
-    from surefoot.optimizers.specs import adamw, sgd
+    from surefoot.optimizers.specs import (
+        adafactor,
+        adam,
+        adamw,
+        adamw8bit,
+        lion,
+        muon,
+        nadam,
+        radam,
+        schedule_free,
+        sgd,
+    )
     from surefoot.plateau import Plateau
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -90,7 +101,10 @@ __all__ = [
     "TokenShards",
     "Windows",
     "accuracy",
+    "adafactor",
+    "adam",
     "adamw",
+    "adamw8bit",
     "beam",
     "check_settings",
     "choice_accuracy",
@@ -112,6 +126,7 @@ __all__ = [
     "join",
     "linear",
     "linear_cross_entropy",
+    "lion",
     "load_documents",
     "load_gpt2",
     "load_images",
@@ -123,13 +138,17 @@ __all__ = [
     "mixed",
     "mixed_cross_entropy",
     "models",
+    "muon",
+    "nadam",
     "one_cycle",
     "perplexity",
     "phrases",
     "picture_as_input",
     "polynomial",
     "prepare_shards",
+    "radam",
     "save_gpt2",
+    "schedule_free",
     "schedule_picture",
     "sgd",
     "split_scores",
@@ -177,7 +196,18 @@ _HOME = {
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
     "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
-    "optimizers.specs": ("adamw", "sgd"),
+    "optimizers.specs": (
+        "adafactor",
+        "adam",
+        "adamw",
+        "adamw8bit",
+        "lion",
+        "muon",
+        "nadam",
+        "radam",
+        "schedule_free",
+        "sgd",
+    ),
     "plateau": ("Plateau",),
     "run": ("Run",),
     "schedules": (

@@ -18,11 +18,15 @@ from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
 from surefoot.loop import State, Trained
+from surefoot.optimizers.averages import Averages
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.groups import parameter_groups
+from surefoot.optimizers.roles import hidden_matrices, split
+from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.plateau import Plateau
+from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.timetable import Timetable
 
@@ -90,13 +94,37 @@ def built_state(
             raise ConfigError(
                 f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
             )
+        if isinstance(spec, OptimizerSpec) and spec.name == "muon":
+            groups = split(groups, hidden_matrices(models[name], excepted=spec.settings["adamw_for"]))  # type: ignore[arg-type]
         plain = [{"params": group.parameters} for group in groups]
         made = spec.build(groups) if isinstance(spec, OptimizerSpec) else spec(plain)
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
         trained[name] = Trained(made, parameters, skipping(made, device), torch.zeros((), device=device))
-    averages = {} if ema is None else {name: Ema(models[name], ema) for name in trained}
+    averages = {name: kept for name in trained if (kept := _averages(models[name], trained[name].optimizer, ema))}
     return State(models, trained, averages, buffers=BatchStatistics(models.values()))
+
+
+def _averages(model: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None) -> Averages | None:
+    """What is evaluated in the model's place; None where that is the model itself."""
+    if not isinstance(optimizer, ScheduleFree):
+        return None if ema is None else Ema(model, ema)
+    if ema is not None:
+        raise ConfigError(
+            f"ema = {ema:g} with schedule-free: that evaluates a mean of its weights already, so there is nothing to average\n"
+            "  leave ema out (--ema None)"
+        )
+    return ScheduleFreeAverage(model, optimizer)
+
+
+def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
+    """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
+    falls = schedule.described()["shape"] != "constant"
+    return [
+        f"schedule-free needs no falling rate, and {schedule.described()['shape']} lets it fall: --schedule.name constant"
+        for trained in optimizers.values()
+        if falls and isinstance(trained.optimizer, ScheduleFree)
+    ]
 
 
 def printed(model: nn.Module) -> str:

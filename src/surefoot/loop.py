@@ -19,7 +19,7 @@ from surefoot.errors import ConfigError
 from surefoot.losses import scalar
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.ema import Ema
+from surefoot.optimizers.averages import Averages
 from surefoot.optimizers.gradients import Clip, clear, gradient_norm, refuse_unused, scale_and_clip
 from surefoot.optimizers.skipping import Skip
 from surefoot.precision import Precision
@@ -60,7 +60,7 @@ class State:
 
     models: dict[str, nn.Module]
     trained: dict[str, Trained]
-    averages: dict[str, Ema] = field(default_factory=dict)
+    averages: dict[str, Averages] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
     rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for

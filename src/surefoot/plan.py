@@ -5,6 +5,7 @@ One micro-batch goes forward and backward, to measure its time and memory; its g
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,13 +20,14 @@ from surefoot.data.samples import rows
 from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
 from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.memory import state_bytes
 from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
 from surefoot.sinks.console import duration
+from surefoot.snapshot import parameter_names
 
-_STATE_COPIES = {"AdamW": 2, "Adam": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}  # of each parameter
 _LOOKED_AT = 100_000  # steps, in search of the fastest
 _TOLERANCE = 1e-4  # of the loss contract, relative, for sums in float32
 
@@ -119,11 +121,14 @@ def parameters_by_group(parts: Parts) -> list[str]:
         lines.append(
             f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
         )
+        names = parameter_names(parts.state.models[name])
         for place, group in enumerate(optimizer.param_groups):
             numbers = _numbers(group["params"])
+            # where parameters are divided between optimizers, which ones are whose
+            by = f", by {group['by']}: {_shown(names[held] for held in group['params'])}" if "by" in group else ""
             lines.append(
                 f"  group {place}: {len(group['params'])} tensors, {numbers:,} numbers, lr {group['initial_lr']:g}, "
-                f"weight decay {group.get('weight_decay', 0):g}"
+                f"weight decay {group.get('weight_decay', 0):g}{by}"
             )
     return lines
 
@@ -171,7 +176,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     state = parts.state
     weights = _bytes(parameter for model in state.models.values() for parameter in model.parameters())
     gradients = _bytes(state.parameters)
-    kept = [_state_bytes(held.optimizer, _bytes(held.parameters)) for held in state.trained.values()]
+    kept = [state_bytes(held.optimizer) for held in state.trained.values()]
     known = [size for size in kept if size is not None]
     averages = _bytes(p for average in state.averages.values() for p in average.model.parameters())
     activations = measured.activation_bytes
@@ -279,18 +284,27 @@ def _part(batch: Any, chosen_rows: slice, size: int) -> Any:
     return None
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer, parameter_bytes: int) -> int | None:
-    """What an optimizer will keep; None where that is not known before its first step."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return parameter_bytes if optimizer.param_groups[0]["momentum"] else 0
-    copies = _STATE_COPIES.get(type(optimizer).__name__)
-    return None if copies is None else copies * parameter_bytes
-
-
 def _shape(schedule: Schedule | Joined) -> str:
     settings = {name: value for name, value in schedule.described().items() if name != "shape"}
     shape = schedule.described()["shape"]
     return f"{shape}" + "".join(f", {name} {value}" for name, value in settings.items() if not isinstance(value, dict))
+
+
+def _shown(names: Iterable[str]) -> str:
+    """All names, of equal ones in a row of blocks the first and the last.
+
+    >>> _shown(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
+    'embedding.weight, blocks.0-2.up.weight'
+    """
+    blocks: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        found = re.search(r"\.(\d+)\.", name)
+        key = (name[: found.start()], name[found.end() :]) if found else (name, "")
+        blocks.setdefault(key, []).append(found[1] if found else "")
+    return ", ".join(
+        before + (f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}" if places[0] else "")
+        for (before, after), places in blocks.items()
+    )
 
 
 def _numbers(parameters: Iterable[nn.Parameter]) -> int:

@@ -176,6 +176,9 @@ class Run:
                     f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
                 )
         state = assembly.built_state(models, optimizer, ema=ema, device=place)
+        if said is not None:
+            for line in assembly.notes(state.trained, schedule):
+                said.say(f"note: {line}")
         number_format = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
         task = Task(

@@ -74,5 +74,5 @@ class Scoring:
         """The models that are scored, with the live buffers."""
         averages = self.state.averages
         for name, average in averages.items():
-            average.copy_buffers(self.state.models[name])
+            average.refresh(self.state.models[name])
         return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}

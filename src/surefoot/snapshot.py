@@ -90,7 +90,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         files[file_name("optimizer", name)], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names)
         loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
     for name, average in state.averages.items():
-        average.copy_buffers(state.models[name])
+        average.refresh(state.models[name])
         files[file_name("ema", name)] = contents.model_tensors(average.model)[0]
     tensors, kept = contents.kept_state(whole.kept.objects)
     loose |= {f"kept/{name}": held for name, held in tensors.items()}
@@ -183,6 +183,8 @@ def load_weights(model: nn.Module, found: Contents, *, name: str = "model", devi
 @contextmanager
 def weights_of(state: State, found: Contents) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
+    for name, average in state.averages.items():
+        average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
     held = {file_name("model", name): model for name, model in state.models.items()}
     held |= {file_name("ema", name): average.model for name, average in state.averages.items()}
     own = {file: contents.model_tensors(model) for file, model in held.items()}

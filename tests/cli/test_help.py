@@ -39,7 +39,7 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.Ca
 
     said = printed(capsys, "train", "gpt", "--help")
     assert [name for name in flatten(Config()) if f"--{name.replace('_', '-')} " not in said] == []
-    assert "(default: 0.003)" in said
+    assert "(default: 0.05)" in said
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "gpt", "--help"]])

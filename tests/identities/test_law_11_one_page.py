@@ -83,7 +83,8 @@ def test_there_is_one_call_site_of_the_optimizers_step() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("skip.apply")
     ]
     assert len(steps) == 1  # a way to step or skip is what takes it
-    assert [file for file in call_sites("apply") if file.startswith("optimizers/")] == []
+    # a composite calls its parts'
+    assert [file for file in call_sites("apply") if file.startswith("optimizers/")] == ["optimizers/skipping.py"]
 
 
 def test_the_guard_sees_a_call() -> None:

@@ -83,6 +83,13 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
 
 
+class LargeNet(nn.Sequential):
+    """Large enough for a state of 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 1000), nn.ReLU(), nn.Linear(1000, 5), nn.Linear(5, 3))
+
+
 def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -131,6 +138,11 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"optimizer": sf.sgd(lr=0.1, momentum=0.9)},
         {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-2)},
         {"optimizer": lambda groups: torch.optim.NAdam(groups, lr=1e-2)},
+        {"optimizer": sf.lion(1e-3)},
+        {"optimizer": sf.adafactor()},
+        {"optimizer": sf.muon(1e-3)},
+        {"optimizer": sf.schedule_free(1e-2)},
+        {"optimizer": "adamw8bit"},  # where it is installed
         {"ema": 0.9},
         {"clip": "value 0.1"},
         {"clip": "off", "micro_batch_size": 8},
@@ -142,6 +154,9 @@ def micro_batches() -> list[list[MicroBatch]]:
     ids=lambda changes: ",".join(changes) or "adamw",
 )
 def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
+    if changes.get("optimizer") == "adamw8bit":
+        pytest.importorskip("bitsandbytes")
+        changes = {"optimizer": sf.adamw8bit(1e-2), "model": LargeNet}
     run = build(data(), **changes)
     fed = micro_batches()
     made = []

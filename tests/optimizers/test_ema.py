@@ -79,7 +79,7 @@ def test_the_live_model_is_left_alone():
     before = copies(model)
     average = Ema(model, 0.9)
     average.update(YES)
-    average.copy_buffers(model)
+    average.refresh(model)
 
     torch.testing.assert_close(copies(model), before, rtol=0, atol=0)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -91,7 +91,7 @@ def test_buffers_are_the_live_ones_after_copying():
     average = Ema(model, 0.9)
     model(torch.randn(8, 4, dtype=torch.float64))
     assert not torch.equal(average.model[1].running_mean, model[1].running_mean)
-    average.copy_buffers(model)
+    average.refresh(model)
 
     torch.testing.assert_close(dict(average.model.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
 

@@ -11,10 +11,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.adafactor import Adafactor
+from surefoot.optimizers.adamw8bit import AdamW8bit
 from surefoot.optimizers.fused_adamw import StraightToKernel
+from surefoot.optimizers.lion import Lion
+from surefoot.optimizers.muon import MuonWithAdamW
+from surefoot.optimizers.schedule_free import ScheduleFree
 from surefoot.optimizers.skipping import (
     BranchOnCpu,
     InsideKernel,
+    PartByPart,
     Restoring,
     skipping,
     step_unless_on_cpu,
@@ -44,10 +50,22 @@ OPTIMIZERS = {
     "Adafactor": torch.optim.Adafactor,
     "Muon": torch.optim.Muon,
 }
-TAKING_THE_FLAG = {name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}
+OWN = {
+    "Lion": lambda p: Lion(p, lr=0.1, weight_decay=0.1),
+    "own Adafactor": lambda p: Adafactor(p, weight_decay=0.1),
+    "AdamW8bit": lambda p: pytest.importorskip("bitsandbytes") and AdamW8bit(p),
+    "ScheduleFree": lambda p: ScheduleFree(p, weight_decay=0.1),
+}
+PLAIN = list(OPTIMIZERS)  # those that a restoring step would have to serve
+OPTIMIZERS |= OWN
+OPTIMIZERS["Muon and AdamW"] = lambda p: MuonWithAdamW(
+    [{"params": p[:1], "hidden": True}, {"params": p[1:], "hidden": False}], lr=0.1
+)
+TAKING_THE_FLAG = ({name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}) | {*OWN}
 WAYS = [
+    ("Muon and AdamW", "parts restored"),
     *((name, "chosen") for name in OPTIMIZERS),
-    *((name, "restoring") for name in OPTIMIZERS if name != "fused SGD dampening"),  # refused where it would be needed
+    *((name, "restoring") for name in PLAIN if name != "fused SGD dampening"),  # refused where it would be needed
     ("fused AdamW", "told"),
 ]
 
@@ -55,12 +73,18 @@ WAYS = [
 def ways(name, optimizer):
     """Those of the three that this optimizer can go here; restoring is what it would go on another device."""
     restoring = Restoring(type(optimizer).__name__, parameter_bytes=0)
-    return {"chosen": skipping(optimizer, CPU), "restoring": restoring, "told": InsideKernel(name)}
+    chosen = skipping(optimizer, CPU)
+    ways = {"chosen": chosen, "restoring": restoring, "told": InsideKernel(name)}
+    if isinstance(chosen, PartByPart):
+        muon, adamw = chosen.parts
+        ways["parts restored"] = PartByPart(((muon[0], Restoring("Muon", parameter_bytes=0)), adamw))
+    return ways
 
 
 def made(name):
     torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(4, 4))]
+    shape = (80, 60) if name == "AdamW8bit" else (6, 5)  # large enough for 8 bits
+    parameters = [nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(4, 4))]
     return parameters, OPTIMIZERS[name](parameters)
 
 
@@ -120,7 +144,8 @@ def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_way_is_the_cheapest_that_the_optimizer_allows(name):
     _, optimizer = made(name)
-    expected = StraightToKernel if name == "fused AdamW" else InsideKernel if name in TAKING_THE_FLAG else BranchOnCpu
+    expected = InsideKernel if name in TAKING_THE_FLAG else BranchOnCpu
+    expected = {"fused AdamW": StraightToKernel, "Muon and AdamW": PartByPart}.get(name, expected)
 
     assert type(skipping(optimizer, CPU)) is expected
 
@@ -311,6 +336,8 @@ def test_resumed_momentum_goes_on():
         lambda p: torch.optim.NAdam(p, capturable=True),
         lambda p: torch.optim.RMSprop(p, capturable=True),
         torch.optim.Muon,
+        *OWN.values(),
+        lambda p: MuonWithAdamW([{"params": p, "hidden": True}], lr=0.1),
     ],
 )
 def test_on_a_gpu_a_skipped_step_changes_no_bit_and_waits_for_nothing(make):

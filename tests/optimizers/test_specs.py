@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError
-from surefoot.optimizers import OptimizerSpec, adamw, named, sgd
+from surefoot.optimizers import OptimizerSpec, adam, adamw, nadam, named, radam, sgd
 from surefoot.optimizers.groups import parameter_groups
 
 
@@ -61,10 +61,71 @@ def test_sgd_is_the_published_algorithm(weight_decay, momentum, nesterov):
     np.testing.assert_allclose(trained(spec, start), weight, rtol=1e-12)
 
 
+def reference_adam(start, lr, betas, decay):
+    """Kingma and Ba's algorithm 1 with the decay in the gradient."""
+    weight, first, second = start.copy(), np.zeros((3, 4)), np.zeros((3, 4))
+    for t, plain in enumerate(gradients(), start=1):
+        gradient = plain + decay * weight
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        weight -= lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + 1e-8)
+    return weight
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adam_has_its_decay_in_the_gradient(decay):
+    start = np.ones((3, 4))
+    expected = reference_adam(start, 0.02, (0.9, 0.99), decay)
+
+    np.testing.assert_allclose(trained(adam(0.02, betas=(0.9, 0.99), weight_decay=decay), start), expected, rtol=1e-12)
+
+
+def reference_nadam(start, lr, decay):
+    """Dozat's algorithm with torch's schedule of momentum: mu = beta1 (1 - 0.5 * 0.96^(t psi)); decoupled decay."""
+    weight, first, second, product = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 1.0
+    for t, gradient in enumerate(gradients(), start=1):
+        mu, following = (0.9 * (1 - 0.5 * 0.96 ** (k * 4e-3)) for k in (t, t + 1))
+        product *= mu
+        weight -= lr * decay * weight
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        ahead = (1 - mu) / (1 - product) * gradient + following / (1 - product * following) * first
+        weight -= lr * ahead / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+    return weight
+
+
+def reference_radam(start, lr, decay):
+    """Liu et al.'s algorithm 2 with torch's threshold of 5; decoupled decay."""
+    weight, first, second, limit = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 2 / (1 - 0.9) - 1
+    for t, gradient in enumerate(gradients(), start=1):
+        weight -= lr * decay * weight
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.9 * second + 0.1 * gradient**2
+        length = limit - 2 * t * 0.9**t / (1 - 0.9**t)
+        update = first / (1 - 0.9**t)
+        if length > 5:
+            rectified = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+            update = update * np.sqrt(rectified) * np.sqrt(1 - 0.9**t) / (np.sqrt(second) + 1e-8)
+        weight -= lr * update
+    return weight
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_nadam_and_radam_are_the_published_algorithms_with_decoupled_decay(decay):
+    start = np.ones((3, 4))
+
+    np.testing.assert_allclose(
+        trained(nadam(0.02, weight_decay=decay), start), reference_nadam(start, 0.02, decay), rtol=1e-6
+    )
+    found = trained(radam(0.02, weight_decay=decay, betas=(0.9, 0.9)), start)
+    np.testing.assert_allclose(found, reference_radam(start, 0.02, decay), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("spec", "torchs"),
     [
         (adamw(0.01), lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
+        (adam(0.01), lambda parameters: torch.optim.Adam(parameters, lr=0.01)),
         (sgd(0.01, momentum=0.9), lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)),
     ],
 )
@@ -110,13 +171,20 @@ def test_described_is_json_and_names_every_number():
     [
         ("adamw", {"momentum": 0.9}, "optimizer.momentum = 0.9 is foreign to adamw"),
         ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is foreign to sgd"),
-        ("adamv", {}, "did you mean adamw"),
-        ("lbfgs", {}, "one of: adamw, sgd"),
+        ("adamww", {}, "did you mean adamw"),
+        ("lbfgs", {}, "one of: adamw, adam, sgd, lion"),
         ("sgd", {"nesterov": True}, "needs a momentum"),
         ("adamw", {"betas": (0.9, 1.0)}, "optimizer.betas"),
         ("adamw", {"betas": (0.9,)}, "optimizer.betas"),
         ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
         ("adamw", {"eps": -1.0}, "optimizer.eps"),
+        ("lion", {"eps": 1e-8}, "foreign to lion, which knows: lr, weight_decay, betas"),
+        ("muon", {"ns_steps": 0}, "optimizer.ns_steps"),
+        ("muon", {"adamw_for": "head"}, "names of modules"),
+        ("muon", {"momentum": 0.0}, "needs a momentum"),
+        ("adafactor", {"beta2_decay": 0.8}, "from -1 to below 0"),
+        ("adafactor", {"clip_threshold": 0.5}, "from 1"),
+        ("schedulefree", {}, "did you mean schedule-free"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(name, settings, message):

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 from surefoot.errors import ConfigError
 
 T = TypeVar("T")
+LEADS: Mapping[str, Any] = {"leads": True}
+"""As the metadata of a field: where a layer changes it, what lower layers set beside it falls away."""
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -58,6 +60,9 @@ def unflatten(values: Mapping[str, Any], kind: type[T], *, base: T | None = None
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
     """A configuration from layers of (origin, values by dotted name), the last winning, and their origins.
 
+    A preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones
+    say of the fields beside it is forgotten.
+
     >>> from surefoot.config import Settings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
     >>> config, origins = layered(Settings, layers)
@@ -70,6 +75,11 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
         found = [_unknown(name, known) for name in values if name not in known]
         found += [problem for name, value in values.items() if (problem := _ill_typed(name, value, known)) is not None]
         problems += [f"{problem}  [{origin}]" for problem in found]
+        for leader, default in _leaders(kind):
+            if leader in values and values[leader] != merged.get(leader, default):
+                for name in [name for name in merged if name.startswith(leader.rpartition(".")[0] + ".")]:
+                    merged.pop(name)
+                    origins[name] = "default"
         merged |= values
         origins |= dict.fromkeys(values, origin)
     if problems:
@@ -211,6 +221,18 @@ def _names(kind: Any, prefix: str = "") -> dict[str, Any]:
     for field, hint in typing.get_type_hints(kind).items():
         names |= _names(hint, f"{prefix}{field}.") if dataclasses.is_dataclass(hint) else {f"{prefix}{field}": hint}
     return names
+
+
+def _leaders(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names of the fields that lead, with their defaults."""
+    hints, found = typing.get_type_hints(kind), list[tuple[str, Any]]()
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hints[field.name]):
+            found += _leaders(hints[field.name], f"{name}.")
+        elif field.metadata.get("leads"):
+            found.append((name, _default(field)))
+    return found
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -1,5 +1,31 @@
 """Optimizers: which ones there are, what decays, how a bad step is skipped, and averaged weights."""
 
-from surefoot.optimizers.specs import OptimizerSpec, adamw, named, sgd
+from surefoot.optimizers.specs import (
+    OptimizerSpec,
+    adafactor,
+    adam,
+    adamw,
+    adamw8bit,
+    lion,
+    muon,
+    nadam,
+    named,
+    radam,
+    schedule_free,
+    sgd,
+)
 
-__all__ = ["OptimizerSpec", "adamw", "named", "sgd"]
+__all__ = [
+    "OptimizerSpec",
+    "adafactor",
+    "adam",
+    "adamw",
+    "adamw8bit",
+    "lion",
+    "muon",
+    "nadam",
+    "named",
+    "radam",
+    "schedule_free",
+    "sgd",
+]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.averages import copy_buffers
 
 
 def check_decay(decay: float) -> None:
@@ -21,7 +22,7 @@ class Ema:
 
     After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after
     update k). `model` is the twin: score it, sample from it, save it, but do not train it. Its buffers are
-    those of the live model as of the last `copy_buffers` (batch statistics are averages already). Costs one
+    those of the live model as of the last `refresh` (batch statistics are averages already). Costs one
     more copy of the model.
 
     >>> live = nn.Linear(1, 1, bias=False)
@@ -48,7 +49,7 @@ class Ema:
         """Begin again at the model's weights, such as those that were loaded into it."""
         torch._foreach_copy_(self._averages, self._live)
         torch._foreach_add_(self._averages, 0.0)
-        self.copy_buffers(live)
+        copy_buffers(live, self.model)
 
     def update(self, applied: Tensor) -> None:
         """Move the averages towards the live weights, unless `applied` (a boolean, or 0 or 1) is 0.
@@ -59,8 +60,6 @@ class Ema:
         torch._foreach_mul_(difference, applied.to(difference[0].dtype) * (1.0 - self.decay))
         torch._foreach_add_(self._averages, difference)
 
-    def copy_buffers(self, live: nn.Module) -> None:
+    def refresh(self, live: nn.Module) -> None:
         """Take over the buffers of the live model; to be called before the twin is scored or saved."""
-        twin = dict(self.model.named_buffers())
-        for name, buffer in live.named_buffers():
-            twin[name].detach().copy_(buffer.detach())
+        copy_buffers(live, self.model)

@@ -31,6 +31,8 @@ class Group:
     decay: float
     parameters: list[nn.Parameter]
     names: list[str]
+    hidden: bool = False  # whether they are matrices between embeddings and head: `roles.split` says so
+    rate: float = 1.0
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[Group]:

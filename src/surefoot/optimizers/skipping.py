@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.adafactor import Adafactor
+from surefoot.optimizers.adamw8bit import AdamW8bit
 from surefoot.optimizers.fused_adamw import straight_to_kernel
+from surefoot.optimizers.lion import Lion
+from surefoot.optimizers.muon import MuonWithAdamW
+from surefoot.optimizers.schedule_free import ScheduleFree
 
 
 class Skip(Protocol):
@@ -34,7 +39,8 @@ class Skip(Protocol):
 def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
-    Fused AdamW, Adam, SGD and Adagrad are told; others are not called on the CPU, and undone elsewhere.
+    Fused AdamW, Adam, SGD and Adagrad and those of this folder are told; others are not called on the CPU, and undone
+    elsewhere.
 
     >>> weight = nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -46,6 +52,10 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
             "  use another optimizer, such as surefoot.adamw(...)"
         )
+    if isinstance(optimizer, MuonWithAdamW):
+        return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
+    if isinstance(optimizer, Lion | Adafactor | AdamW8bit | ScheduleFree):
+        return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
     if _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)
         return straight_to_kernel(optimizer) or InsideKernel(name)
@@ -66,14 +76,15 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
 
 @dataclass(frozen=True)
 class InsideKernel:
-    """The kernel reads the flag itself: no pass over memory, no wait."""
+    """The optimizer reads the flag itself, on the device: no copy of anything, no wait."""
 
     name: str
+    kernel: str | None = None  # None: torch's fused one
 
     @property
     def description(self) -> str:
         """How, in a phrase."""
-        return f"inside the fused {self.name} kernel"
+        return f"inside {self.kernel or f'the fused {self.name} kernel'}"
 
     def apply(self, optimizer: Any, found_inf: Tensor) -> None:
         """Hand the flag to the kernel, as `torch.amp.GradScaler` does."""
@@ -82,6 +93,25 @@ class InsideKernel:
             optimizer.step()
         finally:
             del optimizer.found_inf  # a later step by hand must not find it
+
+
+@dataclass(frozen=True)
+class PartByPart:
+    """Each part of a composite optimizer in its own way."""
+
+    parts: tuple[tuple[Optimizer, Skip], ...]
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase."""
+        return "; ".join(skip.description for _, skip in self.parts)
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step or skip every part."""
+        assert isinstance(optimizer, MuonWithAdamW)
+        optimizer.hand_over()
+        for part, skip in self.parts:
+            skip.apply(part, found_inf)
 
 
 @dataclass(frozen=True)

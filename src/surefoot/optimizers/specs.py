@@ -1,35 +1,26 @@
 """What an optimizer is to be, before there is a model: a name and numbers to be printed, saved and compared.
 
-Importing this file does not import torch; `OptimizerSpec.build` does.
+Importing this file does not import torch; `OptimizerSpec.build` does. Which one for what: docs/optimizers.md.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.settings import KINDS, Setting, problems, unknown
 
 if TYPE_CHECKING:
     import torch
 
     from surefoot.optimizers.groups import Group
 
-Setting = float | bool | tuple[float, ...]
-
-_SETTINGS: dict[str, dict[str, Setting]] = {
-    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
-    "sgd": {"momentum": 0.0, "nesterov": False},
-}
-_WEIGHT_DECAY = {"adamw": 0.01, "sgd": 0.0}
-
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """One of torch's optimizers with its numbers; made by `adamw`, `sgd` or, from configuration, `named`."""
+    """An optimizer with its numbers; made by `adamw` and the others or, from configuration, `named`."""
 
     name: str
     lr: float
@@ -37,19 +28,10 @@ class OptimizerSpec:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """The optimizer over these groups, each with its own weight decay; fused unless one is complex."""
-        import torch
+        """The optimizer over these groups, each with its own weight decay and its own share of the rate."""
+        from surefoot.optimizers.building import built
 
-        parameters = [parameter for group in groups for parameter in group.parameters]
-        fused = all(parameter.is_floating_point() for parameter in parameters)
-        held = [{"params": group.parameters, "weight_decay": group.decay} for group in groups]
-        settings: dict[str, Any] = dict(self.settings)
-        match self.name:
-            case "adamw":
-                return torch.optim.AdamW(held, lr=self.lr, fused=fused, **settings)
-            case "sgd":
-                return torch.optim.SGD(held, lr=self.lr, fused=fused, **settings)
-        raise ConfigError(_unknown_name(self.name))
+        return built(self.name, groups, lr=self.lr, settings=self.settings)
 
     def described(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.
@@ -74,6 +56,19 @@ def adamw(
     return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
 
 
+def adam(
+    lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> OptimizerSpec:
+    """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
+
+    For comparison: the decay goes through the moments, so weights with large gradients hardly decay; `adamw` has it apart.
+
+    >>> adam(3e-4).described()["betas"]
+    [0.9, 0.999]
+    """
+    return named("adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+
+
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
@@ -86,12 +81,131 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov
     return named("sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov})
 
 
+def lion(lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.99)) -> OptimizerSpec:
+    """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
+
+    Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
+
+    >>> lion(3e-4, weight_decay=1.0).described()
+    {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'betas': [0.9, 0.99]}
+    """
+    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas})
+
+
+def adafactor(
+    lr: float = 0.01,
+    *,
+    weight_decay: float = 0.0,
+    beta2_decay: float = -0.8,
+    clip_threshold: float = 1.0,
+    smallest_scale: float = 1e-3,
+) -> OptimizerSpec:
+    """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
+
+    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, which counts as
+    `smallest_scale` where it is below; an update whose root mean square is above `clip_threshold` is scaled to it.
+
+    >>> adafactor().lr
+    0.01
+    """
+    settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
+    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings)
+
+
+def muon(
+    lr: float,
+    *,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    adamw_lr: float | None = None,
+    adamw_for: tuple[str, ...] | None = None,
+) -> OptimizerSpec:
+    """torch's Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
+
+    Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
+    https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:
+    https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
+
+    The head is the Linear whose weight is an embedding's, or else the last Linear of the model; `adamw_for` names the modules
+    or parameters that AdamW trains instead of it. `surefoot plan` prints who trains what.
+
+    >>> muon(3e-3).described()["ns_steps"]
+    5
+    """
+    settings: dict[str, Setting] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
+    settings |= {"betas": betas, "eps": eps, "adamw_lr": adamw_lr, "adamw_for": adamw_for}
+    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings)
+
+
+def nadam(
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    momentum_decay: float = 4e-3,
+) -> OptimizerSpec:
+    """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
+
+    Its weight decay is decoupled, as AdamW's.
+
+    >>> nadam(1e-3).described()["momentum_decay"]
+    0.004
+    """
+    settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
+    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings)
+
+
+def radam(
+    lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> OptimizerSpec:
+    """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
+
+    Its weight decay is decoupled, as AdamW's.
+
+    >>> radam(1e-3).name
+    'radam'
+    """
+    return named("radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+
+
+def adamw8bit(
+    lr: float, *, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> OptimizerSpec:
+    """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
+
+    A quarter of AdamW's state. Parameters of fewer than 4096 numbers keep theirs in 32 bits. Needs bitsandbytes.
+
+    >>> adamw8bit(3e-4).described()["eps"]
+    1e-08
+    """
+    return named("adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+
+
+def schedule_free(
+    lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> OptimizerSpec:
+    """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
+
+    What is scored, sampled from and predicted with is a mean of all weights so far, each as the square of its rate. Give it
+    a constant schedule with a warm-up, and no `ema`. It takes larger rates than AdamW, 1 to 10 times.
+
+    >>> schedule_free(3e-3).name
+    'schedule-free'
+    """
+    return named("schedule-free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+
+
 def named(
     name: str,
     *,
     lr: float,
     weight_decay: float | None = None,
-    settings: Mapping[str, Setting | None] | None = None,
+    settings: Mapping[str, Setting] | None = None,
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
@@ -100,53 +214,14 @@ def named(
     >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).described()["momentum"]
     0.9
     """
-    if name not in _SETTINGS:
-        raise ConfigError(_unknown_name(name))
-    own = _SETTINGS[name]
+    if name not in KINDS:
+        raise ConfigError(unknown(name))
+    kind = KINDS[name]
     given = {key: value for key, value in (settings or {}).items() if value is not None}
-    decay = _WEIGHT_DECAY[name] if weight_decay is None else weight_decay
-    problems = [
-        f"optimizer.{key} = {value!r} is foreign to {name}, which knows: lr, weight_decay, {', '.join(own)}"
-        for key, value in given.items()
-        if key not in own
-    ]
-    problems += [
-        f"optimizer.{key} = {value!r}: {wanted} is needed"
-        for key, value in {"lr": lr, "weight_decay": decay, **given}.items()
-        if key in own or key in ("lr", "weight_decay")
-        if (wanted := _wanted(key, value)) is not None
-    ]
-    merged = {**own, **{key: value for key, value in given.items() if key in own}}
-    if merged.get("nesterov") and not merged.get("momentum"):
-        problems.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
-    if problems:
-        raise ConfigError("\n".join(problems))
-    plain = {key: tuple(value) if isinstance(value, Sequence) else value for key, value in merged.items()}
+    decay = kind.weight_decay if weight_decay is None else weight_decay
+    if found := problems(name, lr=lr, weight_decay=decay, given=given):
+        raise ConfigError("\n".join(found))
+    plain = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in {**kind.settings, **given}.items()
+    }
     return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain)
-
-
-def _wanted(key: str, value: Any) -> str | None:
-    """What a setting should have been; None where it is that."""
-    match key:
-        case "lr":
-            return None if _number(value) and value > 0 else "a number above 0"
-        case "weight_decay" | "eps":
-            return None if _number(value) and value >= 0 else "a number from 0"
-        case "momentum":
-            return None if _number(value) and 0 <= value < 1 else "a number from 0 to below 1"
-        case "betas":
-            fits = isinstance(value, Sequence) and len(value) == 2 and all(_number(b) and 0 <= b < 1 for b in value)
-            return None if fits else "two numbers from 0 to below 1"
-        case "nesterov":
-            return None if isinstance(value, bool) else "true or false"
-    return None
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _unknown_name(name: str) -> str:
-    close = difflib.get_close_matches(name, _SETTINGS, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(_SETTINGS)}"
-    return f"optimizer.name = {name!r} is unknown; {meant}"

@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import surefoot as sf
 from surefoot import schedules
-from surefoot.config import Settings, run_arguments
+from surefoot.config import LEADS, Settings, run_arguments
+
+# What a recipe starts from where it is not told: a rate, and a decay of matrices. Measured with gpt's default for 500 steps
+# (benchmarks/optimizers.py); Lion's is a tenth of AdamW's, and its decay ten times as much (Chen et al. 2023, section 5).
+_STARTS = {
+    "adamw": (3e-3, 0.1),
+    "adam": (3e-3, 0.0),
+    "sgd": (0.1, 0.0),
+    "lion": (3e-4, 1.0),
+    "adafactor": (3e-2, 0.0),
+    "muon": (3e-3, 0.1),
+    "nadam": (3e-3, 0.1),
+    "radam": (3e-3, 0.1),
+    "adamw8bit": (3e-3, 0.1),
+    "schedule-free": (1e-2, 0.1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """The optimizer."""
-    lr: float = 3e-3
-    """Base learning rate, reached where warm-up ends."""
-    weight_decay: float = 0.1
-    """Decay of matrices, for adamw decoupled from the gradient; biases, norms and embeddings have none."""
+    name: Literal[
+        "adamw", "adam", "sgd", "lion", "adafactor", "muon", "nadam", "radam", "adamw8bit", "schedule-free"
+    ] = field(default="adamw", metadata=LEADS)
+    """The optimizer; with another one, what a preset says of its own is forgotten."""
+    lr: float | None = None
+    """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd 0.1, lion 3e-4, adafactor 3e-2, schedule-free 1e-2."""
+    weight_decay: float | None = None
+    """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
+    Absent: 0.1; lion 1.0; adam, sgd and adafactor 0."""
     betas: tuple[float, float] | None = None
-    """adamw: how slowly the averages of gradient and square move."""
+    """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
     eps: float | None = None
-    """adamw: added to the root of the average square."""
+    """Added to the root of the average square. All but sgd, lion and adafactor."""
     momentum: float | None = None
-    """sgd: how much of the last update is kept."""
+    """sgd, muon: how much of the last update is kept."""
     nesterov: bool | None = None
-    """sgd: look ahead along the momentum."""
+    """sgd, muon: look ahead along the momentum."""
+    ns_steps: int | None = None
+    """muon: iterations of the orthogonalisation."""
+    adamw_lr: float | None = None
+    """muon: base learning rate of what AdamW trains. Absent: lr."""
+    adamw_for: tuple[str, ...] | None = None
+    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
+    beta2_decay: float | None = None
+    """adafactor: the mean squares move by step ** beta2_decay."""
+    clip_threshold: float | None = None
+    """adafactor: the largest root mean square of an update before its rate."""
+    smallest_scale: float | None = None
+    """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
+    momentum_decay: float | None = None
+    """nadam: how the momentum rises over the steps."""
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -36,7 +68,10 @@ class Optimizer:
 
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
-        return named(name, lr=lr, weight_decay=decay, settings=own)
+        rate, usual_decay = _STARTS[name]
+        return named(
+            name, lr=rate if lr is None else lr, weight_decay=usual_decay if decay is None else decay, settings=own
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

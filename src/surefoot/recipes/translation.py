@@ -97,8 +97,8 @@ class Config(Settings):
     """Decay of averaged weights, which are the ones evaluated and used; None: none are kept."""
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
-    optimizer: Optimizer = field(default_factory=lambda: Optimizer(lr=3e-3, weight_decay=0.0))
-    """Absent betas are (0.9, 0.98) here, as Vaswani et al. 2017 have them."""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
     schedule: Schedule = field(default_factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"))
     label_smoothing: float = 0.1
     """How much of each target's probability all tokens share while training; scores are without it."""
@@ -167,7 +167,7 @@ def build(config: Config) -> sf.Run:
     data = config.data
     _, optimizer, schedule, *_ = checked(
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
-        lambda: _with_betas(config.optimizer).spec(),
+        lambda: _as_usual(config.optimizer).spec(),
         config.schedule.spec,
         lambda: check_run(config, config.schedule),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
@@ -271,10 +271,10 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
     return answers(model, inputs, asked, source=source, target=target, **settings)
 
 
-def _with_betas(optimizer: Optimizer) -> Optimizer:
-    if optimizer.name != "adamw" or optimizer.betas is not None:
-        return optimizer
-    return replace(optimizer, betas=(0.9, 0.98))
+def _as_usual(optimizer: Optimizer) -> Optimizer:
+    decay = 0.0 if optimizer.weight_decay is None else optimizer.weight_decay
+    betas = (0.9, 0.98) if optimizer.name == "adamw" and optimizer.betas is None else optimizer.betas
+    return replace(optimizer, betas=betas, weight_decay=decay)
 
 
 def _refuse_wrong(config: Config) -> None:

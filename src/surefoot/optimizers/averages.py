@@ -1,0 +1,35 @@
+"""What a run needs of weights that are evaluated in the place of the trained ones. They are held in a twin, never swapped."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class Averages(Protocol):
+    """A twin of a model that is scored, sampled from and saved in its place; training never touches it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The twin, as of the last `refresh`."""
+        ...
+
+    def restart(self, live: nn.Module) -> None:
+        """Begin again at the model's weights, such as those that were loaded into it."""
+        ...
+
+    def update(self, applied: Tensor) -> None:
+        """Follow one step of the live weights, unless `applied` (1 or 0, on the device) is 0."""
+        ...
+
+    def refresh(self, live: nn.Module) -> None:
+        """Make the twin what is to be evaluated now, the live buffers included; before it is scored or saved."""
+        ...
+
+
+def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
+    """Give the twin the buffers of the live model."""
+    held = dict(twin.named_buffers())
+    for name, buffer in live.named_buffers():
+        held[name].detach().copy_(buffer.detach())

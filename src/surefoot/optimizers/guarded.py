@@ -1,0 +1,107 @@
+"""Arithmetic in place that a bad step leaves undone: the flag is read where the numbers are, and the host is not told.
+
+Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set: nearly every update can be
+written as that, in one pass and without a copy to go back to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+_FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
+
+
+def subtract(
+    targets: Sequence[Tensor],
+    amounts: Sequence[Tensor],
+    *,
+    rate: float = 1.0,
+    decay: float = 0.0,
+    found_inf: Tensor | None,
+) -> None:
+    """Take rate * (amount + decay * target) from each target; where `found_inf` is 1 no bit changes, whatever the amounts.
+
+    `found_inf` is float32 on the targets' device; None subtracts.
+
+    >>> weight = torch.tensor([1.0])
+    >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
+    (None, tensor([1.]))
+    """
+    _apply(targets, amounts, rate=rate, decay=decay, negated=False, found_inf=found_inf)
+
+
+def move_towards(
+    averages: Sequence[Tensor], values: Sequence[Tensor], *, share: float, found_inf: Tensor | None
+) -> None:
+    """Move each average by `share` (0 to 1) of its distance to the value; where `found_inf` is 1 no bit changes.
+
+    >>> mean = torch.tensor([1.0])
+    >>> move_towards([mean], [torch.tensor([3.0])], share=0.25, found_inf=None), mean
+    (None, tensor([1.5000]))
+    """
+    _apply(averages, values, rate=share, decay=1.0, negated=True, found_inf=found_inf)
+
+
+def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
+    """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those that are no fractions."""
+    target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
+
+
+def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
+    """Count a step, unless `found_inf` is 1."""
+    add_to_each(counters, torch.ones_like(counters[0]), found_inf=found_inf)
+
+
+def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor | None) -> None:
+    """Add `amount`, of no dimension and on the device, to each counter, unless `found_inf` is 1."""
+    if found_inf is not None:
+        amount = amount * torch.rsub(found_inf, 1.0)
+    torch._foreach_add_(list(counters), [amount] * len(counters))  # a single tensor would be read on the host
+
+
+def _apply(
+    targets: Sequence[Tensor],
+    amounts: Sequence[Tensor],
+    *,
+    rate: float,
+    decay: float,
+    negated: bool,
+    found_inf: Tensor | None,
+) -> None:
+    for device, own, given in _of_one_kind(targets, amounts):
+        if device.type in _FUSED:
+            torch._fused_sgd_(
+                own,
+                given,
+                [],
+                weight_decay=decay,
+                momentum=0.0,
+                lr=rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=negated,
+                is_first_step=False,
+                found_inf=found_inf,
+            )
+            continue
+        for target, amount in zip(own, given, strict=True):
+            whole = target * decay - amount if negated else amount + target * decay
+            replace(target, target - whole * rate, found_inf=found_inf)
+
+
+def _of_one_kind(
+    targets: Sequence[Tensor], amounts: Sequence[Tensor]
+) -> Iterator[tuple[torch.device, list[Tensor], list[Tensor]]]:
+    """The pairs by device and type; an amount lies in memory as its target does, as the kernel walks both."""
+    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for target, amount in zip(targets, amounts, strict=True):
+        own, given = kinds[target.device, target.dtype]
+        own.append(target)
+        same = amount.stride() == target.stride() and amount.dtype == target.dtype
+        given.append(amount if same else torch.empty_like(target).copy_(amount))
+    for (device, _), (own, given) in kinds.items():
+        yield device, own, given
