@@ -165,7 +165,7 @@ def _configurations(
 ) -> list[tuple[Any, dict[str, str]]]:
     """The configuration of every combination, with origins; one `ConfigError` for all that cannot be."""
     assert program.config is not None
-    found, problems = [], dict[str, str]()
+    found, problems, wrong = [], dict[str, str](), list[str]()
     first_seed = (
         int(_option(rest, "--seed")[1] or in_file.get("seed", 0)) if _is_whole(_option(rest, "--seed")[1]) else 0
     )
@@ -189,9 +189,11 @@ def _configurations(
             if not own:
                 raise
             said = str(problem).splitlines()[0]
+            wrong.append(said)
             problems.setdefault(said, " ".join(f"{setting}={value}" for setting, value in text.items()))
+    all_alike = len(problems) == 1 and len(wrong) == len(texts) > 1
     if problems:
-        lines = [f"{combination}: {said}" for said, combination in problems.items()]
+        lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
         more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise ConfigError("\n  ".join([*lines[:_SHOWN], *more]) + "\n  nothing was trained")
     return found

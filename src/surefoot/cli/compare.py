@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +46,8 @@ def compare(arguments: list[str]) -> None:
     else:
         from surefoot.cli.asked import planned_of
 
+        if (Path(named[0]) / "config.toml").is_file():
+            raise ConfigError(f"{named[0]} is one run: name another to compare it with, or what to train")
         program = programs.found(named[0])
         plan = planned_of(program, rest, asked, verb=f"surefoot compare {named[0]}")
         _train(plan, Path(asked.out or _OUT), asked)
@@ -77,7 +82,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     try:
         plan, chooser = _prepared(asked_plan, directory, asked)
         screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
-        trials = Trials(directory, lambda name: command(name, path), threads=plan.threads, cwd=plan.started_in)
+        trials = Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in)
         score = _score(plan)
         signals.install()
         try:
@@ -91,6 +96,8 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
         plan = planned.read(path) or plan
         told = _told(_trained(plan, path), path, target=plan.target, reference=plan.reference)
         print(f"\n{text(told)}\n{_files(path)}", flush=True)
+        if not any(row.status == "finished" for row in told.rows):
+            raise SystemExit(1)
     finally:
         directory.close()
 
@@ -117,8 +124,11 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
         if held is not None:
             plan = planned.going_on(held, plan, where=directory.path, threads_given=asked.threads is not None)
     _write(plan, directory)
+    if not plan.found:
+        plan = dataclasses.replace(plan, found=_looked_at(plan, directory))
+        _write(plan, directory)
     if plan.search is None:
-        return plan, InOrder([variant.name for variant in plan.variants], directory.path)
+        return plan, InOrder(plan.names, directory.path)
     return plan, _search(plan, directory)
 
 
@@ -133,10 +143,14 @@ def _search(plan: Planned, directory: RunDirectory) -> Chooser:
 
     def begin(name: str, chosen: dict[str, str]) -> None:
         held = planned.read(directory.path) or plan
-        if name not in [variant.name for variant in held.variants]:
+        if name not in held.names:
             _write(dataclasses.replace(held, variants=[*held.variants, trial(plan, name, chosen)]), directory)
 
-    watch = _score(plan) or _score_of_program(plan)
+    watch = _score(plan)
+    if watch is None:
+        raise ConfigError(
+            "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
+        )
     return Search(
         directory.path,
         described["space"],
@@ -160,24 +174,32 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
 
 
 def _score(plan: Planned) -> Any:
+    """Direction and name of the score that is judged by; None where there is none."""
     from surefoot.stopping import parsed
 
-    return None if plan.score is None else parsed(plan.score)
+    score = plan.score or plan.found.get("score")
+    return None if score is None else parsed(score)
 
 
-def _score_of_program(plan: Planned) -> Any:
-    """The score that the runs of a program decide by, which only a built one tells."""
-    from surefoot.config import layered
+def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
+    """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
+    from surefoot.cli.variant import command
 
-    program = programs.again(dict(plan.program), run=Path(str(plan.base["out"])))
-    assert program.config is not None
-    config = layered(program.config, [("comparison", {**plan.base, "out": None})])[0]
-    watch = program.run(config).parts.whole.watch
-    if watch is None:
-        raise ConfigError(
-            "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
-        )
-    return watch.direction, watch.score
+    name = plan.names[0] if plan.names else "first"
+    threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
+    with subprocess.Popen(
+        command("look", directory.path, name),
+        stdin=subprocess.PIPE,  # open as long as this process lives: see tune/tether.py
+        stdout=subprocess.PIPE,
+        env=os.environ | threads,
+        cwd=plan.started_in,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    if process.returncode:
+        sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
+    found = json.loads(said.splitlines()[-1])
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:

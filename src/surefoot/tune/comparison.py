@@ -266,15 +266,17 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
         order = run.trained.order or {}
         by_seed.setdefault(order.get("seed") if repeated else None, []).append(run)
     weights = all(len({run.trained.initial_weights for run in held}) == 1 for held in by_seed.values())
-    other = [
+    unlike = [
         name
-        for name in ("seed", "batch_size", "data")
+        for name in ("seed", "batch_size", "data", "precision")
         if any(len({repr((run.trained.order or {}).get(name)) for run in held}) > 1 for held in by_seed.values())
     ]
+    other = [name for name in unlike if name != "precision"]
+    rounded = ["not shared: the precision of the passes"] if "precision" in unlike else []
     seeds = ", seed by seed" if repeated else ""
     if weights and not other:
-        return [f"shared: initial weights, and the samples in their order{seeds}"]
-    lines = [] if weights else [f"not shared: the initial weights{seeds}"]
+        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded]
+    lines = [*rounded, *([] if weights else [f"not shared: the initial weights{seeds}"])]
     if other:
         lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
     kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights

@@ -34,8 +34,8 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             style = {"color": COLOURS[place % len(COLOURS)], "linestyle": _DASHES[place // len(COLOURS) % len(_DASHES)]}
             for repeat, run in enumerate(run for run in comparison.runs if run.variant.group == row.name):
                 name = row.name if repeat == 0 and place < _SHOWN else "_"
-                _curve(axes[0], run, style, name)
-                _scores(axes[-1], run, style)
+                _curve(axes[0], run, style)
+                _scores(axes[-1], run, style, name)
         axes[0].set_ylabel("training loss" if apart else f"training loss (lines), {comparison.score} (points)")
         if apart:
             axes[1].set_ylabel(comparison.score)
@@ -45,32 +45,32 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             each.grid(visible=True, color="0.9")
             each.spines[["top", "right"]].set_visible(False)
         more = f"{len(comparison.rows) - _SHOWN} more, behind" if len(comparison.rows) > _SHOWN else None
-        axes[0].legend(title=more, frameon=False, fontsize=8)
+        axes[-1].legend(title=more, frameon=False, fontsize=8)
         files = [path.with_suffix(".png"), path.with_suffix(".svg")]
         figure.savefig(files[0], dpi=120, metadata={"Software": None})
         figure.savefig(files[1], metadata={"Date": None})
     return files
 
 
-def _curve(axes: Any, run: Compared, style: dict[str, str], name: str) -> None:
+def _curve(axes: Any, run: Compared, style: dict[str, str]) -> None:
     points = [(step, loss) for step, loss in run.trained.loss if math.isfinite(loss)]
     size = -(-len(points) // _POINTS) or 1
     pieces = [points[place : place + size] for place in range(0, len(points), size)]
     steps = [piece[-1][0] for piece in pieces]
     losses = [math.fsum(loss for _, loss in piece) / len(piece) for piece in pieces]
-    axes.plot(steps, losses, linewidth=1.0, alpha=0.7, label=name, **style)
+    axes.plot(steps, losses, linewidth=0.9, alpha=0.5, **style)
 
 
-def _scores(axes: Any, run: Compared, style: dict[str, str]) -> None:
+def _scores(axes: Any, run: Compared, style: dict[str, str], name: str) -> None:
     points = [(step, score) for step, score in run.trained.scores if math.isfinite(score)]
     axes.plot(
         [step for step, _ in points],
         [score for _, score in points],
         marker="o",
         markersize=3.5,
-        linewidth=0.6,
-        color=style["color"],
-        linestyle=style["linestyle"],
+        linewidth=1.2,
+        label=name,
+        **style,
     )
 
 

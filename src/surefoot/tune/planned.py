@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Planned:
     program: what builds the runs, as config.toml names it. base: the settings of all runs by dotted name, and `origins` where
     each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
     which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
+    found: what building one of the runs has told, `precision` for those that leave it open, and `score` that they watch.
     """
 
     program: Mapping[str, Any]
@@ -38,6 +39,12 @@ class Planned:
     score: str | None = None
     reference: str = "best"
     search: Mapping[str, Any] | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the variants."""
+        return [variant.name for variant in self.variants]
 
     def variant(self, name: str) -> Variant:
         """The variant of that name."""
@@ -53,7 +60,7 @@ def to_text(plan: Planned, config: Any) -> str:
     import tomlkit
 
     table = tomlkit.table()
-    for name in ("threads", "started_in", "target", "score", "reference", "search"):
+    for name in ("threads", "started_in", "target", "score", "reference", "search", "found"):
         value = getattr(plan, name)
         if value is not None:
             table.add(name, _toml(value))
@@ -97,6 +104,7 @@ def from_text(text: str, *, where: str) -> Planned:
         score=found.get("score"),
         reference=found.get("reference", plan.reference),
         search=_plain(found["search"]) if "search" in found else None,
+        found=_plain(found.get("found", {})),
     )
 
 
@@ -138,7 +146,7 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
         listed = "\n  ".join([*told[:3], *more])
         raise ConfigError(f"{where} holds another comparison: {listed}\n  choose another directory: --out DIR")
     if held.search is None:
-        return replace(asked, threads=held.threads, started_in=held.started_in)
+        return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
     return replace(held, target=asked.target, score=asked.score, reference=asked.reference, search=asked.search)
 
 
@@ -177,4 +185,5 @@ def _toml(value: Any) -> Any:
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
     held = {name: _plain(value) if isinstance(value, dict) else value for name, value in table.items()}
-    return {**held, **dict.fromkeys(held.pop("absent", []))}
+    absent = held.pop("absent", [])
+    return {**held, **dict.fromkeys(absent)}

@@ -96,7 +96,7 @@ class Search:
     ) -> None:
         self.optuna = _imported()
         self.directory, self.total, self.seed, self.sampler, self.begin = directory, trials, seed, sampler, begin
-        self.space = {setting: self._distribution(held) for setting, held in space.items()}
+        self.space = space
         self.study = self.optuna.create_study(
             storage=f"sqlite:///{(directory / FILE).resolve()}",
             study_name="surefoot",
@@ -115,19 +115,20 @@ class Search:
             trial = self.optuna.Trial(self.study, frozen._trial_id)
             name = self._name(frozen.number)
             self.going[name] = trial
-            for setting, distribution in self.space.items():
-                trial._suggest(setting, distribution)
+            self.study.sampler = self._sampler(frozen.number)
+            for setting in self.space:  # as they were; or now, where the kill came before
+                self._suggest(trial, setting)
             held = outcome_of(self.directory, name)
             if held is not None and held["status"] in ("finished", "diverged", "pruned"):  # and nobody was told
                 self.ended(name, Outcome(held["status"]), best=_best_of(frozen, self.study.direction.name))
                 continue
-            self.begin(name, {setting: str(value) for setting, value in trial.params.items()})
+            self.begin(name, {setting: _text(value) for setting, value in trial.params.items()})
             return name
         number = len(self.study.get_trials(deepcopy=False))
         if number >= self.total:
             return None
         self.study.sampler = self._sampler(number)
-        trial = self.study.ask(self.space)
+        trial = self.study.ask({setting: self._distribution(held) for setting, held in self.space.items()})
         name = self._name(trial.number)
         self.going[name] = trial
         self.begin(name, {setting: _text(value) for setting, value in trial.params.items()})
@@ -175,6 +176,15 @@ class Search:
                 return self.optuna.pruners.SuccessiveHalvingPruner()
             case "none":
                 return self.optuna.pruners.NopPruner()
+
+    def _suggest(self, trial: optuna.Trial, setting: str) -> None:
+        held = self.space[setting]
+        if held["kind"] == "choice":
+            trial.suggest_categorical(setting, tuple(held["of"]))
+        elif isinstance(held["low"], int):
+            trial.suggest_int(setting, held["low"], held["high"], log=held["log"])
+        else:
+            trial.suggest_float(setting, held["low"], held["high"], log=held["log"])
 
     def _distribution(self, held: Mapping[str, Any]) -> Any:
         kinds = self.optuna.distributions

@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.sinks.console import duration, in_line, number
 from surefoot.tune.comparison import Comparison, Row
-from surefoot.tune.variants import flags, written
+from surefoot.tune.variants import flags, short_names, written
 
 
 def text(comparison: Comparison) -> str:
@@ -93,10 +93,24 @@ def _below(comparison: Comparison) -> list[str]:
 
 def _cells(comparison: Comparison) -> list[list[str]]:
     several = any(row.repeats > 1 for row in comparison.rows)
-    head = ["variant", "best", "at step", "final", "to target", "trained", "targets/s", "difference", ""]
+    untold = dict.fromkeys(name for row in comparison.rows for name in row.varied if "=" not in row.name)
+    columns = short_names(untold)
+    head = [
+        "variant",
+        *columns.values(),
+        "best",
+        "at step",
+        "final",
+        "to target",
+        "trained",
+        "targets/s",
+        "difference",
+        "",
+    ]
     rows = [
         [
             in_line(row.name),
+            *(_short(row.varied.get(name)) for name in columns),
             _with_error(row.best, row.best_error, several),
             _rounded(row.best_step),
             _with_error(row.final, row.final_error, several),
@@ -108,8 +122,14 @@ def _cells(comparison: Comparison) -> list[list[str]]:
         ]
         for row in comparison.rows
     ]
-    kept = [place for place, _ in enumerate(head) if place in (0, 8) or any(row[place] for row in rows)]
+    last = len(head) - 1
+    kept = [place for place in range(len(head)) if place in (0, last) or any(row[place] for row in rows)]
     return [[row[place] for place in kept] for row in [head, *rows]]
+
+
+def _short(value: Any) -> str:
+    """A setting in a column: numbers that were drawn have more digits than anybody reads."""
+    return f"{value:.4g}" if isinstance(value, float) else in_line(written(value))
 
 
 def _with_error(value: float | None, error: float | None, several: bool) -> str:

@@ -151,7 +151,7 @@ def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
         return None, None
     weights = json.dumps([(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")])
     described = state["described"]
-    return weights, {name: described.get(name) for name in ("seed", "batch_size", "data")}
+    return weights, {name: described.get(name) for name in ("seed", "batch_size", "data", "precision")}
 
 
 def _state(path: Path, step: int) -> dict[str, Any] | None:
