@@ -187,7 +187,7 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
     rows = {row["variant"]: row for row in found["variants"]}
     assert rows["lr=0.01"]["status"] == "finished"
     assert rows["lr=1e_30" if "lr=1e_30" in rows else "lr=1e+30"]["status"].startswith("diverged")
-    assert rows["lr=0.02,huge=True"]["status"] == "out of memory"
+    assert rows["lr=0.02,huge=True"]["status"] == "out of memory at step 0"
     assert "no room" in rows["lr=0.02,huge=True"]["said"]
     main(["compare", "failing"])  # what diverged would do so again; what had no memory is tried again
     assert sittings(here / "failing" / "lr=0.01") == 1
@@ -206,6 +206,19 @@ def test_what_is_not_shared_is_said(here: Path) -> None:
     assert [row["difference"] for row in plain["variants"]] == [None, None]
     assert any("was not scored batch by batch" in note for note in plain["notes"])
     assert "widths/width=4: --width 4" in plain["notes"]
+
+
+@pytest.mark.slow
+def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Path) -> None:
+    pytest.importorskip("optuna")
+    space = ["--vary", "optimizer.lr=1e-3..1e-1", "--vary", "optimizer.name=adamw,sgd"]
+    found = compare("program.py:build", "--search", "2", *space, "--pruner", "none", "--out", "search")
+    assert {row["variant"] for row in found["variants"]} == {"trial-000", "trial-001"}
+    longer = compare("search", "--search", "3")
+    rates = {row["variant"]: row["settings"]["optimizer.lr"] for row in longer["variants"]}
+    assert rates | {row["variant"]: row["settings"]["optimizer.lr"] for row in found["variants"]} == rates
+    assert len(set(rates.values())) == 3
+    assert [sittings(here / "search" / f"trial-00{place}") for place in range(3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import programs
+from surefoot.cli.help import VERBS
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def compare(arguments: list[str]) -> None:
     from surefoot.cli.asked import asked_of
     from surefoot.tune.planned import FILE
 
+    if {"-h", "--help"} & set(arguments):
+        print(VERBS["compare"], end="")
+        return
     place = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     named = arguments[:place]
     rest, asked = asked_of(arguments[place:])

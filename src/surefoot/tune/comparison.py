@@ -109,11 +109,10 @@ def _row(name: str, runs: Sequence[Compared]) -> Row:
     best = [found for run in runs if (found := run.trained.best) is not None]
     final = [run.trained.final for run in runs if run.trained.final is not None]
     unlike = [run for run in runs if run.status != "finished"]
-    status = unlike[0].status if unlike else "finished"
-    if status == "pruned" or (unlike and unlike[0].trained.times and status != "failed"):
-        status = f"{status} at step {unlike[0].trained.times[-1][0] if unlike[0].trained.times else 0}"
-    if len(runs) > 1 and unlike:
-        status = f"{len(unlike)} of {len(runs)} {status}"
+    status = "finished"
+    if unlike:
+        status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
+        status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
     row = Row(name, runs[0].variant.varied, status, unlike[0].said if unlike else "", repeats=len(runs))
     if best:
         score, score_error = mean_and_error([score for _, score in best])
@@ -185,7 +184,7 @@ def _with_differences(
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = [f"no paired difference: {why}" for why in whys]
     if differences:
-        notes = [*_of_differences(differences, groups, corrected=len(pairs), chosen=chosen), *notes]
+        notes = [*_of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
     return done, notes
 
 

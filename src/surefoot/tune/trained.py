@@ -66,6 +66,11 @@ class Trained:
         """The last score."""
         return self.scores[-1][1] if self.scores else None
 
+    @property
+    def last_step(self) -> int:
+        """The last step that anything is recorded of."""
+        return max((step for step, _ in [*self.times, *self.scores]), default=0)
+
     def reached(self, target: float) -> tuple[int, float] | None:
         """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
         if self.watch is None:
