@@ -150,8 +150,8 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "compare which schedules?"),
-        (["gpt"], "compare which schedules?"),
+        (["--schedules", ""], "compare which schedules?"),
+        (["gpt", "--schedules="], "compare which schedules?"),
         (["--schedules"], "--schedules needs a value"),
         (["--schedules", "constant+linear"], "'linear' begins nowhere"),
         (["--schedules", "constant+linear@100%"], "need one for each"),

@@ -8,7 +8,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
-  surefoot compare --schedules    draw learning-rate schedules side by side
+  surefoot compare RECIPE ...     train variants side by side, one table and one plot
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
@@ -79,8 +79,34 @@ resized as the training data were, and the likeliest classes are told.
   surefoot predict runs/translation "July 8, 2055" --beam 5
   surefoot predict runs/images picture.png --top 3
 """,
-    "compare": """surefoot compare --schedules LIST [RECIPE|FILE.py:build] [--out PATH] [settings]
+    "compare": """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
+surefoot compare DIR                 go on with a comparison
+surefoot compare RUN RUN...          compare runs that are there
+surefoot compare --schedules LIST    draw schedules side by side; trains nothing
 
+Train every combination of the varied settings on the same samples in the same
+order, each as a run of its own below --out; then one table and one plot, with
+what is inside the noise said. Stopped or killed, the same command goes on:
+what is finished is not trained again. A test split is never scored by it.
+
+  --vary SETTING=A,B    values of a setting; several make a grid
+  --variant "S=A T=B"   one combination more; may be given several times
+  --seeds N             train each N times, with seeds 0 to N - 1
+  --jobs N              so many at once (default: 1)
+  --threads N           of each run (default: cores / jobs); kept in compare.toml
+  --target X            tell how soon each reaches this score
+  --reference NAME      what differences are taken to: best, first or a variant
+  --score "min S/LOSS"  judge by this instead of the score the runs watch
+  --out DIR             where to (default: runs/compare)
+  --paired              of runs that are there: score them again, batch by batch
+  --search N            search with N trials in ranges: --vary optimizer.lr=1e-4..1e-2
+  --sampler, --pruner   of a search: tpe or random; median, halving or none
+
+  surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
+  surefoot compare images --search 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
+  surefoot compare runs/a runs/b --paired
+
+With --schedules:
 Draw learning-rate schedules side by side, into PATH.png and PATH.svg (default:
 schedules): each with its peak, its lowest rate, the end of its warm-up and the
 mean of its factors, which are printed too. Of a run of 1,000 steps, or of one

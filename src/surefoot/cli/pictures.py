@@ -163,7 +163,7 @@ def _basis(arguments: list[str], *, given: str) -> Basis:
     length = _known(str(values["length"]), f"{given} {settings}")
     if length is None:  # in passes over data, which must be read to know how many steps that is
         length = verbs._built(program, config).parts.length
-    return Basis(length, settings, float(values["optimizer.lr"]))
+    return Basis(length, settings, float(config.optimizer.spec().lr))
 
 
 def _of_run(program: Program, *config: Any) -> Basis:

@@ -148,10 +148,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(config: Config) -> sf.Run:
-    """The run that a configuration describes, not yet started."""
-    data, shape = config.data, config.model
-    network, optimizer, schedule, *_ = checked(
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    data = config.data
+    return checked(
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
@@ -160,6 +160,12 @@ def build(config: Config) -> sf.Run:
         lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data, shape = config.data, config.model
+    network, optimizer, schedule, *_ = check(config)
     found = texts.corpus(
         data.path,
         held_out_fraction=data.held_out_fraction,

@@ -150,13 +150,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(config: Config) -> sf.Run:
-    """The run that a configuration describes, not yet started."""
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
     from surefoot.data.image_sets import refuse_fraction  # imports torch, as does the next
     from surefoot.mixing import refuse_mixing
 
     changes = config.augmentation
-    augmentation, optimizer, schedule, *_ = checked(
+    return checked(
         lambda: _augmentation(changes),
         config.optimizer.spec,
         config.schedule.spec,
@@ -167,6 +167,12 @@ def build(config: Config) -> sf.Run:
         lambda: refuse_fraction(config.data.held_out_fraction),
         lambda: _refuse_missing_data(config),
     )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    changes = config.augmentation
+    augmentation, optimizer, schedule, *_ = check(config)
     held = pictures.begun(config.out)
     data = config.data
     found = sf.load_images(

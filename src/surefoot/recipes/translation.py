@@ -162,10 +162,10 @@ PRESETS["big"] = PRESETS["base"] | {
 }
 
 
-def build(config: Config) -> sf.Run:
-    """The run that a configuration describes, not yet started."""
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
     data = config.data
-    _, optimizer, schedule, *_ = checked(
+    return checked(
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _as_usual(config.optimizer).spec(),
         config.schedule.spec,
@@ -173,6 +173,12 @@ def build(config: Config) -> sf.Run:
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
     )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data = config.data
+    _, optimizer, schedule, *_ = check(config)
     found = texts.bilingual(
         data.path,
         source=data.source,
