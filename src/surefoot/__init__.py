@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     )
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
+    from surefoot.tune.find_batch import find_batch
+    from surefoot.tune.find_lr import find_lr
 
 __all__ = [
     "Augmentation",
@@ -100,6 +102,8 @@ __all__ = [
     "data",
     "encode_documents",
     "exponential",
+    "find_batch",
+    "find_lr",
     "forward_backward",
     "generate",
     "held_out_documents",
@@ -190,6 +194,8 @@ _HOME = {
     ),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
+    "tune.find_batch": ("find_batch",),
+    "tune.find_lr": ("find_lr",),
 }
 _ROOMS = ("beam", "data", "generate", "losses", "models")
 

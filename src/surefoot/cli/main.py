@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import traceback
 
-from surefoot.cli import data, help, verbs
+from surefoot.cli import data, finders, help, verbs
 from surefoot.errors import ConfigError, SurefootError
 
 _VERBS = {
     "train": verbs.train,
     "plan": verbs.plan,
+    "find-lr": finders.find_lr,
+    "find-batch": finders.find_batch,
     "resume": verbs.resume,
     "evaluate": verbs.evaluate,
     "predict": verbs.predict,
