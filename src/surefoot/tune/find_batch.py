@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
+from surefoot import crash
 from surefoot.assembly import data_plan, planned_sizes
 from surefoot.batching import Batching
 from surefoot.data.buckets import Buckets
@@ -84,7 +85,10 @@ def find_batch(
     if found is not None:
         return found
     if trial.failed is not None:
-        raise trial.failed
+        cause = crash.explained(trial.failed, step=run.state.step, micro_batches=())
+        if cause is None:
+            raise trial.failed
+        raise cause from trial.failed
     least = rows[0].memory_bytes if rows else standing
     raise ConfigError(
         f"not even a micro-batch of {trial.sizes()[0]} {sizes.unit} fits: it needs "

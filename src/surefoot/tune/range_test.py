@@ -17,6 +17,7 @@ End = Literal["highest", "diverged", "not finite"]
 _WIDTH = 0.3  # decades of the rate over which the weight of a neighbouring loss falls to 1/e
 _DIVERGED = 4.0  # times the best smoothed loss
 _NOISE = 3.0  # standard deviations of the smoothed loss: a smaller fall is none
+_LEAST = 1e-3  # of the first loss: so much it has to fall by, however little noise there is
 _ROOM = 4.0  # so many times lower than the rate at which it diverged must a rate be to be suggested
 _FEW = 5  # losses from which no curve can be made
 
@@ -57,7 +58,7 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
         return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, reason)
     curve = smoothed(rates, losses)
     lowest = int(curve.argmin())
-    if curve[0] - curve[lowest] <= _NOISE * _noise(rates, losses):
+    if curve[0] - curve[lowest] <= max(_NOISE * _noise(rates, losses), _LEAST * abs(curve[0])):
         reason = _without_fall(rates, end)
         return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, reason)
     slope = np.gradient(curve, np.log10(rates))
@@ -137,11 +138,11 @@ def diverged(losses: Curve) -> int | None:
 def written(rate: float) -> str:
     """A rate as a person types it, to two digits.
 
-    >>> written(0.00213), written(0.05), written(2e-3), written(1.0)
-    ('2.1e-3', '0.05', '2e-3', '1')
+    >>> written(0.00213), written(0.05), written(2e-3), written(100.0)
+    ('2.1e-3', '0.05', '2e-3', '100')
     """
     if 0.01 <= rate < 1000:
-        return f"{rate:.2g}"
+        return f"{float(f'{rate:.1e}'):g}"
     digits, _, power = f"{rate:.1e}".partition("e")
     return f"{digits.removesuffix('.0')}e{int(power)}"
 
