@@ -107,8 +107,10 @@ def test_a_run_in_its_middle_is_left_as_it_was(tried: str, changes: dict[str, An
                 model[3].train()
 
 
-@pytest.mark.parametrize("tried", TRIED)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "tried"),
+    [*((name, "find_lr") for name in OPTIMIZERS), ("adamw", "find_batch"), ("sgd", "find_batch")],
+)
 def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, optimizer: str, tmp_path: Path) -> None:
     def trained(out: Path, *, trying: bool) -> tuple[dict[str, Any], list[float]]:
         run = build(out, length="10 steps", optimizer=OPTIMIZERS[optimizer])
@@ -200,3 +202,22 @@ def test_a_model_may_be_one_of_several() -> None:
     assert len(sf.find_lr(run, steps=10, high=1.0).rates) > 4
     assert sf.find_batch(run, memory="1 GB").largest.size == 8
     assert compared(before, everything(run)) == []
+
+
+def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
+    seconds = [0.0]
+
+    def slow(model: Any, batch: Any) -> Tensor:
+        seconds[0] += 1
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    run = build(None, loss=slow, length="2 steps", evaluate=None, early_stopping=None)
+    clock = run.parts.whole.clock
+    clock.now, clock.since = lambda: seconds[0], 0.0
+    with run:
+        for _ in run:
+            before = seconds[0] - clock.since
+            sf.find_lr(run, steps=10)
+            assert seconds[0] - clock.since == before
+    assert sum(clock.total_s.values()) + sum(clock.window_s.values()) <= 2 * 2 + 1
+    assert seconds[0] > 40

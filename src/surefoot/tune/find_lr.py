@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surefoot import crash
 from surefoot.errors import ConfigError
-from surefoot.loop import Step, forward_backward, update
+from surefoot.loop import State, Step, forward_backward, update
 from surefoot.parts import Parts
 from surefoot.run import Run
 from surefoot.tune.range_test import RangeTest, check_range, diverged, judged
@@ -90,7 +90,9 @@ def find_lr(
 
 def _made(parts: Parts, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
     """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
-    state, first, last = parts.state, parts.state.step, len(rates)
+    first, last = parts.state.step, len(rates)
+    # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
+    state = State(parts.state.models, parts.state.trained, parts.state.averages, first, parts.state.buffers)
     base = _base_rate(parts)
 
     def factor(step: int) -> float:
