@@ -211,13 +211,15 @@ def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
         seconds[0] += 1
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    run = build(None, loss=slow, length="2 steps", evaluate=None, early_stopping=None)
+    run = build(None, loss=slow, length="3 steps", evaluate=None, early_stopping=None)
     clock = run.parts.whole.clock
     clock.now, clock.since = lambda: seconds[0], 0.0
     with run:
-        for _ in run:
+        for step in run:
+            if step.index == 2:
+                continue
             before = seconds[0] - clock.since
             sf.find_lr(run, steps=10)
             assert seconds[0] - clock.since == before
-    assert sum(clock.total_s.values()) + sum(clock.window_s.values()) <= 2 * 2 + 1
+    assert sum(clock.total_s.values()) + sum(clock.window_s.values()) <= 3 * 2  # passes of the run's own steps
     assert seconds[0] > 40
