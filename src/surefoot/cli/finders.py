@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.batching import batching
 from surefoot.cli import programs
 from surefoot.cli.flags import configured
 from surefoot.cli.verbs import (
@@ -39,14 +40,15 @@ def find_lr(arguments: list[str]) -> None:
     rest, out = _option(rest, "--out")
     lowest, highest = _number(low or "1e-6", "--from"), _number(high or "10", "--to")
     count = _whole(steps or "100", "--steps")
-    from surefoot.tune.range_picture import draw, made
     from surefoot.tune.range_test import check_range, written
 
     check_range(lowest, highest, count)
     run, settings = _meant(rest, "find-lr", own=["from", "to", "steps", "out"])
+    from surefoot.tune.find_lr import find_lr
+    from surefoot.tune.range_picture import draw, made
+
     if out is not None:
         made(Path(out))
-    from surefoot.tune.find_lr import find_lr
 
     seen = 0
 
@@ -71,12 +73,11 @@ def find_batch(arguments: list[str]) -> None:
     """`surefoot find-batch RECIPE|FILE.py:build|RUN [settings] [--target-batch N] [--memory 8GB]`: micro-batch sizes measured."""
     rest, target = _option(arguments, "--target-batch")
     rest, memory = _option(rest, "--memory")
-    from surefoot.batching import batching
-    from surefoot.memory import parsed_bytes
-
     if target is not None:
         batching(target, None)
     if memory is not None:
+        from surefoot.memory import parsed_bytes  # imports torch
+
         parsed_bytes(memory, setting="memory")
     run, _ = _meant(rest, "find-batch", own=["target-batch", "memory"])
     from surefoot.tune.find_batch import find_batch

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from surefoot.errors import ConfigError
 from surefoot.tune.range_test import RangeTest, written
 
@@ -25,6 +22,9 @@ def draw(found: RangeTest, directory: Path, *, title: str) -> list[Path]:
 
     The directory is made where it is missing. Returns the two files; raises `ConfigError` where they cannot be written.
     """
+    import matplotlib as mpl  # where it is used: importing it makes loggers
+    from matplotlib.figure import Figure
+
     with mpl.rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "surefoot", "font.size": 9}
     ):  # the same test, the same file
