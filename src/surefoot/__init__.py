@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     )
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
+    from surefoot.tune.find_batch import find_batch
+    from surefoot.tune.find_lr import find_lr
     from surefoot.tune.schedule_pictures import schedule_picture
 
 __all__ = [
@@ -117,6 +119,8 @@ __all__ = [
     "data",
     "encode_documents",
     "exponential",
+    "find_batch",
+    "find_lr",
     "forward_backward",
     "generate",
     "held_out_documents",
@@ -225,6 +229,8 @@ _HOME = {
     ),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
+    "tune.find_batch": ("find_batch",),
+    "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
 }
 _ROOMS = ("beam", "data", "generate", "losses", "models")

@@ -5,6 +5,8 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot train RECIPE           a ready-made run: gpt, translation, images
   surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
   surefoot plan ...               what train would run; trains nothing
+  surefoot find-lr ...            try learning rates, and suggest one
+  surefoot find-batch ...         measure micro-batch sizes, and recommend one
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
@@ -39,6 +41,37 @@ with one micro-batch, and whether the loss is the mean that it must be. Trains
 nothing and writes nothing.
 
   surefoot plan gpt --batch-size 64 --micro-batch-size 8
+""",
+    "find-lr": """surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from 1e-6] [--to 10]
+
+Try learning rates from the lowest to the highest, each for one step on the data
+that training would see next, and suggest the one at which the loss falls
+steepest. Settings are those of surefoot train; of a RUN, its newest checkpoint
+is where the steps begin. Trains nothing and writes nothing but --out.
+
+  --from RATE        the lowest rate (default: 1e-6)
+  --to RATE          the highest; ends where the loss diverges (default: 10)
+  --steps N          how many rates (default: 100)
+  --out DIR          draw the curve: DIR/find-lr.svg and DIR/find-lr.png
+  --checkpoint WHICH of a RUN: newest, best, or that of a step
+
+  surefoot find-lr images --optimizer.name sgd --out pictures/
+  surefoot find-lr gpt --batch-size 32 --from 1e-5 --to 1 --steps 60
+""",
+    "find-batch": """surefoot find-batch RECIPE|FILE.py:build|RUN [settings] [--memory 8GB]
+
+Measure memory and throughput of the micro-batch sizes that divide the batch,
+and recommend the smallest that is about as fast as the fastest, with the
+accumulation that keeps the batch. Trains nothing and writes nothing.
+
+  --target-batch N   divide this batch instead of --batch-size; "4096 tokens"
+                     where the run's is in tokens
+  --memory SIZE      what may be used, such as 8GB (default: what is free). A
+                     tenth of it is left free
+  --checkpoint WHICH of a RUN: newest, best, or that of a step
+
+  surefoot find-batch gpt --batch-size 64
+  surefoot find-batch images --preset cifar10 --data.path DIR --memory 4GB
 """,
     "resume": """surefoot resume RUN [settings]
 

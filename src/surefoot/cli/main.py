@@ -6,12 +6,14 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, help, verbs
+from surefoot.cli import compare, data, finders, help, verbs
 from surefoot.errors import ConfigError, SurefootError
 
 _VERBS = {
     "train": verbs.train,
     "plan": verbs.plan,
+    "find-lr": finders.find_lr,
+    "find-batch": finders.find_batch,
     "resume": verbs.resume,
     "evaluate": verbs.evaluate,
     "predict": verbs.predict,
