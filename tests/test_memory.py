@@ -69,6 +69,7 @@ def test_it_agrees_with_the_allocator_as_torch_profiles_it() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_allocator_is_asked() -> None:
     device = torch.device("cuda")
     with peak(device) as found:
