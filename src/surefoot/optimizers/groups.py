@@ -25,12 +25,13 @@ _BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's,
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a weight decay, with their names in the model, in its order."""
+    """Parameters that share a weight decay and a rate (a factor on the base learning rate), with their names in the model."""
 
     name: str
     decay: float
     parameters: list[nn.Parameter]
     names: list[str]
+    rate: float = 1.0
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[Group]:

@@ -37,12 +37,14 @@ class OptimizerSpec:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """The optimizer over these groups, each with its own weight decay; fused unless one is complex."""
+        """The optimizer over these groups, each with its own weight decay and rate; fused unless one is complex."""
         import torch
 
         parameters = [parameter for group in groups for parameter in group.parameters]
         fused = all(parameter.is_floating_point() for parameter in parameters)
-        held = [{"params": group.parameters, "weight_decay": group.decay} for group in groups]
+        held = [
+            {"params": group.parameters, "weight_decay": group.decay, "lr": self.lr * group.rate} for group in groups
+        ]
         settings: dict[str, Any] = dict(self.settings)
         match self.name:
             case "adamw":
