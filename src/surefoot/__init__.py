@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
     from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
+    from surefoot.optimizers.rates import Rates, frozen, layer_decay, width_scaling
     from surefoot.optimizers.specs import adamw, sgd
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -79,6 +80,7 @@ __all__ = [
     "Pairs",
     "Parallel",
     "Question",
+    "Rates",
     "Run",
     "Split",
     "Step",
@@ -101,12 +103,14 @@ __all__ = [
     "encode_documents",
     "exponential",
     "forward_backward",
+    "frozen",
     "generate",
     "held_out_documents",
     "held_out_pairs",
     "held_out_split",
     "inverse_sqrt",
     "join",
+    "layer_decay",
     "linear",
     "linear_cross_entropy",
     "load_documents",
@@ -137,6 +141,7 @@ __all__ = [
     "warm_restarts",
     "warmup_cosine",
     "warmup_stable_decay",
+    "width_scaling",
     "write_shards",
 ]
 
@@ -173,6 +178,7 @@ _HOME = {
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
     "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
+    "optimizers.rates": ("Rates", "frozen", "layer_decay", "width_scaling"),
     "optimizers.specs": ("adamw", "sgd"),
     "run": ("Run",),
     "schedules": (

@@ -20,6 +20,7 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.loop import State, Trained
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.groups import parameter_groups
+from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -82,7 +83,9 @@ def built_state(
     trained: dict[str, Trained] = {}
     for name, spec in named.items():
         decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
-        groups = parameter_groups(models[name], decay or 0.0)
+        factors = factors_of(models[name], spec.rates if isinstance(spec, OptimizerSpec) else ())
+        freeze(models[name], factors)
+        groups = parameter_groups(models[name], decay or 0.0, rates=factors)
         parameters = [parameter for group in groups for parameter in group.parameters]
         if not parameters:
             raise ConfigError(
@@ -115,7 +118,8 @@ def described_optimizers(
 
 def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:
     if isinstance(spec, OptimizerSpec):
-        return spec.described()
+        rates = {"learning_rates": [group["initial_lr"] for group in made.param_groups]} if spec.rates else {}
+        return spec.described() | rates
     plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
     groups = [
         {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}

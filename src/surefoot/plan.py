@@ -19,11 +19,13 @@ from surefoot.data.samples import rows
 from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
 from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.groups import first_and_last
 from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
 from surefoot.sinks.console import duration
+from surefoot.snapshot import parameter_names
 
 _STATE_COPIES = {"AdamW": 2, "Adam": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}  # of each parameter
 _LOOKED_AT = 100_000  # steps, in search of the fastest
@@ -112,10 +114,11 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 
 
 def parameters_by_group(parts: Parts) -> list[str]:
-    """For each optimizer its groups with base rate, decay and size, and how a step that is not finite is skipped."""
+    """For each optimizer its groups with base rate, decay, size and (where rates differ) names; what is frozen; how it skips."""
     lines = []
     for name, trained in parts.state.trained.items():
-        optimizer = trained.optimizer
+        optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
+        rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         lines.append(
             f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
         )
@@ -124,6 +127,12 @@ def parameters_by_group(parts: Parts) -> list[str]:
             lines.append(
                 f"  group {place}: {len(group['params'])} tensors, {numbers:,} numbers, lr {group['initial_lr']:g}, "
                 f"weight decay {group.get('weight_decay', 0):g}"
+                + (f": {first_and_last([names[held] for held in group['params']])}" if rates_differ else "")
+            )
+        frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
+        if frozen:
+            lines.append(
+                f"  frozen: {len(frozen)} tensors, {_numbers(frozen):,} numbers: {first_and_last([*frozen.values()])}"
             )
     return lines
 
@@ -148,9 +157,12 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
 
 
 def learning_rates(parts: Parts) -> list[str]:
-    """The rate of the first group at the first, the fastest, the middle and the last step."""
+    """The rate of the first group at the first, the fastest, the middle and the last step; what others have of it."""
     steps = parts.length.steps
-    base = next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]
+    groups = next(iter(parts.state.trained.values())).optimizer.param_groups
+    base = groups[0]["initial_lr"]
+    factors_of_base = {group["initial_lr"] / base: None for group in groups if base}  # each once, in order
+    of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)
     factors = parts.task.factors
     stride = max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
@@ -160,6 +172,7 @@ def learning_rates(parts: Parts) -> list[str]:
     return [
         shape,
         *(f"{what:<8} step {step:>9,}   {base * factors(step):.4g}" for what, step in shown.items()),
+        *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
     ]
 
 
@@ -290,7 +303,7 @@ def _shape(schedule: Schedule | Joined) -> str:
     return f"{shape}" + "".join(f", {name} {value}" for name, value in settings.items() if not isinstance(value, dict))
 
 
-def _numbers(parameters: Iterable[nn.Parameter]) -> int:
+def _numbers(parameters: Iterable[Tensor]) -> int:
     return sum({id(parameter): parameter.numel() for parameter in parameters}.values())
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.rates import Rates, misfits
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ class OptimizerSpec:
     lr: float
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    rates: tuple[Rates, ...] = ()  # of parts of the model
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """The optimizer over these groups, each with its own weight decay and rate; fused unless one is complex."""
@@ -60,23 +62,37 @@ class OptimizerSpec:
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'momentum': 0.9, 'nesterov': False}
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
-        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain}
+        rates = {"rates": [dict(rate.described) for rate in self.rates]} if self.rates else {}
+        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **rates}
 
 
 def adamw(
-    lr: float, *, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    lr: float,
+    *,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
-    As torch's: the decay of a step is lr * weight_decay, so it follows the schedule.
+    As torch's: the decay of a step is lr * weight_decay, so it follows the schedule. `rates`: those of parts of the model, such
+    as `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
     """
-    return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+    return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
-def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
+def sgd(
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    rates: Rates | Sequence[Rates] = (),
+) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
     The rate multiplies the buffer; Sutskever et al. 2013, equations 1 and 2, have it inside instead:
@@ -85,7 +101,9 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov})
+    return named(
+        "sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov}, rates=rates
+    )
 
 
 def named(
@@ -94,6 +112,7 @@ def named(
     lr: float,
     weight_decay: float | None = None,
     settings: Mapping[str, Setting | None] | None = None,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
@@ -121,10 +140,12 @@ def named(
     merged = {**own, **{key: value for key, value in given.items() if key in own}}
     if merged.get("nesterov") and not merged.get("momentum"):
         problems.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
+    several = tuple(rates) if isinstance(rates, Sequence) else (rates,)
+    problems += misfits(several, name)
     if problems:
         raise ConfigError("\n".join(problems))
     plain = {key: tuple(value) if isinstance(value, Sequence) else value for key, value in merged.items()}
-    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain)
+    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, rates=several)
 
 
 def _wanted(key: str, value: Any) -> str | None:
