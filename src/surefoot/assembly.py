@@ -18,6 +18,7 @@ from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
 from surefoot.loop import State, Trained
+from surefoot.optimizers.clipping import Clip, clipping_of
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.groups import parameter_groups
 from surefoot.optimizers.rates import factors_of, freeze
@@ -64,10 +65,11 @@ def built_state(
     models: dict[str, nn.Module],
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
     *,
+    clip: Clip,
     ema: float | None,
     device: torch.device,
 ) -> State:
-    """Models with their optimizers (one each, of the same name) and averages, before the first step."""
+    """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec) or callable(spec)):
@@ -95,7 +97,8 @@ def built_state(
         made = spec.build(groups) if isinstance(spec, OptimizerSpec) else spec(plain)
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
-        trained[name] = Trained(made, parameters, skipping(made, device), torch.zeros((), device=device))
+        limits = clipping_of(clip, models[name], parameters)
+        trained[name] = Trained(made, parameters, skipping(made, device), limits, torch.zeros((), device=device))
     averages = {} if ema is None else {name: Ema(models[name], ema) for name in trained}
     return State(models, trained, averages, buffers=BatchStatistics(models.values()))
 

@@ -171,7 +171,7 @@ class Run:
                 said.say(
                     f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
                 )
-        state = assembly.built_state(models, optimizer, ema=ema, device=place)
+        state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, device=place)
         number_format = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
         task = Task(
@@ -179,7 +179,6 @@ class Run:
             loss=loss,
             key=stream_key(seed, "train"),
             precision=number_format,
-            clip=clipping(clip),
             factors=in_steps.factors(times.length),
             max_bad_steps=max_bad_steps,
         )
