@@ -216,7 +216,7 @@ def update(step: Step, *names: str) -> None:
     A gradient or loss that is not finite leaves parameters, optimizer state, averages and buffers as they were, bit for bit;
     that is decided on the device, and so is the latch after `max_bad_steps` of them in a row.
     """
-    task, state, scale = step.task, step.state, step.task.precision.loss_scale
+    state, scale = step.state, step.task.precision.loss_scale
     if step.pending is None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from surefoot.errors import ConfigError
 
+Kind = Literal["norm", "value", "adaptive", "auto", "off"]
+_KINDS: dict[str, Kind] = {"norm": "norm", "value": "value", "adaptive": "adaptive", "auto": "auto"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -64,24 +67,22 @@ class Settings:
     """Weights to start from: a .safetensors file, a checkpoint, or a run. Absent: a fresh model."""
 
 
-def clipping(text: str) -> tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]:
+def clipping(text: str) -> tuple[Kind, float]:
     """The kind and the number in "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" (no limit, so infinity).
 
     >>> clipping("norm 1.0"), clipping("off")
     (('norm', 1.0), ('off', inf))
     """
-    kind, _, number = text.partition(" ")
-    try:
-        most = float(number)
-    except ValueError:
-        most = math.inf if text.strip() == "off" else math.nan
-    match kind:
-        case "off" if most == math.inf and not number.strip():
-            return "off", most
-        case "norm" | "value" | "adaptive" if 0 < most < math.inf:
-            return kind, most
-        case "auto" if 0 < most < 1:
-            return kind, most
+    match text.split():
+        case ["off"]:
+            return "off", math.inf
+        case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
+            try:
+                most = float(number)
+            except ValueError:
+                most = math.nan
+            if 0 < most < (1 if kind == "auto" else math.inf):
+                return _KINDS[kind], most
     raise ConfigError(
         f"clip = {text!r} is no limit on the gradient\n"
         "  write it as 'norm 1.0' (of all of it), 'value 0.5' (of each number), 'adaptive 0.01' (of each unit, as a fraction\n"
