@@ -154,6 +154,35 @@ def test_with_width_scaling_updates_move_activations_as_far_at_any_width():
     assert slope_plain > 0.6
 
 
+def test_the_modern_gpt_does_what_else_width_scaling_takes():
+    """Its residual stream and its logits are moved as far at four times the width, with heads of 16 channels at both."""
+
+    def moved(width, rates):
+        shape = GPTShape(layers=2, heads=width // 16, width=width, context=16, vocabulary=50)
+        tokens = torch.randint(50, (16, 17), generator=torch.Generator().manual_seed(0))
+        run = run_of(
+            model=lambda: GPT(shape),
+            loss=lambda model, batch: F.cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten()),
+            train=(tokens,),
+            batch_size=16,
+            length="6 steps",
+            optimizer=sf.adamw(0.01, weight_decay=0.0, rates=rates),
+        )
+        model, stream = run.state.models["model"], []
+        model.norm.register_forward_hook(lambda module, inputs, output: stream.append(inputs[0].detach()))
+        before = model(tokens[:, :-1]).detach()
+        run.train()
+        after = model(tokens[:, :-1]).detach()
+        return [float((b - a).square().mean().sqrt()) for a, b in ((stream[0], stream[-1]), (before, after))]
+
+    at_base = moved(32, [])
+    for name, scaled, plain, base in zip(
+        ("stream", "logits"), moved(128, sf.width_scaling(base_width=32)), moved(128, []), at_base, strict=True
+    ):
+        assert 1 / 1.3 < scaled / base < 1.3, name
+        assert plain / base > 2, name
+
+
 @pytest.mark.parametrize("model", [lambda: nn.Linear(8, 3), lambda: nn.Sequential(nn.Embedding(8, 3), nn.LayerNorm(3))])
 def test_a_model_without_hidden_width_is_refused(model):
     with pytest.raises(sf.ConfigError, match="has no hidden width"):
