@@ -11,8 +11,8 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.optimizers.groups import Group, parameter_groups
+from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.muon import MuonWithAdamW
-from surefoot.optimizers.roles import hidden_matrices, split
 
 
 def net():

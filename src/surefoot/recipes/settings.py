@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 import surefoot as sf
@@ -61,6 +62,12 @@ class Optimizer:
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
+    layer_decay: float | None = None
+    """Rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Absent: lr for all."""
+    base_width: int | None = None
+    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Absent: lr at any width."""
+    frozen: tuple[str, ...] | None = None
+    """Parameters that are not trained, by name, such as "embedding.*". Absent: none."""
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -69,9 +76,16 @@ class Optimizer:
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
         rate, usual_decay = _STARTS[name]
-        return named(
-            name, lr=rate if lr is None else lr, weight_decay=usual_decay if decay is None else decay, settings=own
+        lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
+        layers, base_width, frozen = own.pop("layer_decay"), own.pop("base_width"), own.pop("frozen")
+        plain = partial(named, name, lr=lr, weight_decay=decay, settings=own)
+        *found, _ = checked(
+            lambda: [] if layers is None else [sf.layer_decay(layers)],
+            lambda: [] if base_width is None else [sf.width_scaling(base_width=base_width)],
+            lambda: [] if not frozen else [sf.frozen(*frozen)],
+            plain,
         )
+        return plain(rates=[rate for given in found for rate in given])
 
 
 @dataclass(frozen=True, kw_only=True)
