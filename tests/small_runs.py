@@ -125,6 +125,8 @@ def sitting(spec: dict[str, Any]) -> None:
     """One start of the run in `spec["out"]`, killed where `spec` says."""
     out = Path(spec["out"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
+    if "plateau" in spec:
+        changes["plateau"] = sf.Plateau(**spec["plateau"])
     if "operation" in spec:
         changes["disk"] = KilledBeforeOperation(spec["operation"])
     if "pass" in spec:
@@ -167,6 +169,7 @@ def outcome(out: Path) -> dict[str, Any]:
         "targets",
         "skipped",
         "learning_rate",
+        "rate_factor",
         "held-out/loss",
         "held-out/accuracy",
     )

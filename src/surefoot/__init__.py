@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         schedule_free,
         sgd,
     )
+    from surefoot.plateau import Plateau
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -67,6 +68,9 @@ if TYPE_CHECKING:
     )
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
+    from surefoot.tune.find_batch import find_batch
+    from surefoot.tune.find_lr import find_lr
+    from surefoot.tune.schedule_pictures import schedule_picture
 
 __all__ = [
     "Augmentation",
@@ -89,6 +93,7 @@ __all__ = [
     "Mixture",
     "Pairs",
     "Parallel",
+    "Plateau",
     "Question",
     "Run",
     "Split",
@@ -114,6 +119,8 @@ __all__ = [
     "data",
     "encode_documents",
     "exponential",
+    "find_batch",
+    "find_lr",
     "forward_backward",
     "generate",
     "held_out_documents",
@@ -146,6 +153,7 @@ __all__ = [
     "radam",
     "save_gpt2",
     "schedule_free",
+    "schedule_picture",
     "sgd",
     "split_scores",
     "stdlib_documents",
@@ -204,6 +212,7 @@ _HOME = {
         "schedule_free",
         "sgd",
     ),
+    "plateau": ("Plateau",),
     "run": ("Run",),
     "schedules": (
         "constant",
@@ -220,6 +229,9 @@ _HOME = {
     ),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
+    "tune.find_batch": ("find_batch",),
+    "tune.find_lr": ("find_lr",),
+    "tune.schedule_pictures": ("schedule_picture",),
 }
 _ROOMS = ("beam", "data", "generate", "losses", "models")
 

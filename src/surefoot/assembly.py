@@ -25,8 +25,10 @@ from surefoot.optimizers.roles import hidden_matrices, split
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.timetable import Timetable
 
 Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Model = nn.Module | Callable[[], nn.Module]
@@ -139,6 +141,12 @@ def described_optimizers(
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(state.trained, optimizer)
     found = {name: _described(spec, state.trained[name].optimizer) for name, spec in named.items()}
     return found["model"] if list(found) == ["model"] else found
+
+
+def described_plateau(plateau: Plateau, times: Timetable, *, scored: Mapping[str, Any]) -> dict[str, Any]:
+    """A plateau's settings, and what else its decisions depend on: when it is asked, and the data that are scored."""
+    own = {"evaluate_every": times.evaluate.described(), "scored": scored[plateau.score.split("/")[0]]}
+    return vars(plateau) | own
 
 
 def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from surefoot.config import clipping
 from surefoot.durations import every, planned, run_length, seconds
 from surefoot.errors import ConfigError
 from surefoot.optimizers.ema import check_decay
+from surefoot.plateau import Plateau, refuse_end_before_reduction
 from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Joined, Schedule
+from surefoot.stopping import EarlyStopping
 from surefoot.world import one_process
 
 _SEEDS = 1 << 64
@@ -44,6 +46,8 @@ def check_settings(
     max_bad_steps: int = 0,
     ema: float | None = None,
     early_stopping: Any = None,
+    plateau: Any = None,
+    plateau_factor: float | None = None,
     **others: Any,
 ) -> None:
     """Raise one `ConfigError` with everything that is wrong with settings of `surefoot.Run`, whatever it is to train.
@@ -83,6 +87,7 @@ def check_settings(
     check(lambda: check_keep(keep))
     if ema is not None:
         check(lambda: check_decay(ema))
+    check(lambda: _check_plateau(plateau, plateau_factor, early_stopping))
     place = check(lambda: one_process(device).device)
     if place is not None:
         check(lambda: chosen_precision(precision, place))
@@ -96,6 +101,19 @@ def check_settings(
     problems += [problem for problem, found in wrong.items() if found]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _check_plateau(plateau: Any, factor: float | None, early_stopping: Any) -> None:
+    """Raise where the numbers of a configuration make no plateau, or one that could never lower a rate."""
+    if factor is not None and plateau is None:
+        raise ConfigError(
+            f"plateau_factor = {factor} says nothing without a plateau\n  give its patience too: --plateau 3"
+        )
+    if isinstance(plateau, int):
+        watch = "min any/score"  # which one, the recipe knows
+        made = Plateau(watch, plateau) if factor is None else Plateau(watch, plateau, factor)
+        if isinstance(early_stopping, int) and early_stopping >= 1:
+            refuse_end_before_reduction(made, EarlyStopping(watch, early_stopping))
 
 
 def _refuse_types(schedule: Any) -> None:

@@ -41,5 +41,8 @@ def _nothing_changed_since(parts: Parts, step: int) -> bool:
     """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
     alone = len(parts.state.trained) == 1 and parts.task.loss is not None  # other updates may have been applied
     watch = parts.whole.watch
-    evaluated = watch is not None and (watch.step or 0) > step
+    feedback = parts.whole.feedback
+    evaluated = (watch is not None and (watch.step or 0) > step) or (
+        feedback is not None and feedback.standing.step > step
+    )
     return alone and not (parts.whole.precision.loss_scale or parts.whole.kept.objects or evaluated)

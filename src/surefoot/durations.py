@@ -71,6 +71,17 @@ class Every:
         numerator, denominator = self.period
         return step_done * denominator // numerator > (step_done - 1) * denominator // numerator
 
+    def described(self) -> str:
+        """The same as text: how many steps, a fraction where it is no whole number, or seconds.
+
+        >>> length = Length(steps=8, samples_per_epoch=25, batch_size=10)
+        >>> every("2 steps", length=length).described(), every("1 epochs", length=length).described()
+        ('2 steps', '5/2 steps')
+        """
+        if self.period is None:
+            return "never" if self.seconds is None else f"{self.seconds:g} s"
+        return f"{Fraction(*self.period)} steps"
+
     def next_after(self, done: int) -> int:
         """The smallest number of steps above `done` that is due; `NEVER` where there is none."""
         if self.period is None:

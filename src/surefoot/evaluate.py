@@ -127,18 +127,49 @@ def scored(
             if stop():
                 raise EvaluationStoppedError
             seed_generators(fold(key, place))
-            found: dict[str, Mean] = {}
             with precision.autocast():
-                if loss is not None:
-                    found |= _losses(loss(model, batch.batch), batch.count)
-                for score in scores:
-                    result = score(model, batch.batch)
-                    found |= {score.__name__: result} if isinstance(result, Mean) else result
+                found = _counted(model, batch, loss=loss, scores=scores)
                 if outputs is not None:
                     collected += outputs(model, batch.batch)
             add_each(sums, found)
     judged = {} if judge is None else _judged(judge(collected))
     return {name: float(mean.value) for name, mean in sums.items()} | judged
+
+
+def scored_by_batch(
+    model: Any,
+    batches: Iterable[Counted],
+    *,
+    score: str,
+    loss: Callable[[Any, Any], Any] | None,
+    scores: Sequence[Score],
+    precision: Precision,
+    seed: int,
+    outputs: Callable[[Any, Any], list[Any]] | None = None,
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+) -> list[Mean] | None:
+    """One score of each batch by itself, counted; None where there is no score of that name. Otherwise as `scored`.
+
+    What a judge says of a batch counts for its samples: their mean is the score of the whole split only where that is a
+    mean over samples, as a loss is and BLEU is not. Whoever uses it must compare the two.
+    """
+    found: list[Mean] = []
+    modules = list(model.values()) if isinstance(model, dict) else [model]
+    key = stream_key(seed, "evaluate")
+    with untouched(), torch.no_grad(), evaluation_mode(modules):
+        for place, batch in enumerate(batches):
+            seed_generators(fold(key, place))
+            with precision.autocast():
+                counted = _counted(model, batch, loss=loss, scores=scores)
+                if score in counted:
+                    found.append(counted[score].detached())
+                    continue
+                collected = outputs(model, batch.batch) if outputs is not None else []
+            value = _judged_alone(judge, collected, score=score)
+            if value is None:
+                return None
+            found.append(Mean(value * len(collected), len(collected)))
+    return [Mean(float(mean.total), float(mean.count)) for mean in found]
 
 
 def numbers(found: Mapping[str, Any]) -> dict[str, float]:
@@ -160,6 +191,30 @@ def _judged(found: Mapping[str, Any]) -> dict[str, Any]:
             f"judge returned what cannot be put into a record: {problem}\n  give numbers, lists, texts"
         ) from problem
     return held
+
+
+def _judged_alone(
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None, collected: list[Any], *, score: str
+) -> float | None:
+    """A score of a part of the outputs; None where there is none of that name, or the judge wants all of them."""
+    try:
+        value = None if judge is None else judge(collected).get(score)
+    except Exception:  # references for the whole split, say: then a part cannot be judged
+        return None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _counted(
+    model: Any, batch: Counted, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
+) -> dict[str, Mean]:
+    """The loss and all scores of one batch."""
+    found: dict[str, Mean] = {}
+    if loss is not None:
+        found |= _losses(loss(model, batch.batch), batch.count)
+    for score in scores:
+        result = score(model, batch.batch)
+        found |= {score.__name__: result} if isinstance(result, Mean) else result
+    return found
 
 
 def _losses(result: Any, count: int) -> dict[str, Mean]:

@@ -61,13 +61,14 @@ class Evaluations:
             return
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
-        self.journal.write({"kind": "scores", "step": self.state.step, **found})
+        steered, told = self._steered()
+        self.journal.write({"kind": "scores", "step": self.state.step, **found, **steered})
+        if told is not None:
+            self.parts.say(told)
         watch = self.parts.whole.watch
         if watch is None:
             return
-        if watch.score not in self.scores:
-            raise ConfigError(f"cannot watch {watch.score!r}: scored are {', '.join(self.scores)}")
-        if watch.improved(self.state.step, self.scores[watch.score]) and self.parts.saving is not None:
+        if watch.improved(self.state.step, self._watched(watch.score)) and self.parts.saving is not None:
             self.parts.saving.asked = True
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
@@ -100,6 +101,24 @@ class Evaluations:
             self.parts.say(f"warning: no sample: {problem}")
             return
         self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+
+    def _steered(self) -> tuple[dict[str, float], str | None]:
+        """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.
+
+        Scores taken only because the run ends here do not count, so that a run made longer goes on as one of that length.
+        """
+        feedback, step, told = self.parts.whole.feedback, self.state.step, None
+        if feedback is None:
+            return {}, None
+        if self.parts.timetable.evaluate.due(step):
+            told = feedback.saw(step, self._watched(feedback.plateau.score))
+            self.state.rate_factor = feedback.standing.factor
+        return {"rate_factor": self.state.rate_factor}, told
+
+    def _watched(self, score: str) -> float:
+        if score not in self.scores:
+            raise ConfigError(f"cannot watch {score!r}: scored are {', '.join(self.scores)}")
+        return self.scores[score]
 
     def _best(self) -> Contents | None:
         """The best checkpoint where it is an earlier one; none where it cannot be had, which is said."""

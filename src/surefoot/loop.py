@@ -63,6 +63,7 @@ class State:
     averages: dict[str, Averages] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
+    rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -219,8 +220,7 @@ def update(step: Step, *names: str) -> None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
     scale = task.precision.loss_scale
-    if scale is not None:
-        factor = factor / scale.scale
+    factor = factor if scale is None else factor / scale.scale
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
@@ -241,7 +241,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     counted = 1 if scale is None else torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
     trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
     scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)
-    rate = task.factors(step.index)
+    rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate
     trained.skip.apply(trained.optimizer, skipped)

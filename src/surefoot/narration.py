@@ -19,6 +19,7 @@ from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000
+_MUCH_OF_THE_START = 0.1
 
 
 def header(parts: Parts, *, precision_chosen: str | None) -> str:
@@ -33,6 +34,8 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"going on at step {step}" if step else "from step 0"
+    if parts.state.rate_factor < 1:
+        start += f" with {parts.state.rate_factor:.3g} of the schedule's rate"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     why = "" if precision_chosen is None else f" ({precision_chosen})"
     lines = [
@@ -52,6 +55,13 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
         lines.append(
             f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
             " give constants such as masks persistent=False"
+        )
+    decay = parts.described["ema"]
+    left = 0.0 if decay is None or parts.init is not None else decay**length.steps
+    if left > _MUCH_OF_THE_START:
+        lines.append(
+            f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
+            f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None"
         )
     return "\n".join(lines)
 
@@ -165,6 +175,8 @@ def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]
     """One sentence from what is known: how a score moved in this sitting, and where the time of all sittings went."""
     watch = parts.whole.watch
     told = [] if not scores else _moved(watch.score if watch is not None else next(iter(scores)), first, scores)
+    if parts.state.rate_factor < 1:
+        told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
     if skipped:
         told.append(
             f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"

@@ -103,13 +103,15 @@ class Parts:
                 f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
             ) from problem
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
+        times = self.timetable.begun_with(began)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        if self.whole.feedback is not None:
+            described["plateau"] = described["plateau"] | {"evaluate_every": times.evaluate.described()}
         self.whole.precision.settle(saved["precision"])
         described["precision"] = self.whole.precision.name
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         task = replace(self.task, factors=schedule.factors(self.length))
-        times = self.timetable.begun_with(began)
         return replace(self, task=task, schedule=schedule, timetable=times, described=described)
 
     def refuse_another_architecture(self, found: Contents) -> None:

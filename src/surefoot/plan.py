@@ -19,6 +19,7 @@ from surefoot.data.buckets import Buckets
 from surefoot.data.samples import rows
 from surefoot.errors import CheckpointError
 from surefoot.evaluate import scored
+from surefoot.memory import in_words, tensor_bytes
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.memory import state_bytes
 from surefoot.pace import passed, settle_precision
@@ -153,7 +154,7 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
 
 
 def learning_rates(parts: Parts) -> list[str]:
-    """The rate of the first group at the first, the fastest, the middle and the last step."""
+    """The rate of the first group at the first, the fastest, the middle and the last step; what a plateau would make of them."""
     steps = parts.length.steps
     base = next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]
     factors = parts.task.factors
@@ -161,31 +162,36 @@ def learning_rates(parts: Parts) -> list[str]:
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     shape = _shape(parts.schedule)
+    feedback = parts.whole.feedback
+    lower = [] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     return [
         shape,
         *(f"{what:<8} step {step:>9,}   {base * factors(step):.4g}" for what, step in shown.items()),
+        *lower,
     ]
 
 
 def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
     state = parts.state
-    weights = _bytes(parameter for model in state.models.values() for parameter in model.parameters())
-    gradients = _bytes(state.parameters)
+    weights = tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters())
+    gradients = tensor_bytes(state.parameters)
     kept = [state_bytes(held.optimizer) for held in state.trained.values()]
     known = [size for size in kept if size is not None]
-    averages = _bytes(p for average in state.averages.values() for p in average.model.parameters())
+    averages = tensor_bytes(p for average in state.averages.values() for p in average.model.parameters())
     activations = measured.activation_bytes
     total = weights + gradients + sum(known) + averages + activations
     step_s = measured.pass_s * parts.supply.sizes.pieces
     return [
-        f"weights {_size(weights)}, gradients {_size(gradients)}"
-        + (f", averages {_size(averages)}" if averages else "")
+        f"weights {in_words(weights)}, gradients {in_words(gradients)}"
+        + (f", averages {in_words(averages)}" if averages else "")
         + (
-            f", optimizer {_size(sum(known))}" if len(known) == len(kept) else ", optimizer: known after its first step"
+            f", optimizer {in_words(sum(known))}"
+            if len(known) == len(kept)
+            else ", optimizer: known after its first step"
         ),
-        f"activations of one micro-batch {_size(activations)} (measured); together {_size(total)}",
+        f"activations of one micro-batch {in_words(activations)} (measured); together {in_words(total)}",
         f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
         f"{step_s * 1000:,.3g} ms a step before its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
@@ -306,19 +312,3 @@ def _shown(names: Iterable[str]) -> str:
 
 def _numbers(parameters: Iterable[nn.Parameter]) -> int:
     return sum({id(parameter): parameter.numel() for parameter in parameters}.values())
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
-
-
-def _size(number: int) -> str:
-    """Bytes as a person says them.
-
-    >>> _size(853), _size(3_400_000), _size(1_200_000_000)
-    ('853 B', '3.4 MB', '1.2 GB')
-    """
-    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= one:
-            return f"{number / one:.3g} {unit}"
-    return f"{number} B"

@@ -12,7 +12,8 @@ Record = dict[str, Any]
 
 _SPENT = {"training_s", "waiting_s", "evaluating_s", "saving_s", "user_s"}
 _MEASURED = {"loss", "loss_of_applied", "skipped", "norm", "norm_max", "targets", "targets_per_s", "learning_rate"}
-OWN = frozenset({"kind", "step", "text", "nonfinite", "left_s"} | _SPENT | _MEASURED)
+_STEERED = {"rate_factor"}
+OWN = frozenset({"kind", "step", "text", "nonfinite", "left_s"} | _SPENT | _MEASURED | _STEERED)
 
 
 def scores_in(record: Record) -> dict[str, float]:

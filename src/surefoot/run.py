@@ -30,6 +30,7 @@ from surefoot.evaluate import Split, numbers
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.parts import Parts
+from surefoot.plateau import Plateau, feedback
 from surefoot.precision import precision as chosen_precision
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule, constant
@@ -59,6 +60,7 @@ class Run:
     count: targets in a batch over which the loss is a mean (default: its first dimension); called on the host.
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
+    plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
@@ -103,6 +105,7 @@ class Run:
         ema: float | None = None,
         best: str | None = None,
         early_stopping: EarlyStopping | None = None,
+        plateau: Plateau | None = None,
         init: str | Path | None = None,
         sample: Callable[[Any], str] | None = None,
         files: Mapping[str, str] | None = None,
@@ -163,6 +166,7 @@ class Run:
             check_split(name, split.dataset, seed=seed)
         steering = [name for name, split in (evaluate or {}).items() if not split.at_end]
         watch = watched(best, early_stopping, splits=steering)
+        lowering = feedback(plateau, early_stopping, splits=steering)
 
         said = screen(times.length.steps) if console else None
         models = assembly.built_models(model, seed=seed, device=place)
@@ -191,9 +195,10 @@ class Run:
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
         directory = None if out is None else RunDirectory(Path(out))
+        scored = {name: fingerprint(split.dataset) for name, split in (evaluate or {}).items()}
         self.parts = Parts(
             task=task,
-            whole=Whole(state, number_format, watch),
+            whole=Whole(state, number_format, watch, lowering),
             supply=supply,
             scoring=scoring,
             timetable=times,
@@ -216,11 +221,14 @@ class Run:
                 "max_bad_steps": max_bad_steps,
                 "init": None if init is None else str(Path(init).resolve()),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
+                "plateau": None
+                if lowering is None
+                else assembly.described_plateau(lowering.plateau, times, scored=scored),
                 "settings": json_settings(settings or {}),
                 "data": {"plan": plan.described(), **fingerprint(train)},
             },
             architecture={name: assembly.printed(held) for name, held in models.items()},
-            scored={name: fingerprint(split.dataset) for name, split in (evaluate or {}).items()},
+            scored=scored,
             directory=directory,
             saving=None if directory is None else Saving(directory, times, keep=keep, disk=disk, console=said),
             console=said,

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.evaluate import Split, evaluation_mode, scored
+from surefoot.data.gathering import is_tensors
+from surefoot.evaluate import Split, evaluation_mode, scored, scored_by_batch
 from surefoot.loop import Loss, State
+from surefoot.means import Mean
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.supply import Supply
@@ -38,13 +40,7 @@ class Scoring:
 
     def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """What is found of some splits, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so."""
-        models: dict[str, Any] = dict(self.models())
-        if self.compiled:  # callables of their own: what training compiled is specialised to its mode and shapes
-            self.callables = self.callables or {
-                name: torch.compile(model, dynamic=False) for name, model in models.items()
-            }
-            models = self.callables
-        forward = models["model"] if list(models) == ["model"] else models
+        forward = self._forward()
         found: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
@@ -63,6 +59,31 @@ class Scoring:
             found |= {f"{name}/{score}": value for score, value in scores.items()}
         return found
 
+    def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
+        """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).
+
+        None where the split has no such score that a single batch could have.
+        """
+        name, _, wanted = score.partition("/")
+        split = self.splits[name]
+        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
+        return scored_by_batch(
+            self._forward(),
+            self.supply.split(split.dataset, batch_size=-(-samples // batches)),
+            score=wanted,
+            loss=self.loss if split.loss else None,
+            scores=split.score_functions,
+            precision=self.precision,
+            seed=self.supply.seed,
+            outputs=split.outputs,
+            judge=split.judge,
+        )
+
+    def leave_out_end(self) -> None:
+        """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
+        for name in self.names(at_end=True):
+            del self.splits[name]
+
     def sample(self, make: Callable[[Any], str]) -> str:
         """What `make` says of the model, under random numbers of its own."""
         model = next(iter(self.models().values()))
@@ -76,3 +97,13 @@ class Scoring:
         for name, average in averages.items():
             average.refresh(self.state.models[name])
         return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}
+
+    def _forward(self) -> Any:
+        """What is called to score: the model, or several by name."""
+        models: dict[str, Any] = dict(self.models())
+        if self.compiled:  # callables of their own: what training compiled is specialised to its mode and shapes
+            self.callables = self.callables or {
+                name: torch.compile(model, dynamic=False) for name, model in models.items()
+            }
+            models = self.callables
+        return models["model"] if list(models) == ["model"] else models

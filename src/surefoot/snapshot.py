@@ -17,11 +17,23 @@ from surefoot.clock import Clock
 from surefoot.errors import CheckpointError
 from surefoot.loop import State
 from surefoot.meter import BadSteps, Meter
+from surefoot.plateau import Feedback
 from surefoot.precision import Precision
 from surefoot.stopping import Watch
 from surefoot.world import one_process
 
-_OF_STATE = {"described", "machine", "architecture", "scored", "aliases", "optimizer", "groups", "evaluating", "watch"}
+_OF_STATE = {
+    "described",
+    "machine",
+    "architecture",
+    "scored",
+    "aliases",
+    "optimizer",
+    "groups",
+    "evaluating",
+    "watch",
+    "plateau",
+}
 _KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due", "ended"}  # of every checkpoint's state.json
 
 
@@ -56,6 +68,7 @@ class Whole:
     state: State
     precision: Precision
     watch: Watch | None = None
+    feedback: Feedback | None = None  # from scores to learning rates
     meter: Meter = field(default_factory=Meter)
     bad_steps: BadSteps = field(default_factory=BadSteps)
     clock: Clock = field(default_factory=Clock)
@@ -92,6 +105,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         "groups": numbers,
         "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
         "watch": None if whole.watch is None else whole.watch.state(),
+        "plateau": None if whole.feedback is None else whole.feedback.state(),
         "skipped_in_a_row": whole.bad_steps.in_a_row,
         "clock": whole.clock.state(),
         "kept": kept,
@@ -135,6 +149,9 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
     whole.clock.load_state(found.state["clock"])
     if whole.watch is not None:
         whole.watch.load_state(found.state["watch"])
+    if whole.feedback is not None:
+        whole.feedback.load_state(found.state["plateau"])
+        state.rate_factor = whole.feedback.standing.factor
     whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(found.state["kept"])
     for name, held in list(whole.kept.objects.items()):
         whole.kept.add(name, held)

@@ -42,7 +42,7 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.Ca
     assert "(default: 0.05)" in said
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "gpt", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "gpt", "--help"], ["find-batch", "gpt", "--help"]])
 def test_help_comes_in_a_fraction_of_a_second(arguments: list[str]) -> None:
     """0.3 s is the aim. Processor time, not the clock, because the machine may be busy; and twice that, for slower ones."""
     command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", *arguments]

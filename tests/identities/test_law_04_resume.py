@@ -85,6 +85,18 @@ def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
     assert outcome(out) == uninterrupted
 
 
+def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
+    """Two passes are a step: killed in the first step at a lowered rate, in the one before, and between two saves."""
+    spec: dict[str, Any] = {"plateau": {"watch": "min held-out/loss", "patience": 1, "minimum_improvement": 0.5}}
+    assert zygote.run(tmp_path / "whole", **spec) == 0
+    for killed_at in (21, 8, 13, 9):
+        assert zygote.run(tmp_path / "killed", **spec, **{"pass": killed_at}) == SIGKILLED
+    assert zygote.run(tmp_path / "killed", **spec) == 0
+    expected = outcome(tmp_path / "whole")
+    assert expected["state"]["plateau"]["factor"] < 1
+    assert outcome(tmp_path / "killed") == expected
+
+
 @pytest.mark.slow
 def test_compiled_runs_resume_to_the_same_bits_too(zygote: Zygote, tmp_path: Path) -> None:
     compiled = {"changes": {"compile": True}}

@@ -33,7 +33,7 @@ before = everything()
 @CODE@
 after = everything()
 changed = {key: [before[key], after[key]] for key in before if before[key] != after[key]}
-heavy = [name for name in ("torch", "numpy", "safetensors", "tensorboard", "tyro", "tomlkit", "rich") if name in sys.modules]
+heavy = [name for name in ("torch", "numpy", "safetensors", "tensorboard", "tyro", "tomlkit", "rich", "matplotlib") if name in sys.modules]
 print(json.dumps({"changed": changed, "heavy": heavy}))
 """
 ROOMS = sorted(
@@ -79,7 +79,7 @@ def test_importing_every_room_changes_nothing(tmp_path: Path) -> None:
         "['-h']",
         "['--version']",
         "['train', 'gpt', '--help']",
-        *(f"['{verb}', '--help']" for verb in ("train", "plan", "resume", "evaluate", "predict")),
+        *(f"['{verb}', '--help']" for verb in ("train", "plan", "resume", "evaluate", "predict", "compare")),
     ],
 )
 def test_the_command_line_answers_without_torch(asked: str, tmp_path: Path) -> None:

@@ -263,6 +263,16 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.Captu
     assert "each is seen several times a step" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("decay", "noted"), [(0.99, True), (0.5, False), (None, False)])
+def test_an_average_of_weights_that_a_short_run_cannot_fill_is_noted(
+    decay: float | None, noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A decay of 0.999 in a run of 600 steps: scores of weights that are more than half untrained, without a word."""
+    run = build(None, length="8 steps", console=True, evaluate=None, early_stopping=None, ema=decay)
+    run.train()
+    assert ("still has 92% of the starting ones after 8 steps" in capsys.readouterr().out) == noted
+
+
 @pytest.mark.parametrize("length", ["0 steps", "0 epochs", "-3 steps"])
 def test_a_run_of_no_steps_is_refused(length: str) -> None:
     with pytest.raises(sf.ConfigError, match="length"):

@@ -251,6 +251,10 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder:
         translation.build(
             config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None, "data.shared": False})
         )
+    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init have bpe"):
+        translation.build(
+            config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None, "data.tokenizer": "unigram"})
+        )
 
 
 def test_the_tokenizer_is_made_from_what_is_trained_on_alone(folder: Path) -> None:

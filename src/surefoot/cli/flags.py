@@ -45,6 +45,27 @@ def configured(
     return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
 
 
+def typed(kind: type[Any], setting: str, text: str) -> list[str]:
+    """The arguments that give a setting the value that one text is; the parts of a list stand in it between blanks.
+
+    >>> from surefoot.recipes.gpt import Config
+    >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
+    (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
+    """
+    hint = dict(_hints(kind)).get(setting.replace("-", "_"))
+    members = [hint, *typing.get_args(hint)]
+    many = any(typing.get_origin(member) is tuple for member in members) and text != "None"
+    return [f"--{setting}", *(text.split() if many else [text])]
+
+
+def _hints(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _hints(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", hint
+
+
 def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
     """The arguments with True and False as tyro writes them: `--compile` alone and `--compile=true` mean `--compile True`.
 

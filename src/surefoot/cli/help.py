@@ -5,9 +5,12 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot train RECIPE           a ready-made run: gpt, translation, images
   surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
   surefoot plan ...               what train would run; trains nothing
+  surefoot find-lr ...            try learning rates, and suggest one
+  surefoot find-batch ...         measure micro-batch sizes, and recommend one
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
+  surefoot compare RECIPE ...     train variants side by side, one table and one plot
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
@@ -38,6 +41,37 @@ with one micro-batch, and whether the loss is the mean that it must be. Trains
 nothing and writes nothing.
 
   surefoot plan gpt --batch-size 64 --micro-batch-size 8
+""",
+    "find-lr": """surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from 1e-6] [--to 10]
+
+Try learning rates from the lowest to the highest, each for one step on the data
+that training would see next, and suggest the one at which the loss falls
+steepest. Settings are those of surefoot train; of a RUN, its newest checkpoint
+is where the steps begin. Trains nothing and writes nothing but --out.
+
+  --from RATE        the lowest rate (default: 1e-6)
+  --to RATE          the highest; ends where the loss diverges (default: 10)
+  --steps N          how many rates (default: 100)
+  --out DIR          draw the curve: DIR/find-lr.svg and DIR/find-lr.png
+  --checkpoint WHICH of a RUN: newest, best, or that of a step
+
+  surefoot find-lr images --optimizer.name sgd --out pictures/
+  surefoot find-lr gpt --batch-size 32 --from 1e-5 --to 1 --steps 60
+""",
+    "find-batch": """surefoot find-batch RECIPE|FILE.py:build|RUN [settings] [--memory 8GB]
+
+Measure memory and throughput of the micro-batch sizes that divide the batch,
+and recommend the smallest that is about as fast as the fastest, with the
+accumulation that keeps the batch. Trains nothing and writes nothing.
+
+  --target-batch N   divide this batch instead of --batch-size; "4096 tokens"
+                     where the run's is in tokens
+  --memory SIZE      what may be used, such as 8GB (default: what is free). A
+                     tenth of it is left free
+  --checkpoint WHICH of a RUN: newest, best, or that of a step
+
+  surefoot find-batch gpt --batch-size 64
+  surefoot find-batch images --preset cifar10 --data.path DIR --memory 4GB
 """,
     "resume": """surefoot resume RUN [settings]
 
@@ -77,6 +111,48 @@ resized as the training data were, and the likeliest classes are told.
   surefoot predict runs/mine --file prompts.txt
   surefoot predict runs/translation "July 8, 2055" --beam 5
   surefoot predict runs/images picture.png --top 3
+""",
+    "compare": """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
+surefoot compare DIR                 go on with a comparison
+surefoot compare RUN RUN...          compare runs that are there
+surefoot compare --schedules LIST    draw schedules side by side; trains nothing
+
+Train every combination of the varied settings on the same samples in the same
+order, each as a run of its own below --out; then one table and one plot, with
+what is inside the noise said. Stopped or killed, the same command goes on:
+what is finished is not trained again. A test split is never scored by it.
+
+  --vary SETTING=A,B    values of a setting; several make a grid
+  --variant "S=A T=B"   one combination more; may be given several times
+  --seeds N             train each N times, with seeds 0 to N - 1
+  --jobs N              so many at once (default: 1)
+  --threads N           of each run (default: cores / jobs); kept in compare.toml
+  --target X            tell how soon each reaches this score
+  --reference NAME      what differences are taken to: best, first or a variant
+  --score "min S/LOSS"  judge by this instead of the score the runs watch
+  --out DIR             where to (default: runs/compare)
+  --paired              of runs that are there: score them again, batch by batch
+  --search N            search with N trials in ranges: --vary optimizer.lr=1e-4..1e-2
+  --sampler, --pruner   of a search: tpe or random; median, halving or none
+
+  surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
+  surefoot compare images --search 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
+  surefoot compare runs/a runs/b --paired
+
+With --schedules:
+Draw learning-rate schedules side by side, into PATH.png and PATH.svg (default:
+schedules): each with its peak, its lowest rate, the end of its warm-up and the
+mean of its factors, which are printed too. Of a run of 1,000 steps, or of one
+of --length; of a recipe with that recipe's length, base rate and the settings
+of its schedule. Trains nothing.
+
+LIST has commas between schedules, a colon before each setting, a slash between
+drops, and + and @ where one follows on another; all is every shape.
+
+  surefoot compare --schedules cosine,linear,wsd,inverse-sqrt
+  surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
+  surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
+  surefoot compare --schedules all gpt --preset shakespeare --out rates
 """,
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 
-from surefoot.cli import data, help, verbs
+from surefoot.cli import compare, data, finders, help, verbs
 from surefoot.errors import ConfigError, SurefootError
 
 _VERBS = {
     "train": verbs.train,
     "plan": verbs.plan,
+    "find-lr": finders.find_lr,
+    "find-batch": finders.find_batch,
     "resume": verbs.resume,
     "evaluate": verbs.evaluate,
     "predict": verbs.predict,
+    "compare": compare.compare,
     "data": data.data,
 }
 
@@ -29,15 +33,13 @@ def main(arguments: list[str] | None = None) -> None:
     if given[1:] in (["-h"], ["--help"]) and given[0] in help.VERBS:
         print(help.VERBS[given[0]], end="")
         sys.exit(0)
-    try:
-        if given[0] == "--version":
-            from importlib.metadata import version
+    answered(lambda: _verb(given), shown=shown)
 
-            print(version("surefoot"))
-            return
-        if given[0] not in _VERBS:
-            raise ConfigError(f"no verb {given[0]!r}: one of {', '.join(_VERBS)}")
-        _VERBS[given[0]](given[1:])
+
+def answered(call: Callable[[], None], *, shown: bool) -> None:
+    """Call, and leave as the command line does where that fails: with a message, and the exit status of what happened."""
+    try:
+        call()
     except SurefootError as problem:
         _say(problem, shown)
         sys.exit(problem.exit_status)
@@ -52,6 +54,17 @@ def main(arguments: list[str] | None = None) -> None:
             )
             sys.exit(6)
         raise
+
+
+def _verb(given: list[str]) -> None:
+    if given[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("surefoot"))
+        return
+    if given[0] not in _VERBS:
+        raise ConfigError(f"no verb {given[0]!r}: one of {', '.join(_VERBS)}")
+    _VERBS[given[0]](given[1:])
 
 
 def _say(problem: BaseException, with_traceback: bool) -> None:

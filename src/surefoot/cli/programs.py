@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Program:
     """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
 
-    `names` is what else its module defines, where it has them: PRESETS, `predict` with its settings `Predict`, and `judged`,
-    which scores files for `surefoot evaluate --on`.
+    `names` is what else its module defines, where it has them: PRESETS, `check`, `predict` with its settings `Predict`, and
+    `judged`, which scores files for `surefoot evaluate --on`.
     """
 
     build: Callable[..., Any]
@@ -41,6 +41,12 @@ class Program:
         close = nearest(name, presets)
         meant = f"did you mean {close}?" if close else f"there are: {', '.join(presets) or 'none'}"
         raise ConfigError(f"no preset {name!r}: {meant}")
+
+    def check(self, config: Any) -> None:
+        """Have the module's `check(config: Config)` refuse settings that cannot be, before any data are read; where it has one."""
+        function = self.names.get("check")
+        if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
+            function(config)
 
     def run(self, *config: Any) -> Run:
         """What the function builds, which must be a run."""

@@ -60,6 +60,10 @@ class Settings:
     """Decay of averaged weights, which are then the ones evaluated, such as 0.999. Absent: none."""
     early_stopping: int | None = None
     """End after this many evaluations without a better score. Absent: never."""
+    plateau: int | None = None
+    """Lower the learning rate after this many evaluations without a better score. Absent: never."""
+    plateau_factor: float | None = None
+    """With plateau: what the learning rate is multiplied by. Absent: 0.5."""
     init: str | None = None
     """Weights to start from: a .safetensors file, a checkpoint, or a run. Absent: a fresh model."""
 
@@ -86,10 +90,11 @@ def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
 def run_arguments(config: Settings) -> dict[str, Any]:
     """What `surefoot.Run` takes of a recipe's configuration: the settings that every run has, by name, but the preset's.
 
-    `early_stopping` is here the number of evaluations to wait. Which score that is about only the recipe
-    knows, so where it is not None the recipe must put an `EarlyStopping` in its place.
+    `early_stopping` and `plateau` are here numbers of evaluations to wait. Which score that is about only the recipe knows, so
+    where they are not None the recipe must put an `EarlyStopping` and a `Plateau` (with `plateau_factor`) in their place.
 
     >>> run_arguments(Settings(length="2 epochs", batch_size=8))["batch_size"]
     8
     """
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(Settings) if field.name != "preset"}
+    own = [field.name for field in dataclasses.fields(Settings) if field.name not in ("preset", "plateau_factor")]
+    return {name: getattr(config, name) for name in own}

@@ -43,6 +43,7 @@ class SubwordTokenizer:
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # a text that happens to hold <end> is text
         self.vocabulary: int = tokenizer.get_vocab_size()
+        self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
     @classmethod
     def trained(cls, texts: Iterable[str], *, vocabulary: int, kind: Kind = "bpe") -> Self:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from surefoot.models.dropout import dropped
 
-_WRITTEN_OUT = 512  # places: the memory for all weights grows with their square
+_WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
 class Cache:

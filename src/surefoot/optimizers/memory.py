@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from surefoot.memory import tensor_bytes
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import BLOCK, SMALLEST, AdamW8bit
 from surefoot.optimizers.lion import Lion
@@ -37,17 +36,13 @@ def state_bytes(optimizer: Optimizer) -> int | None:
     if isinstance(optimizer, MuonWithAdamW):
         return sum(state_bytes(part) or 0 for part in optimizer.parts)
     if isinstance(optimizer, torch.optim.SGD):
-        return _bytes(parameters) if optimizer.param_groups[0]["momentum"] else 0
+        return tensor_bytes(parameters) if optimizer.param_groups[0]["momentum"] else 0
     if isinstance(optimizer, Adafactor):
         return sum(_rows_and_columns(parameter) * parameter.element_size() for parameter in parameters)
     if isinstance(optimizer, AdamW8bit):
         return sum(2 * _in_8_bits(parameter.numel()) for parameter in parameters)
     copies = _COPIES.get(type(optimizer))
-    return None if copies is None else copies * _bytes(parameters)
-
-
-def _bytes(parameters: Iterable[Tensor]) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return None if copies is None else copies * tensor_bytes(parameters)
 
 
 def _rows_and_columns(parameter: Tensor) -> int:

@@ -86,6 +86,11 @@ def bilingual(
                 "  leave it out (--data.vocabulary None, where a preset has one)"
             )
         made = saved_tokenizers(place.parent)
+        if saved is None and made[0].kind != tokenizer:
+            raise sf.ConfigError(
+                f"data.tokenizer = {tokenizer!r}: the weights of --init have {made[0].kind}, {place}\n"
+                f"  try: --data.tokenizer {made[0].kind}"
+            )
         if saved is None and (made[0] is made[1]) != shared:
             has = "a vocabulary for each side" if shared else "one vocabulary"
             raise sf.ConfigError(

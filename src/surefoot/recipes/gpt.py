@@ -16,7 +16,7 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
 from surefoot.recipes import questions as asked_questions
 from surefoot.recipes.prompts import Predict, continuations
-from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +111,9 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
     }
 
 
+BEST = "min held-out/loss"
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "shakespeare": {
@@ -145,18 +148,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(config: Config) -> sf.Run:
-    """The run that a configuration describes, not yet started."""
-    data, shape = config.data, config.model
-    network, optimizer, schedule, *_ = checked(
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    data = config.data
+    return checked(
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
+        lambda: check_run(config, config.schedule),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
         lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data, shape = config.data, config.model
+    network, optimizer, schedule, *_ = check(config)
     found = texts.corpus(
         data.path,
         held_out_fraction=data.held_out_fraction,
@@ -206,9 +215,7 @@ def build(config: Config) -> sf.Run:
             number=config.multiple_choice_questions,
             seed=config.seed,
         )
-    settings = run_arguments(config)
-    if config.early_stopping is not None:
-        settings["early_stopping"] = sf.EarlyStopping("min held-out/loss", patience=config.early_stopping)
+    settings = run_arguments(config) | steering(config, BEST)
     return sf.Run(
         model=model,
         loss=loss,
@@ -217,7 +224,7 @@ def build(config: Config) -> sf.Run:
         schedule=schedule,
         evaluate=splits,
         sample=sample if config.sample_tokens else None,
-        best="min held-out/loss",
+        best=BEST,
         files={texts.TOKENIZER: tokenizer.to_json()},
         example="",
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},

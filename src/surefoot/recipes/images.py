@@ -17,7 +17,7 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import networks, pictures
 from surefoot.recipes.networks import Model
 from surefoot.recipes.pictures import Predict
-from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,23 +150,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(config: Config) -> sf.Run:
-    """The run that a configuration describes, not yet started."""
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
     from surefoot.data.image_sets import refuse_fraction  # imports torch, as does the next
     from surefoot.mixing import refuse_mixing
 
     changes = config.augmentation
-    augmentation, optimizer, schedule, *_ = checked(
+    return checked(
         lambda: _augmentation(changes),
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
+        lambda: check_run(config, config.schedule),
         lambda: networks.refuse_settings(config.model, device=config.device),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
         lambda: refuse_fraction(config.data.held_out_fraction),
         lambda: _refuse_missing_data(config),
     )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    changes = config.augmentation
+    augmentation, optimizer, schedule, *_ = check(config)
     held = pictures.begun(config.out)
     data = config.data
     found = sf.load_images(
@@ -218,9 +224,7 @@ def build(config: Config) -> sf.Run:
     splits = {"held-out": sf.Split(found.held_out, **told)}
     if found.test is not None:
         splits["test"] = sf.Split(found.test, at_end=True, **told)
-    settings = run_arguments(config)
-    if config.early_stopping is not None:
-        settings["early_stopping"] = sf.EarlyStopping(BEST, patience=config.early_stopping)
+    settings = run_arguments(config) | steering(config, BEST)
     return sf.Run(
         model=model,
         loss=loss,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot import schedules
-from surefoot.config import LEADS
+from surefoot.config import LEADS, Settings, run_arguments
 
 # What a recipe starts from where it is not told: a rate, and a decay of matrices. For a first run, not the best there is:
 # they were chosen among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
@@ -113,6 +113,21 @@ class Schedule:
             return self.spec()
         except sf.ConfigError:
             return None
+
+
+def check_run(config: Settings, schedule: Schedule) -> None:
+    """Raise one `ConfigError` with everything that is wrong with the settings that every run has."""
+    sf.check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
+
+
+def steering(config: Settings, watch: str) -> dict[str, Any]:
+    """`early_stopping` and `plateau` for `sf.Run`: in a configuration they are numbers of evaluations, of the recipe's score."""
+    stop, wait, factor = config.early_stopping, config.plateau, config.plateau_factor
+    settings: dict[str, Any] = {} if factor is None else {"factor": factor}
+    return {
+        "early_stopping": None if stop is None else sf.EarlyStopping(watch, patience=stop),
+        "plateau": None if wait is None else sf.Plateau(watch, patience=wait, **settings),
+    }
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
-from surefoot.recipes.settings import Optimizer, Schedule, checked
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
 from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translations import Predict, answers, judged, translated
 
@@ -162,17 +162,23 @@ PRESETS["big"] = PRESETS["base"] | {
 }
 
 
-def build(config: Config) -> sf.Run:
-    """The run that a configuration describes, not yet started."""
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
     data = config.data
-    _, optimizer, schedule, *_ = checked(
+    return checked(
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _as_usual(config.optimizer).spec(),
         config.schedule.spec,
-        lambda: sf.check_settings(**run_arguments(config), schedule=config.schedule.spec_or_none()),
+        lambda: check_run(config, config.schedule),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
     )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data = config.data
+    _, optimizer, schedule, *_ = check(config)
     found = texts.bilingual(
         data.path,
         source=data.source,
@@ -231,9 +237,7 @@ def build(config: Config) -> sf.Run:
     splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
     if found.test is not None:
         splits["test"] = split(found.test, beam=config.beam, at_end=True)
-    settings = run_arguments(config)
-    if config.early_stopping is not None:
-        settings["early_stopping"] = sf.EarlyStopping(best, patience=config.early_stopping)
+    settings = run_arguments(config) | steering(config, best)
     return sf.Run(
         model=model,
         loss=smoothed(config.label_smoothing),

@@ -1,0 +1,278 @@
+"""What `surefoot compare ...` asks for: from a command line to the plan of a comparison, every variant's settings checked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from surefoot.cli import programs
+from surefoot.cli.flags import configured, typed
+from surefoot.cli.programs import Program
+from surefoot.cli.verbs import _in_file, _layers, _option, _options
+from surefoot.config import flatten
+from surefoot.errors import ConfigError
+from surefoot.tune.planned import Planned
+from surefoot.tune.search import Pruner, Sampler, corners, parameter
+from surefoot.tune.variants import Variant, grid, names, refuse_twins
+
+_SHOWN = 3  # combinations that cannot be
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is not a setting of the runs."""
+
+    vary: Sequence[str]
+    variants: Sequence[str]
+    seeds: int
+    jobs: int
+    threads: int | None
+    target: float | None
+    reference: str
+    score: str | None
+    out: str | None
+    paired: bool
+    search: int | None
+    sampler: Sampler
+    pruner: Pruner
+
+
+OWN = [
+    f"--{name}" for name in ("vary", "variant", "seeds", "jobs", "threads", "target", "reference", "score", "paired")
+]
+OWN += ["--search", "--sampler", "--pruner"]
+
+
+def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
+    """The arguments that are left, settings of the runs, and what is asked of the comparison."""
+    paired = "--paired" in arguments
+    rest, vary = _options([argument for argument in arguments if argument != "--paired"], "--vary")
+    rest, variants = _options(rest, "--variant")
+    given: dict[str, str | None] = {}
+    for name in ("seeds", "jobs", "threads", "target", "reference", "score", "out", "search", "sampler", "pruner"):
+        rest, given[name] = _option(rest, f"--{name}")
+    return rest, Asked(
+        vary=vary,
+        variants=variants,
+        seeds=_whole("--seeds", given["seeds"]) or 1,
+        jobs=_whole("--jobs", given["jobs"]) or 1,
+        threads=_whole("--threads", given["threads"]),
+        target=_real("--target", given["target"]),
+        reference=given["reference"] or "best",
+        score=given["score"],
+        out=given["out"],
+        paired=paired,
+        search=_whole("--search", given["search"]),
+        sampler=_one_of("--sampler", given["sampler"] or "tpe", get_args(Sampler)),
+        pruner=_one_of("--pruner", given["pruner"] or "median", get_args(Pruner)),
+    )
+
+
+def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb: str) -> tuple[Planned, Any]:
+    """The plan, and the configuration that its base is; `ConfigError` with every combination that cannot be trained."""
+    if program.config is None:
+        raise ConfigError(
+            f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
+            "  let it take a dataclass: def build(config: Config), with a field `out: str`"
+        )
+    rest, in_file = _in_file(program, arguments)
+    space = _space(asked) if asked.search is not None else None
+    texts = _combinations(asked) if space is None else corners(space)
+    configurations = _configurations(program, in_file, rest, texts, verb=verb)
+    flat = [flatten(config) for config, _ in configurations]
+    if "out" not in flat[0]:
+        raise ConfigError(
+            "these runs have no setting `out`, so all variants would be one directory\n  add out: str to the settings"
+        )
+    varied = [{setting: values[setting] for setting in _plain(text)} for values, text in zip(flat, texts, strict=True)]
+    if space is None:
+        refuse_twins(varied)
+    unlike = [name for name in flat[0] if name != "out" and any(values[name] != flat[0][name] for values in flat)]
+    kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
+    repeats = asked.seeds if space is None else 1
+    shown = [{key: value for key, value in one.items() if key != "seed" or repeats == 1} for one in varied]
+    settings = [{key: values[key] for key in kept} for values in flat]
+    named = _named(varied, repeats)
+    variants = [Variant(*pair, one, own) for pair, one, own in zip(named, shown, settings, strict=True)]
+    plan = Planned(
+        program=program.described,
+        base=flat[0],
+        origins=configurations[0][1],
+        variants=variants if space is None else [],
+        threads=asked.threads or max(1, _cores() // asked.jobs),
+        started_in=os.getcwd(),
+        target=asked.target,
+        score=asked.score,
+        reference=asked.reference,
+        search=None
+        if space is None
+        else {
+            "trials": asked.search,
+            "sampler": asked.sampler,
+            "pruner": asked.pruner,
+            "seed": flat[0].get("seed", 0),
+            "space": space,
+        },
+    )
+    return plan, configurations[0][0]
+
+
+def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
+    """The variant that a trial of a search is."""
+    program = programs.again(dict(plan.program), run=Path(name))
+    assert program.config is not None
+    flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
+    values = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])
+    varied = {setting: values[setting] for setting in _plain(chosen)}
+    return Variant(name, name, varied, varied)
+
+
+def _combinations(asked: Asked) -> list[dict[str, str]]:
+    """Settings as texts: the grid, the single ones, and of each as many as there are seeds."""
+    vary: dict[str, list[str]] = {}
+    for text in asked.vary:
+        setting, value = _setting(text, "--vary")
+        if setting in vary:
+            raise ConfigError(f"--vary {setting} is given twice: put its values into one, with commas between")
+        vary[setting] = [part.strip() for part in value.split(",")]
+        if "" in vary[setting]:
+            raise ConfigError(f"--vary {text}: a value is missing\n  write it as --vary {setting}=1e-3,3e-3")
+        if any(".." in part and not Path(part).exists() for part in vary[setting]):
+            raise ConfigError(
+                f"--vary {text}: ranges are for a search\n  add --search 20, or give the values one by one"
+            )
+    single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in asked.variants]
+    combinations: list[dict[str, str]] = [*grid(vary), *single]
+    if not combinations:
+        if asked.seeds == 1:
+            raise ConfigError(
+                "compare what? --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
+            )
+        combinations = [{}]
+    if asked.seeds == 1:
+        return combinations
+    if any("seed" in one for one in combinations):
+        raise ConfigError("--seeds and a varied seed: choose one of them")
+    return [{**one, "seed": f"+{repeat}"} for one in combinations for repeat in range(asked.seeds)]
+
+
+def _configurations(
+    program: Program, in_file: dict[str, Any], rest: Sequence[str], texts: Sequence[Mapping[str, str]], *, verb: str
+) -> list[tuple[Any, dict[str, str]]]:
+    """The configuration of every combination, with origins; one `ConfigError` for all that cannot be."""
+    assert program.config is not None
+    found, problems, wrong = [], dict[str, str](), list[str]()
+    first_seed = (
+        int(_option(rest, "--seed")[1] or in_file.get("seed", 0)) if _is_whole(_option(rest, "--seed")[1]) else 0
+    )
+    for text in texts:
+        own = [
+            part
+            for setting, value in text.items()
+            for part in typed(
+                program.config, setting, str(first_seed + int(value)) if _repeat(setting, value) else value
+            )
+        ]
+        flags = [*_without(rest, text), *own]
+        try:
+            found.append(
+                configured(
+                    program.config, _layers(program, in_file, flags), flags, verb=verb, own=[name[2:] for name in OWN]
+                )
+            )
+            program.check(found[-1][0])
+        except ConfigError as problem:
+            if not own:
+                raise
+            said = str(problem).splitlines()[0]
+            wrong.append(said)
+            problems.setdefault(said, " ".join(f"{setting}={value}" for setting, value in text.items()))
+    all_alike = len(problems) == 1 and len(wrong) == len(texts) > 1
+    if problems:
+        lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
+        more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        raise ConfigError("\n  ".join([*lines[:_SHOWN], *more]) + "\n  nothing was trained")
+    return found
+
+
+def _repeat(setting: str, value: str) -> bool:
+    return setting == "seed" and value.startswith("+")
+
+
+def _without(rest: Sequence[str], varied: Mapping[str, str]) -> list[str]:
+    """The flags for all runs without those that are varied: what varies wins."""
+    kept, dropping = [], False
+    for argument in rest:
+        if argument.startswith("--"):
+            dropping = argument[2:].partition("=")[0].replace("-", "_") in _plain(varied)
+        if not dropping:
+            kept.append(argument)
+    return kept
+
+
+def _named(varied: Sequence[Mapping[str, Any]], seeds: int) -> list[tuple[str, str]]:
+    """(name, group) of each combination."""
+    if seeds == 1:
+        return [(name, name) for name in names(varied)]
+    groups = names([{key: value for key, value in one.items() if key != "seed"} for one in varied[::seeds]])
+    return [
+        (f"{groups[place // seeds]},seed={one['seed']}", groups[place // seeds]) for place, one in enumerate(varied)
+    ]
+
+
+def _space(asked: Asked) -> dict[str, dict[str, Any]]:
+    if asked.variants or asked.seeds > 1:
+        raise ConfigError("--search chooses its combinations itself: leave --variant and --seeds out")
+    pairs = [_setting(text, "--vary") for text in asked.vary]
+    if not pairs:
+        raise ConfigError("search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd")
+    return {setting.replace("-", "_"): parameter(setting, value) for setting, value in pairs}
+
+
+def _setting(text: str, option: str) -> tuple[str, str]:
+    setting, equals, value = text.partition("=")
+    if not equals or not setting or not value:
+        raise ConfigError(f"{option} {text}: a setting, =, and what it is to be, as in {option} optimizer.lr=1e-3")
+    if setting == "out":
+        raise ConfigError(f"{option} {text}: each variant has a directory of its own below --out")
+    return setting, value
+
+
+def _plain(texts: Mapping[str, Any]) -> list[str]:
+    return [setting.replace("-", "_") for setting in texts]
+
+
+def _cores() -> int:
+    """The cores that this process may use; as many threads at most as OMP_NUM_THREADS says."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(told)) if told.isdigit() and int(told) else cores
+
+
+def _is_whole(text: str | None) -> bool:
+    return text is None or text.isdigit()
+
+
+def _whole(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigError(f"{option} {text}: a whole number is needed, 1 or more")
+    return int(text)
+
+
+def _real(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text}: a number is needed") from None
+
+
+def _one_of(option: str, text: str, choices: tuple[Any, ...]) -> Any:
+    if text not in choices:
+        raise ConfigError(f"{option} {text}: one of {', '.join(choices)}")
+    return text

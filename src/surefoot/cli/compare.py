@@ -1,0 +1,318 @@
+"""`surefoot compare ...`: variants trained side by side, settings searched for, or runs that are there put next to each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli import programs
+from surefoot.cli.help import VERBS
+from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.cli.asked import Asked
+    from surefoot.directory import RunDirectory
+    from surefoot.tune.comparison import Compared
+    from surefoot.tune.planned import Planned
+    from surefoot.tune.training import Chooser
+
+_OUT, _OUT_OF_RUNS = "runs/compare", "runs/compared"
+_DIFFERENT = 8  # settings shown that runs differ in
+
+
+def compare(arguments: list[str]) -> None:
+    """`surefoot compare RECIPE|FILE.py:build --vary ... [settings]`, `compare DIR`, or `compare RUN RUN...`."""
+    from surefoot.cli.asked import asked_of
+    from surefoot.tune.planned import FILE
+
+    if {"-h", "--help"} & set(arguments):
+        print(VERBS["compare"], end="")
+        return
+    if any(argument.split("=")[0] == "--schedules" for argument in arguments):
+        from surefoot.cli.pictures import compare_schedules
+
+        compare_schedules(arguments)
+        return
+    place = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    named = arguments[:place]
+    rest, asked = asked_of(arguments[place:])
+    if not named:
+        raise ConfigError(
+            "compare what? surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
+        )
+    if len(named) == 1 and (Path(named[0]) / FILE).is_file():
+        _refuse_settings(rest, asked)
+        _train(None, Path(named[0]), asked)
+    elif len(named) > 1:
+        _refuse_settings(rest, asked)
+        _compare_runs(named, asked)
+    else:
+        from surefoot.cli.asked import planned_of
+
+        if (Path(named[0]) / "config.toml").is_file():
+            raise ConfigError(f"{named[0]} is one run: name another to compare it with, or what to train")
+        program = programs.found(named[0])
+        plan = planned_of(program, rest, asked, verb=f"surefoot compare {named[0]}")
+        _train(plan, Path(asked.out or _OUT), asked)
+
+
+def _refuse_settings(rest: Sequence[str], asked: Asked) -> None:
+    if rest or asked.vary or asked.variants or asked.seeds > 1:
+        first = (*rest, *(f"--vary {text}" for text in asked.vary), "--variant or --seeds")[0]
+        raise ConfigError(
+            f"{first} is for the start of a comparison\n  another one: surefoot compare RECIPE ... --out DIR"
+        )
+
+
+# --- trained here ----------------------------------------------------------------------------------------------------
+
+
+def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> None:
+    """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
+    from surefoot.directory import RunDirectory
+    from surefoot.signals import Signals
+    from surefoot.tune import planned, progress
+    from surefoot.tune.tables import text
+    from surefoot.tune.training import Sitting
+    from surefoot.tune.trials import Trials
+
+    from surefoot.cli.variant import command  # isort: skip
+
+    directory = RunDirectory(path)
+    directory.open()
+    screen = progress.screen()
+    signals = Signals(lambda: f"go on with: surefoot compare {path}", fresh_line=screen.fresh_line)
+    try:
+        plan, chooser = _prepared(asked_plan, directory, asked)
+        screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
+        trials = Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in)
+        score = _score(plan)
+        signals.install()
+        try:
+            stopping = lambda: signals.stop is not None  # noqa: E731
+            Sitting(chooser, trials, jobs=asked.jobs, score=score, screen=screen, stopping=stopping).train()
+        finally:
+            signals.restore()
+        if signals.stop is not None:
+            print(f"stopped; go on with: surefoot compare {path}", flush=True)
+            raise SystemExit(128 + signals.stop)
+        plan = planned.read(path) or plan
+        told = _told(_trained(plan, path), path, target=plan.target, reference=plan.reference)
+        print(f"\n{text(told)}\n{_files(path)}", flush=True)
+        if not any(row.status == "finished" for row in told.rows):
+            raise SystemExit(1)
+    finally:
+        directory.close()
+
+
+def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Asked) -> tuple[Planned, Chooser]:
+    """The plan, on disk, and who chooses what is trained next."""
+    from surefoot.tune import planned
+    from surefoot.tune.training import InOrder
+
+    held = planned.read(directory.path)
+    if asked_plan is None:
+        assert held is not None
+        changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
+        changes |= {"reference": asked.reference} if asked.reference != "best" else {}
+        if asked.search is not None and held.search is not None:
+            changes["search"] = {**held.search, "trials": asked.search}
+        if asked.threads not in (None, held.threads):
+            raise ConfigError(
+                f"--threads {asked.threads}: this comparison has {held.threads}, and another number gives other bits"
+            )
+        plan = dataclasses.replace(held, **changes)
+    else:
+        plan = asked_plan[0]
+        if held is not None:
+            plan = planned.going_on(held, plan, where=directory.path, threads_given=asked.threads is not None)
+    _write(plan, directory)
+    if not plan.found:
+        plan = dataclasses.replace(plan, found=_looked_at(plan, directory))
+        _write(plan, directory)
+    if plan.search is None:
+        return plan, InOrder(plan.names, directory.path)
+    return plan, _search(plan, directory)
+
+
+def _search(plan: Planned, directory: RunDirectory) -> Chooser:
+    """The search of a plan; the settings of each trial are in the plan before it begins."""
+    from surefoot.cli.asked import trial
+    from surefoot.tune import planned
+    from surefoot.tune.search import Search
+
+    assert plan.search is not None
+    described = plan.search
+
+    def begin(name: str, chosen: dict[str, str]) -> None:
+        held = planned.read(directory.path) or plan
+        if name not in held.names:
+            _write(dataclasses.replace(held, variants=[*held.variants, trial(plan, name, chosen)]), directory)
+
+    watch = _score(plan)
+    if watch is None:
+        raise ConfigError(
+            "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
+        )
+    return Search(
+        directory.path,
+        described["space"],
+        trials=described["trials"],
+        seed=described["seed"],
+        sampler=described["sampler"],
+        pruner=described["pruner"],
+        direction=watch[0],
+        begin=begin,
+    )
+
+
+def _write(plan: Planned, directory: RunDirectory) -> None:
+    from surefoot.config import layered
+    from surefoot.tune import planned
+
+    program = programs.again(dict(plan.program), run=directory.path)
+    assert program.config is not None
+    config = layered(program.config, [("comparison", plan.base)])[0]
+    directory.write_text(planned.FILE, planned.to_text(plan, config))
+
+
+def _score(plan: Planned) -> Any:
+    """Direction and name of the score that is judged by; None where there is none."""
+    from surefoot.stopping import parsed
+
+    score = plan.score or plan.found.get("score")
+    return None if score is None else parsed(score)
+
+
+def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
+    """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
+    from surefoot.cli.variant import command
+
+    name = plan.names[0] if plan.names else "first"
+    threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
+    with subprocess.Popen(
+        command("look", directory.path, name),
+        stdin=subprocess.PIPE,  # open as long as this process lives: see tune/tether.py
+        stdout=subprocess.PIPE,
+        env=os.environ | threads,
+        cwd=plan.started_in,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    if process.returncode:
+        sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
+    found = json.loads(said.splitlines()[-1])
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:
+    from surefoot.tune.trials import is_over
+
+    over = sum(is_over(path, variant.name) for variant in plan.variants)
+    done = f", {over} of them are done" if over else ""
+    kind = "runs" if plan.search is None else "trials"
+    threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
+    return f"{chooser.total} {kind}{done}; {jobs} at once, each with {threads}; in {path}"
+
+
+def _trained(plan: Planned, path: Path) -> list[Compared]:
+    """The runs of a comparison as they are."""
+    from surefoot.tune.comparison import Compared
+    from surefoot.tune.trained import read_run
+    from surefoot.tune.trials import outcome_of
+
+    found = []
+    for variant in plan.variants:
+        outcome = outcome_of(path, variant.name) or {"status": "stopped", "said": ""}
+        run = read_run(path / variant.name, score=plan.score)
+        found.append(Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches")))
+    return found
+
+
+# --- trained before --------------------------------------------------------------------------------------------------
+
+
+def _compare_runs(names: Sequence[str], asked: Asked) -> None:
+    """Compare runs that are there; nothing in them is changed."""
+    from surefoot.cli.verbs import _run_directory
+    from surefoot.directory import RunDirectory
+    from surefoot.tune.comparison import Compared
+    from surefoot.tune.tables import text
+    from surefoot.tune.trained import read_run
+    from surefoot.tune.variants import Variant, flags
+
+    paths = [_run_directory([name]) for name in names]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("one of these runs is named twice")
+    runs = [read_run(path, score=asked.score) for path in paths]
+    unlike = [
+        name
+        for name in dict.fromkeys(name for run in runs for name in run.settings)
+        if name != "out" and len({repr(run.settings.get(name)) for run in runs}) > 1
+    ]
+    found = []
+    for path, run in zip(paths, runs, strict=True):
+        settings = {name: run.settings.get(name) for name in unlike}
+        batches = _scored_again(path, run) if asked.paired else None
+        found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
+    out = RunDirectory(Path(asked.out or _OUT_OF_RUNS))
+    out.open()
+    try:
+        told = [
+            f"{run.variant.name}: {flags(dict(list(run.variant.settings.items())[:_DIFFERENT]))}"
+            for run in found
+            if unlike
+        ]
+        if len(unlike) > _DIFFERENT:
+            told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
+        comparison = _told(found, out.path, target=asked.target, reference=asked.reference, more=told)
+    finally:
+        out.close()
+    print(f"{text(comparison)}\n{_files(out.path)}", flush=True)
+
+
+def _scored_again(path: Path, run: Any) -> dict[str, Any]:
+    """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
+    from surefoot.cli.verbs import _built, _of_run
+    from surefoot.errors import SurefootError
+    from surefoot.tune.batches import scores_by_batch
+
+    print(f"scoring {path} batch by batch", file=sys.stderr)
+    try:
+        program, config = _of_run(path, [], verb="surefoot compare")
+        if config is not None:
+            config = dataclasses.replace(config, out=str(path))
+        return scores_by_batch(_built(program, config, of=path), run)
+    except SurefootError as problem:
+        return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
+
+
+# --- told ------------------------------------------------------------------------------------------------------------
+
+
+def _told(
+    runs: Sequence[Compared], path: Path, *, target: float | None, reference: str, more: Sequence[str] = ()
+) -> Any:
+    """The comparison, written as tables and drawn."""
+    from surefoot.directory import RunDirectory
+    from surefoot.tune.comparison import compared
+    from surefoot.tune.overlay import draw
+    from surefoot.tune.tables import as_json, markdown, tsv
+
+    found = compared(runs, target=target, reference=reference)
+    found = dataclasses.replace(found, notes=[*found.notes, *more])
+    directory = RunDirectory(path)
+    for name, written in (("json", as_json(found)), ("tsv", tsv(found)), ("md", markdown(found))):
+        directory.write_text(f"comparison.{name}", written)
+    draw(found, path / "comparison")
+    return found
+
+
+def _files(path: Path) -> str:
+    return f"written: {path}/comparison.png, .svg, .md, .tsv, .json"

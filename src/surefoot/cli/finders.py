@@ -1,0 +1,145 @@
+"""The verbs that try settings on a run and leave nothing behind: find-lr and find-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot.batching import batching
+from surefoot.cli import programs
+from surefoot.cli.flags import configured
+from surefoot.cli.verbs import (
+    _built,
+    _checkpoint,
+    _in_file,
+    _layers,
+    _of_run,
+    _option,
+    _refuse_fp16_on_a_cpu,
+    _refuse_settings,
+    _run_directory,
+)
+from surefoot.config import flatten
+from surefoot.errors import ConfigError
+from surefoot.recipes import NAMES
+
+if TYPE_CHECKING:
+    from surefoot.run import Run
+
+_SHOWN = 20  # rows of losses, of a test of any length
+
+
+def find_lr(arguments: list[str]) -> None:
+    """`surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from] [--to] [--steps] [--out DIR]`: a range test."""
+    rest, low = _option(arguments, "--from")
+    rest, high = _option(rest, "--to")
+    rest, steps = _option(rest, "--steps")
+    rest, out = _option(rest, "--out")
+    lowest, highest = _number(low or "1e-6", "--from"), _number(high or "10", "--to")
+    count = _whole(steps or "100", "--steps")
+    from surefoot.tune.range_test import check_range, written
+
+    check_range(lowest, highest, count)
+    run, settings = _meant(rest, "find-lr", own=["from", "to", "steps", "out"])
+    from surefoot.tune.find_lr import find_lr
+    from surefoot.tune.range_picture import draw, made
+
+    if out is not None:
+        made(Path(out))
+
+    seen = 0
+
+    def watch(rate: float, loss: float) -> None:
+        nonlocal seen
+        if seen % max(1, count // _SHOWN) == 0:
+            print(f"  {written(rate):<8} {loss:.4g}", flush=True)
+        seen += 1
+
+    print(f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {run.state.step:,}")
+    print("  rate     loss after it", flush=True)
+    found = find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
+    flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
+    print(f"suggested  {flag}{written(found.suggested)}" if found.suggested is not None else "no suggestion")
+    print(f"  {found.reason}")
+    if out is not None:
+        files = draw(found, Path(out), title=f"surefoot find-lr {rest[0]}")
+        print(f"drawn  {', '.join(str(file) for file in files)}")
+
+
+def find_batch(arguments: list[str]) -> None:
+    """`surefoot find-batch RECIPE|FILE.py:build|RUN [settings] [--target-batch N] [--memory 8GB]`: micro-batch sizes measured."""
+    rest, target = _option(arguments, "--target-batch")
+    rest, memory = _option(rest, "--memory")
+    if target is not None:
+        batching(target, None)
+    if memory is not None:
+        from surefoot.memory import parsed_bytes  # imports torch
+
+        parsed_bytes(memory, setting="memory")
+    run, _ = _meant(rest, "find-batch", own=["target-batch", "memory"])
+    from surefoot.tune.find_batch import find_batch
+
+    shown = sys.stderr is not None and sys.stderr.isatty()
+
+    def watch(text: str) -> None:
+        if shown:
+            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
+
+    try:
+        found = find_batch(run, target_batch=target, memory=memory, watch=watch)
+    finally:
+        if shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    print(found)
+    print("  which samples a step sees does not depend on it; which units dropout drops does")
+
+
+def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[Run, set[str]]:
+    """The run that the arguments of a verb mean, not opened, and the names of its settings.
+
+    A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(
+            f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
+        )
+    name, rest = arguments[0], list(arguments[1:])
+    said = f"surefoot {verb} {name}"
+    if name not in NAMES and ":" not in name and not name.endswith(".py") and _is_run(name):
+        path = _run_directory([name])
+        rest, which = _option(rest, "--checkpoint")
+        program, config = _of_run(path, rest, verb=said, own=[*own, "checkpoint"])
+        if config is not None and "out" in flatten(config):
+            config = dataclasses.replace(config, out=str(path))
+        run = _built(program, config, of=path)
+        run.load(_checkpoint(path, which))
+        return run, set() if config is None else set(flatten(config))
+    program = programs.found(name)
+    rest, in_file = _in_file(program, rest)
+    if program.config is None:
+        _refuse_settings(program, rest)
+        return _built(program, None), set()
+    config, _ = configured(program.config, _layers(program, in_file, rest), rest, verb=said, own=own)
+    run = _built(program, config)
+    _refuse_fp16_on_a_cpu(run)
+    return run, set(flatten(config))
+
+
+def _is_run(name: str) -> bool:
+    return name == "latest" or any((path / "config.toml").is_file() for path in (Path(name), Path("runs") / name))
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError as problem:
+        raise ConfigError(f"{option} {text!r} is not a number\n  write it as in {option} 1e-4") from problem
+
+
+def _whole(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{option} {text!r} is not a whole number\n  write it as in {option} 100")
+    return int(text)

@@ -1,0 +1,189 @@
+"""`surefoot compare --schedules LIST`: which schedules of which run are meant, drawn and told; nothing is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli import programs, verbs
+from surefoot.cli.flags import configured
+from surefoot.config import flatten, nearest
+from surefoot.curves import TAKES
+from surefoot.durations import Length, in_steps, planned
+from surefoot.errors import ConfigError
+from surefoot.recipes.settings import Schedule
+from surefoot.schedules import Joined, join
+from surefoot.schedules import Schedule as Single
+
+if TYPE_CHECKING:
+    from surefoot.cli.programs import Program
+
+_FACTORS = ("floor", "power", "drop_factor", "start", "cycle_growth")
+_FORM = "as in cosine,linear:floor=0.1,wsd:cooldown=30%,constant+linear@50%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A run of which nothing is known but its length and the settings of its schedules."""
+
+    length: str = "1000 steps"
+    """How long the run is, in steps."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """What the schedules have in common, as far as each takes it."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The run whose schedules are drawn: its length, its schedule's settings, and its base learning rate where it has one."""
+
+    length: Length
+    settings: Mapping[str, Any]
+    rate: float | None
+
+
+def compare_schedules(arguments: list[str]) -> None:
+    """`surefoot compare --schedules LIST [RECIPE|FILE.py:build] [--out PATH] [settings]`: a picture and a table; trains nothing."""
+    rest, written = verbs._option(arguments, "--schedules")
+    if not written:
+        raise ConfigError(f"compare which schedules? --schedules LIST, {_FORM}")
+    rest, out = verbs._option(rest, "--out")
+    if verbs._option(rest, "--schedule.name")[1] is not None:
+        raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
+    found = _basis(rest, given=written)
+    chosen = schedules(written, found.length, shared=found.settings)
+
+    from surefoot.tune.schedule_pictures import drawn
+    from surefoot.tune.schedule_traces import table, traced
+
+    traces = traced(chosen, found.length)
+    rate = "" if found.rate is None else f", base learning rate {found.rate:g}"
+    print(f"schedules of a run of {found.length.steps:,} steps{rate}\n\n{table(traces, rate=found.rate)}\n")
+    files = drawn(traces, out="schedules" if out is None else out, rate=found.rate)
+    print(f"drawn in {' and '.join(str(file) for file in files)}")
+
+
+def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
+    """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
+
+    Raises one `ConfigError` with all that is wrong.
+
+    >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
+    >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "floor": 0.1})
+    >>> print(found["wsd:cooldown=30%"].described())
+    {'shape': 'wsd', 'warmup': '10%', 'floor': 0.1, 'cooldown': '30%'}
+    """
+    names = list(TAKES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    found: dict[str, Single | Joined] = {}
+    problems = []
+    for name in names:
+        try:
+            if name in found:
+                raise ConfigError("is there twice")
+            found[name] = _schedule(name, length, shared)
+        except ConfigError as problem:
+            problems.append(f"--schedules {name}: {problem}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | Joined:
+    """One schedule, or several of which each begins where the one before ends: "constant+linear@50%"."""
+    first, *others = text.split("+")
+    if not others:
+        return _single(first, shared)
+    warmup = in_steps(
+        str(shared.get("warmup", "5%")), length=length, setting="warmup"
+    )  # of the whole run, as all others
+    begun: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
+    for other in others:
+        shape, mark, at = other.rpartition("@")
+        if not mark:
+            raise ConfigError(f"{other!r} begins nowhere: write at which step, as in {first}+{other}@50%")
+        # a part begins at its own step 0; what is shared but the warm-up is of the last one too
+        following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
+        begun = join(begun, following, at=in_steps(at, length=length, setting="at"))
+    return begun
+
+
+def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
+    shape, *settings = text.split(":")
+    if shape not in TAKES:
+        close = nearest(shape, TAKES)
+        raise ConfigError(
+            f"no schedule {shape!r}: " + (f"did you mean {close}?" if close else f"there are: {', '.join(TAKES)}")
+        )
+    own = dict(_setting(setting) for setting in settings)
+    taken = {name: value for name, value in shared.items() if name in TAKES[shape]}
+    if shape == "one-cycle" or "warmup" in own:
+        taken.pop("warmup", None)  # one-cycle has its own rise
+    made = Schedule(name=shape, **(taken | own)).spec()  # type: ignore[arg-type]  # refused above
+    return made if rises or "warmup" in own else replace(made, warmup=None)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = [own for settings in TAKES.values() for own in settings]
+    if not equals or not value or name not in known:
+        close = nearest(name, known)
+        meant = f"did you mean {close}?" if close and name not in known else f"write NAME=VALUE, {_FORM}"
+        raise ConfigError(f"{text!r} is no setting: {meant}")
+    if name == "drops":
+        return name, tuple(value.split("/"))
+    if name not in _FACTORS:
+        return name, value
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {value!r} is not a number") from None
+
+
+def _basis(arguments: list[str], *, given: str) -> Basis:
+    """The run that the arguments besides the list mean."""
+    own = ["schedules", "out"]
+    verb = "surefoot compare --schedules LIST"
+    if not arguments or arguments[0].startswith("-"):
+        plain = configured(Plain, [], arguments, verb=verb, own=own)[0]
+        from surefoot.tune.schedule_pictures import steps_alone
+
+        return Basis(steps_alone(plain.length), _settings(flatten(plain)), None)
+    program = programs.found(arguments[0])
+    rest, in_file = verbs._in_file(program, arguments[1:])
+    if program.config is None:
+        return _of_run(program)
+    layers = verbs._layers(program, in_file, rest)
+    config = configured(program.config, layers, rest, verb=f"{verb} {arguments[0]}", own=own)[0]
+    if program.described["kind"] != "recipe":
+        return _of_run(program, config)
+    values = flatten(config)
+    settings = _settings(values)
+    length = _known(str(values["length"]), f"{given} {settings}")
+    if length is None:  # in passes over data, which must be read to know how many steps that is
+        length = verbs._built(program, config).parts.length
+    return Basis(length, settings, float(config.optimizer.spec().lr))
+
+
+def _of_run(program: Program, *config: Any) -> Basis:
+    """The basis that is a run of the user's own making: its schedule's warm-up and floor are taken over."""
+    parts = verbs._built(program, *(config or (None,))).parts
+    settings: dict[str, Any] = {"warmup": f"{parts.schedule.warmup or 0} steps"}
+    if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
+        settings["floor"] = parts.schedule.floor
+    first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    return Basis(parts.length, settings, float(first["initial_lr"]))
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of its schedule, but for the name."""
+    found = {name.removeprefix("schedule."): value for name, value in values.items() if name.startswith("schedule.")}
+    return {name: value for name, value in found.items() if value is not None and name != "name"}
+
+
+def _known(length: str, durations: Sequence[str] | str) -> Length | None:
+    """The length where no pass over the data is counted in, neither in it nor in any of the durations."""
+    if re.search("epoch", f"{length} {durations}", re.IGNORECASE):
+        return None
+    return planned(length, samples_per_epoch=1, batch_size=1)

@@ -1,0 +1,95 @@
+"""The process that trains one variant of a comparison: a run like any other, that ends with the process which started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli import programs
+from surefoot.cli.main import answered
+from surefoot.config import layered, to_toml
+from surefoot.errors import ConfigError
+from surefoot.tune import planned
+
+if TYPE_CHECKING:
+    from surefoot.run import Run
+    from surefoot.tune.planned import Planned
+
+
+def command(what: str, directory: Path, name: str) -> list[str]:
+    """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
+    own = [str(os.getpid()), sys.argv[0], what, str(directory.resolve()), name]
+    return [sys.executable, "-m", "surefoot.cli.variant", *own]
+
+
+def train(plan: Planned, directory: Path, name: str) -> None:
+    """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
+    from surefoot.directory import RunDirectory
+    from surefoot.tune.batches import scores_by_batch
+    from surefoot.tune.trained import read_run
+    from surefoot.tune.trials import Outcome, write_outcome
+
+    run = _built(plan, directory, name)
+    precision = run.parts.whole.precision
+    if precision.open:  # what is measured may come out otherwise for each, and then they would not be alike
+        precision.settle(plan.found["precision"])
+        run.parts.described["precision"] = precision.name
+    run.train()
+    batches = scores_by_batch(run, read_run(directory / name, score=plan.score))
+    write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
+
+
+def look(plan: Planned, directory: Path, name: str) -> None:
+    """Build a variant, and print as JSON what only that tells: its precision, measured where it is open, and its score."""
+    from surefoot.pace import settle_precision
+
+    run = _built(plan, directory, name)
+    settle_precision(run.parts)
+    watch = run.parts.whole.watch
+    score = None if watch is None else f"{watch.direction} {watch.score}"
+    print(json.dumps({"precision": run.parts.whole.precision.name, "score": score}), flush=True)
+
+
+def _built(plan: Planned, directory: Path, name: str) -> Run:
+    """The run that a variant is, without what is for the end alone: who chooses between variants must not know that."""
+    import torch
+
+    torch.set_num_threads(plan.threads)
+    program = programs.again(dict(plan.program), run=directory / name)
+    if program.config is None:
+        raise ConfigError(f"{program.described['path']}: build() takes no settings any more")
+    settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}
+    own = {**settings, "out": str(directory / name)}
+    shared = {setting: value for setting, value in plan.base.items() if setting not in own}
+    config, origins = layered(program.config, [("comparison", shared), ("variant", own)])
+    kept = {
+        key: plan.origins.get(key, "default") if origin == "comparison" else origin for key, origin in origins.items()
+    }
+    run = program.run(config)
+    run.configuration = to_toml(config, kept, program.described)
+    run.parts.scoring.leave_out_end()
+    return run
+
+
+def main() -> None:
+    """`python -m surefoot.cli.variant PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
+    parent, typed, what, directory, name = sys.argv[1:]
+    from surefoot.tune.tether import die_with
+
+    die_with(int(parent))
+    sys.argv = [typed, "compare", directory]  # what goes on with it, for its environment.json and its messages
+
+    def done() -> None:
+        plan = planned.read(Path(directory))
+        if plan is None:
+            raise ConfigError(f"{directory} holds no {planned.FILE}")
+        (look if what == "look" else train)(plan, Path(directory), name)
+
+    answered(done, shown=False)
+
+
+if __name__ == "__main__":
+    main()

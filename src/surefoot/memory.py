@@ -1,0 +1,192 @@
+"""Memory: how much of a device is free, how much the tensors made in some code take at once, and bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from surefoot.errors import ConfigError
+
+_UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
+
+
+@dataclass
+class Peak:
+    """The most bytes of tensors at one time, above those that were there before; complete when its block is left."""
+
+    memory_bytes: int = 0
+
+
+@contextmanager
+def peak(device: torch.device) -> Iterator[Peak]:
+    """Measure the memory of tensors on a device while the block runs: what an allocator has to have free for it.
+
+    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere each operator's results are counted as
+    long as they live, and code compiled by torch.compile is not seen.
+
+    >>> with peak(torch.device("cpu")) as found:
+    ...     held = torch.ones(1000) + torch.ones(1000)
+    >>> found.memory_bytes
+    12000
+    """
+    found = Peak()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        try:
+            yield found
+        finally:
+            torch.cuda.synchronize(device)
+            found.memory_bytes = torch.cuda.max_memory_allocated(device) - before
+        return
+    counting = _Counting(device)
+    try:
+        with counting:
+            yield found
+    finally:
+        found.memory_bytes = counting.most
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process may still take of a device's memory; `ConfigError` where that cannot be told.
+
+    On CUDA with what torch has reserved and not given out. On the CPU what the system says is available without swapping,
+    or less where a control group limits it (containers do).
+    """
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if device.type == "cpu":
+        available = _available_bytes(Path("/proc/meminfo"))
+        if available is not None:
+            return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+    raise ConfigError(
+        f"how much memory is free on {device} cannot be told here\n  say how much may be used: --memory 8GB"
+    )
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of some tensors, each counted once.
+
+    >>> one = torch.zeros(10)
+    >>> tensor_bytes([one, one, torch.zeros(5, dtype=torch.float64)])
+    80
+    """
+    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
+def in_words(number: float) -> str:
+    """Bytes as a person says them.
+
+    >>> in_words(853), in_words(3_400_000), in_words(1_200_000_000)
+    ('853 B', '3.4 MB', '1.2 GB')
+    """
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= one:
+            return f"{number / one:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
+def parsed_bytes(text: str, *, setting: str) -> int:
+    """The bytes that a text such as "8GB", "512 MB" or "1.5 GiB" means; `ConfigError` for anything else.
+
+    >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
+    (8000000000, 1536)
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
+    if found is None or found[2].upper() not in _UNITS or float(found[1]) == 0:
+        raise ConfigError(f'{setting} = {text!r}: write it with a unit, as in "8GB", "512 MB" or "1.5 GiB"')
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that operators make on a device, until each is freed."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.known: set[int] = set()  # storages by address, those that were there before too
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for storage in self._storages((args, kwargs)):  # seen first as an input: it was there before
+            self._know(storage, 0)
+        made = func(*args, **(kwargs or {}))
+        for storage in self._storages(made):
+            self._know(storage, storage.nbytes())
+        self.most = max(self.most, self.now)
+        return made
+
+    def _storages(self, nest: Any) -> Iterator[torch.UntypedStorage]:
+        for found in tree_iter(nest):
+            if isinstance(found, Tensor) and found.device.type == self.device.type and found.layout == torch.strided:
+                storage = found.untyped_storage()
+                if storage.data_ptr() not in self.known:
+                    yield storage
+
+    def _know(self, storage: torch.UntypedStorage, number: int) -> None:
+        address = storage.data_ptr()
+        self.known.add(address)
+        self.now += number
+        weakref.finalize(storage, self._freed, address, number).atexit = False
+
+    def _freed(self, address: int, number: int) -> None:
+        self.known.discard(address)
+        self.now -= number
+
+
+def _available_bytes(meminfo: Path) -> int | None:
+    """MemAvailable of Linux; None elsewhere."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else int(found[1]) * 1024
+
+
+def _left_in_groups(root: Path, own: Path) -> list[int]:
+    """What the control groups of this process, and those above them, leave it; file cache counts as free."""
+    try:
+        paths = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return []
+    left: list[int] = []
+    for _, controllers, path in paths:
+        old = controllers == "memory"
+        if controllers and not old:
+            continue
+        top = root / "memory" if old else root
+        place = top / path.lstrip("/")
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
+        for folder in [place, *place.parents]:
+            if not folder.is_relative_to(top):
+                break
+            limit, used = (_number(folder / name) for name in names)
+            if limit is not None and used is not None:
+                cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
+                left.append(max(0, limit - used + (int(cache[1]) if cache else 0)))
+    return left
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,173 @@
+"""Which micro-batch sizes to try, and which of those tried to take: no run and no torch, only what trying them told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot.memory import in_words
+
+_CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what other sizes cost in memory
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes.
+
+    `memory_bytes` is of everything the run holds on the device at once, predicted where the size was not tried.
+    Throughputs are None, and `problem` says why, where it does not fit or cannot be passed.
+    """
+
+    size: int
+    accumulation: int
+    memory_bytes: int | None
+    samples_per_s: float | None = None
+    targets_per_s: float | None = None
+    problem: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether steps of it were made within the limit."""
+        return self.samples_per_s is not None
+
+
+@dataclass(frozen=True)
+class FoundBatch:
+    """What `find_batch` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps."""
+
+    tried: list[Tried]
+    batch_size: int
+    unit: Literal["samples", "tokens"]
+    limit_bytes: int
+    recommended: Tried
+    fastest: Tried
+    largest: Tried
+
+    @property
+    def flags(self) -> str:
+        """The recommendation as it is typed."""
+        written = f"{self.batch_size}", f"{self.recommended.size}"
+        batch, micro_batch = written if self.unit == "samples" else (f'"{size} tokens"' for size in written)
+        return f"--batch-size {batch} --micro-batch-size {micro_batch}"
+
+    def __str__(self) -> str:
+        """The table, and the choice with its reason."""
+        rows = [("micro-batch", "accumulation", "memory", "samples/s", "targets/s", "")]
+        rows += [_row(tried) for tried in self.tried]
+        wide = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row[:5], wide, strict=True)) + f"  {row[5]}".rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, "", f"recommended  {self.flags}", f"  {self.reason}"])
+
+    @property
+    def reason(self) -> str:
+        """Why the recommended size, and which are the fastest and the largest, in words."""
+        unit, best, taken = self.unit, self.fastest, self.recommended
+        limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {self.largest.size} {unit}"
+        if taken.size == best.size:
+            return f"the fastest; {limit}"
+        return f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {_of(unit)}/s); {limit}"
+
+
+def searched(
+    attempt: Callable[[int], Tried], sizes: Sequence[int], *, limit_bytes: int, standing_bytes: int
+) -> list[Tried]:
+    """Try sizes at least doubling until the limit, then the largest below it, then the neighbours of the fastest.
+
+    What a size needs is predicted by a line through the two largest that were tried (through `standing_bytes` for none and
+    the first, while it is alone), and one that is predicted not to fit is not tried: on a CPU the system would end the
+    process. Returns what was tried in order of size, and the smallest that was not, with its prediction.
+
+    >>> def attempt(size):
+    ...     fits = 100 + 10 * size <= 1000
+    ...     return Tried(size, 96 // size, 100 + 10 * size, float(size) if fits else None)
+    >>> divisors = [size for size in range(1, 97) if 96 % size == 0]
+    >>> [row.size for row in searched(attempt, divisors, limit_bytes=1000, standing_bytes=100)]
+    [1, 2, 4, 8, 16, 32, 48, 96]
+    """
+    found: dict[int, Tried] = {}
+
+    def predicted(size: int) -> float:
+        known = sorted((row.size, row.memory_bytes) for row in found.values() if row.memory_bytes is not None)
+        if not known:
+            return 0.0
+        (small, low), (large, high) = known[-2:] if len(known) > 1 else ((0, standing_bytes), known[0])
+        return high + (high - low) / (large - small) * (size - large)
+
+    def fits(size: int) -> bool:
+        if size not in found and predicted(size) <= limit_bytes:
+            found[size] = attempt(size)
+        return size in found and (found[size].fits or found[size].memory_bytes is None)  # a size of 1 may be refused
+
+    size: int | None = sizes[0]
+    while size is not None and fits(size):
+        size = _next(sizes, size)
+    if size is not None:  # it did not fit: the largest that does lies between it and the one before
+        below = max((row.size for row in found.values() if row.fits), default=0)
+        for between in sorted((held for held in sizes if below < held < size), reverse=True):
+            if fits(between):
+                break
+    if working := [row for row in found.values() if row.fits]:
+        place = sizes.index(max(working, key=lambda row: row.samples_per_s or 0.0).size)
+        for neighbour in sizes[max(0, place - 1) : place + 2]:
+            fits(neighbour)
+    rows = [found[size] for size in sorted(found)]
+    left = next((held for held in sizes if rows and held > rows[-1].size), None)
+    if left is not None and predicted(left) > limit_bytes:
+        pieces = rows[-1].size * rows[-1].accumulation // left
+        rows.append(Tried(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
+    return rows
+
+
+def chosen(
+    tried: list[Tried], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
+) -> FoundBatch | None:
+    """The smallest size within 3 % of the best throughput; None where none fits.
+
+    >>> rows = [Tried(1, 4, 10, 50.0, 50.0), Tried(2, 2, 20, 98.0, 98.0), Tried(4, 1, 40, 100.0, 100.0)]
+    >>> found = chosen(rows, batch_size=4, unit="samples", limit_bytes=99)
+    >>> found.flags, found.fastest.size
+    ('--batch-size 4 --micro-batch-size 2', 4)
+    """
+    working = [row for row in tried if row.fits]
+    if not working:
+        return None
+    fastest = max(working, key=lambda row: _rate(row, unit))
+    close = [row for row in working if _rate(row, unit) >= _CLOSE * _rate(fastest, unit)]
+    return FoundBatch(
+        tried,
+        batch_size,
+        unit,
+        limit_bytes,
+        recommended=min(close, key=lambda row: row.size),
+        fastest=fastest,
+        largest=max(working, key=lambda row: row.size),
+    )
+
+
+def _next(sizes: Sequence[int], size: int) -> int | None:
+    """The smallest that at least doubles a size, else the last one of all; None after that."""
+    doubled = next((held for held in sizes if held >= 2 * size), sizes[-1])
+    return doubled if doubled > size else None
+
+
+def _rate(row: Tried, unit: str) -> float:
+    """What sizes are compared by: samples of one length, or tokens where they differ in length."""
+    return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
+
+
+def _of(unit: str) -> str:
+    return "samples" if unit == "samples" else "targets"
+
+
+def _row(tried: Tried) -> tuple[str, str, str, str, str, str]:
+    memory = "" if tried.memory_bytes is None else in_words(tried.memory_bytes)
+    rates = (
+        "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        for rate in (tried.samples_per_s, tried.targets_per_s)
+    )
+    samples, targets = rates
+    return f"{tried.size:,}", f"{tried.accumulation:,}", memory, samples, targets, tried.problem

@@ -1,0 +1,286 @@
+"""Variants side by side: one row each, the differences between them, and in words what they do and do not say.
+
+How differences and their noise are computed is in `paired.py`, how rows are printed in `tables.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from surefoot.errors import ConfigError
+from surefoot.tune.paired import LEVEL, Difference, holm, mean_and_error, paired_difference
+from surefoot.tune.trained import Direction, Trained
+from surefoot.tune.variants import Variant, written
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run of a comparison: what it is, how it ended, and what its directory tells.
+
+    `batches` is what `batches.scores_by_batch` found, or why nothing was.
+    """
+
+    variant: Variant
+    trained: Trained
+    status: str = "finished"
+    said: str = ""
+    batches: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant in the table; of several repeats, means with their standard errors.
+
+    difference: of the best score, this variant's minus the reference's; `p` as it is when all comparisons are looked at
+    together. Where only some repeats reached the target, its step and seconds are absent.
+    """
+
+    name: str
+    varied: Mapping[str, Any]
+    status: str
+    said: str
+    repeats: int
+    best: float | None = None
+    best_error: float | None = None
+    best_step: float | None = None
+    final: float | None = None
+    final_error: float | None = None
+    reached: int = 0
+    target_step: float | None = None
+    target_s: float | None = None
+    training_s: float | None = None
+    targets_per_s: float | None = None
+    difference: Difference | None = None
+    p: float | None = None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows, best first, and what must be said with them."""
+
+    score: str | None
+    direction: Direction
+    target: float | None
+    rows: Sequence[Row]
+    notes: Sequence[str]
+    runs: Sequence[Compared]
+
+
+def compared(runs: Sequence[Compared], *, target: float | None = None, reference: str = "best") -> Comparison:
+    """Put runs side by side. `reference` is the variant to which differences are taken: "best", "first", or a name.
+
+    Without a target it is the best score of the first variant that has one. `ConfigError` where the runs are judged by
+    different scores, or no variant is called as the reference is.
+    """
+    watches = {run.trained.watch for run in runs if run.trained.watch is not None}
+    if len(watches) > 1:
+        listed = ", ".join(sorted(" ".join(watch) for watch in watches))
+        raise ConfigError(f"the runs are judged by different scores: {listed}\n  choose one: --score 'min SPLIT/SCORE'")
+    watch = next(iter(watches), None)
+    direction, score = watch or ("min", None)
+    groups: dict[str, list[Compared]] = {}
+    for run in runs:
+        groups.setdefault(run.variant.group, []).append(run)
+    rows = {name: _row(name, held) for name, held in groups.items()}
+    first = next((row for row in rows.values() if row.best is not None), None)
+    notes = [] if first is None else [_of_target(target, first)]
+    if target is None and first is not None:
+        target = first.best
+    if target is not None:
+        rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
+    sign = 1 if direction == "min" else -1
+    ranked = sorted(rows.values(), key=lambda row: (row.best is None, sign * (row.best or 0.0)))
+    standard = _reference(reference, ranked, first)
+    if standard is not None:
+        rows, more = _with_differences(rows, groups, standard, sign=sign, chosen=reference == "best")
+        notes += more
+    notes += _of_what_is_shared(runs)
+    ranked = [rows[row.name] for row in ranked]
+    return Comparison(score, direction, target, ranked, notes, runs)
+
+
+def _row(name: str, runs: Sequence[Compared]) -> Row:
+    """A variant's row without target and difference."""
+    best = [found for run in runs if (found := run.trained.best) is not None]
+    final = [run.trained.final for run in runs if run.trained.final is not None]
+    unlike = [run for run in runs if run.status != "finished"]
+    status = "finished"
+    if unlike:
+        status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
+        status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
+    row = Row(name, runs[0].variant.varied, status, unlike[0].said if unlike else "", repeats=len(runs))
+    if best:
+        score, score_error = mean_and_error([score for _, score in best])
+        step, _ = mean_and_error([float(step) for step, _ in best])
+        row = replace(row, best=score, best_error=_known(score_error), best_step=step)
+    if final:
+        last, last_error = mean_and_error(final)
+        row = replace(row, final=last, final_error=_known(last_error))
+    seconds = [run.trained.training_s for run in runs if run.trained.times]
+    speeds = [run.trained.targets_per_s for run in runs if run.trained.targets_per_s is not None]
+    return replace(
+        row,
+        training_s=mean_and_error(seconds)[0] if seconds else None,
+        targets_per_s=mean_and_error(speeds)[0] if speeds else None,
+    )
+
+
+def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
+    """The same row with the time to the target."""
+    times = [found for run in runs if (found := run.trained.reached(target)) is not None]
+    if not times or len(times) < len(runs):
+        return replace(row, reached=len(times))
+    steps, _ = mean_and_error([float(step) for step, _ in times])
+    seconds, _ = mean_and_error([spent for _, spent in times])
+    return replace(row, reached=len(times), target_step=steps, target_s=seconds)
+
+
+def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row | None:
+    if first is None:
+        return None
+    if reference in ("best", "first"):
+        return ranked[0] if reference == "best" else first
+    found = next((row for row in ranked if row.name == reference), None)
+    if found is None:
+        raise ConfigError(
+            f"--reference {reference!r}: no variant of that name; there are: {', '.join(row.name for row in ranked[:6])}"
+            "\n  or: best, first"
+        )
+    return found
+
+
+def _with_differences(
+    rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
+) -> tuple[dict[str, Row], list[str]]:
+    """The rows with the difference of each to the reference, and what is to be said of these.
+
+    Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
+    been the one that was looked at.
+    """
+    known = [name for name, row in rows.items() if row.best is not None]
+    pairs = [pair for pair in combinations(known, 2) if chosen or standard.name in pair]
+    differences: dict[tuple[str, str], Difference] = {}
+    whys: dict[str, None] = {}
+    for pair in pairs:
+        found = _difference(groups[pair[0]], groups[pair[1]])
+        if isinstance(found, Difference):
+            differences[pair] = found
+        elif standard.name in pair:
+            whys[found] = None
+    corrected = dict(zip(differences, holm([each.p_value for each in differences.values()]), strict=True))
+    done = dict(rows)
+    for (one, other), difference in differences.items():
+        if standard.name not in (one, other):
+            continue
+        name = other if one == standard.name else one
+        facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
+        p = corrected[one, other]
+        done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
+    done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
+    notes = [f"no paired difference: {why}" for why in whys]
+    if differences:
+        notes = [*_of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
+    return done, notes
+
+
+def _difference(one: Sequence[Compared], other: Sequence[Compared]) -> Difference | str:
+    """The difference of the best scores of two variants, or why there is none that means anything."""
+    if len(one) > 1 or len(other) > 1:
+        seeds = [{run.variant.settings.get("seed"): run.trained.best for run in runs} for runs in (one, other)]
+        both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
+        scores = [(a[1], b[1]) for a, b in both if a is not None and b is not None]
+        if len(scores) < 2:
+            return "fewer than two seeds have been trained by both"
+        return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
+    first, second = one[0].batches, other[0].batches
+    for run, found in ((one[0], first), (other[0], second)):
+        if found is None:
+            return f"{run.variant.name} was not scored batch by batch"
+        if "why" in found or found.get("best") is None:
+            return str(found.get("why", f"{run.variant.name} kept no checkpoint of its best step"))
+    assert first is not None
+    assert second is not None
+    if first["split"] != second["split"] or first["counts"] != second["counts"]:
+        return "the variants are not evaluated on the same batches"
+    return paired_difference(first["best"]["means"], second["best"]["means"], counts=first["counts"])
+
+
+def _verdict(difference: Difference, p: float, sign: int) -> str:
+    if math.isnan(p):
+        return ""
+    if p >= LEVEL:
+        return "inside the noise"
+    return "worse" if sign * difference.mean > 0 else "better"
+
+
+def _of_target(target: float | None, first: Row) -> str:
+    if target is not None:
+        return f"target: {written(target)}, as asked; the first evaluation that was as good"
+    assert first.best is not None
+    return (
+        f"target: {first.best:.5g}, the best of {first.name}, which is the first; the first evaluation that was as good"
+    )
+
+
+def _of_differences(
+    differences: Mapping[tuple[str, str], Difference],
+    groups: Mapping[str, Sequence[Compared]],
+    *,
+    corrected: int,
+    chosen: bool,
+) -> list[str]:
+    together = f"{corrected} comparisons" if corrected > 1 else "1 comparison"
+    why = ", all pairs, since the best was chosen by looking" if chosen and corrected > 1 else ""
+    level = f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}{why}"
+    sizes = sorted({difference.pairs for difference in differences.values()})
+    pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    if any(len(runs) > 1 for runs in groups.values()):
+        return [
+            f"difference: between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed",
+            level,
+        ]
+    return [
+        f"difference: of the best weights, over {pairs} shared evaluation batches; its error is that of the data evaluated on."
+        " Another seed may change more: --seeds 3",
+        level,
+    ]
+
+
+def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
+    """Whether the runs began with the same weights and saw the same samples in the same order, by what is on disk.
+
+    Repeats of other seeds are compared among those of their own seed.
+    """
+    begun = [run for run in runs if run.trained.initial_weights is not None and run.trained.order is not None]
+    if len(begun) < 2:
+        return []
+    by_seed: dict[Any, list[Compared]] = {}
+    repeated = len({run.variant.group for run in runs}) < len(runs)
+    for run in begun:
+        order = run.trained.order or {}
+        by_seed.setdefault(order.get("seed") if repeated else None, []).append(run)
+    weights = all(len({run.trained.initial_weights for run in held}) == 1 for held in by_seed.values())
+    unlike = [
+        name
+        for name in ("seed", "batch_size", "data", "precision")
+        if any(len({repr((run.trained.order or {}).get(name)) for run in held}) > 1 for held in by_seed.values())
+    ]
+    other = [name for name in unlike if name != "precision"]
+    rounded = ["not shared: the precision of the passes"] if "precision" in unlike else []
+    seeds = ", seed by seed" if repeated else ""
+    if weights and not other:
+        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded]
+    lines = [*rounded, *([] if weights else [f"not shared: the initial weights{seeds}"])]
+    if other:
+        lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
+    kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
+    return [*lines, *(f"shared: {what}{seeds}" for what in kept)]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

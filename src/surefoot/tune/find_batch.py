@@ -1,0 +1,265 @@
+"""How large a micro-batch may be, and how large it should be: memory and throughput measured with steps of the run's own."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from surefoot import crash
+from surefoot.assembly import data_plan, planned_sizes
+from surefoot.batching import Batching
+from surefoot.data.buckets import Buckets
+from surefoot.data.plan import Ids
+from surefoot.errors import ConfigError, first_line
+from surefoot.loop import Step, forward_backward, update
+from surefoot.memory import free_bytes, in_words, parsed_bytes, peak, tensor_bytes
+from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.gradients import clear
+from surefoot.parts import Parts
+from surefoot.run import Run
+from surefoot.tune.batch_sizes import FoundBatch, Tried, chosen, searched
+from surefoot.tune.unchanged import unchanged
+
+_MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
+_ROUNDS = 5
+_ENOUGH_S = 3.0  # of timing one size
+_LOOKED_AT = 200  # micro-batches, for the fullest of those that differ
+
+
+def find_batch(
+    run: Run,
+    *,
+    target_batch: int | str | None = None,
+    memory: str | None = None,
+    watch: Callable[[str], None] | None = None,
+) -> FoundBatch:
+    """Measure memory and throughput of the run's micro-batch sizes, and recommend one that leaves its batch size as it is.
+
+    Sizes tried are divisors of the batch size (or of `target_batch`, as `Run(batch_size=...)` takes it), in samples or in
+    tokens as the run has it. For each, steps are made on the run's own data: their peak of memory is measured, and the
+    median time of a pass and of an update; reading data is not in it. A size that would need more than nine tenths of
+    what is free on the device, or of `memory` ("8GB"), does not fit: it is predicted from smaller ones and not tried, or
+    was tried and is let go. What is done is undone: training goes on bit for bit as if nothing had been tried.
+    `watch(text)` is told what is being tried.
+
+    >>> data = torch.randn(64, 4), torch.randn(64, 1)
+    >>> run = Run(
+    ...     model=lambda: torch.nn.Linear(4, 1),
+    ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ...     train=data,
+    ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
+    ...     batch_size=16,
+    ...     length="9 epochs",
+    ...     device="cpu",
+    ...     console=False,
+    ... )
+    >>> found = find_batch(run, memory="1 GB")
+    >>> [row.size * row.accumulation for row in found.tried], found.largest.size
+    ([16, 16, 16, 16, 16], 16)
+
+    Raises `ConfigError` where no size fits, for a run without a loss of its own, and in the middle of a step.
+    """
+    sizes = _target(run, target_batch)
+    given = None if memory is None else parsed_bytes(memory, setting="memory")
+    with unchanged(run) as parts:
+        trial = _Trial(parts, sizes)
+        limit = (free_bytes(parts.device) if given is None else given) * _MARGIN
+        standing = trial.standing_bytes()
+        limit_bytes = int(limit + (standing if given is None else 0))  # what stands already is not free any more
+
+        def attempt(size: int) -> Tried:
+            if watch is not None:
+                watch(f"trying micro-batches of {size:,} {sizes.unit}")
+            return trial.attempt(size, limit_bytes=limit_bytes)
+
+        rows = searched(attempt, trial.sizes(), limit_bytes=limit_bytes, standing_bytes=standing)
+    found = chosen(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)
+    if found is not None:
+        return found
+    if trial.failed is not None:
+        cause = crash.explained(trial.failed, step=run.state.step, micro_batches=())
+        if cause is None:
+            raise trial.failed
+        raise cause from trial.failed
+    least = rows[0].memory_bytes if rows else standing
+    raise ConfigError(
+        f"not even a micro-batch of {trial.sizes()[0]} {sizes.unit} fits: it needs "
+        f"{in_words(least or standing)}, and {in_words(limit_bytes)} may be used\n"
+        "  try: a smaller model, --precision bf16, or shorter samples"
+    )
+
+
+def _target(run: Run, target_batch: int | str | None) -> Batching:
+    """The batch that is to be kept; in the unit of the run's own, which its data and settings go by."""
+    own = run.parts.supply.sizes
+    if target_batch is None:
+        return own
+    sizes = planned_sizes(run.parts.supply.dataset, target_batch, None)
+    if sizes.unit != own.unit:
+        raise ConfigError(
+            f"target_batch = {target_batch} is in {sizes.unit}, and this run's batch_size in {own.unit}\n"
+            f"  give it in {own.unit}, or the run another batch_size"
+        )
+    return sizes
+
+
+class _Chosen:
+    """A plan whose every step is of micro-batches that were chosen (`data.plan.MicroBatches`)."""
+
+    def __init__(self, chosen: Sequence[tuple[Ids, Ids]], samples: int) -> None:
+        self.chosen, self.samples, self.pieces = chosen, samples, len(chosen)
+
+    def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
+        assert step == 0
+        return self.chosen
+
+    def described(self) -> dict[str, Any]:
+        return {"order": "chosen"}
+
+
+class _Trial:
+    """Steps of one run with micro-batches of any size; its learning rate is 0, so that nothing diverges meanwhile."""
+
+    def __init__(self, parts: Parts, sizes: Batching) -> None:
+        self.parts, self.state, self.target = parts, parts.state, sizes
+        self.task = replace(parts.task, factors=lambda _: 0.0)
+        # compiled code is not seen where operators are counted; without it a step needs no less
+        models: Any = self.state.models["model"] if list(self.state.models) == ["model"] else self.state.models
+        seen = parts.compiled and parts.device.type != "cuda"
+        self.measured_task = replace(self.task, forward=models) if seen else self.task
+        self.failed: Exception | None = None
+        self.update_s: float | None = None
+
+    def sizes(self) -> list[int]:
+        """The divisors of the batch, from the smallest that holds every sample."""
+        plan = self.parts.supply.plan
+        least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
+        whole = self.target.batch_size
+        return [size for size in range(least, whole + 1) if whole % size == 0]
+
+    def standing_bytes(self) -> int:
+        """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
+        held: list[Tensor] = [tensor for model in self.state.models.values() for tensor in _tensors_of(model)]
+        held += [tensor for average in self.state.averages.values() for tensor in _tensors_of(average.model)]
+        for trained in self.state.trained.values():
+            states = trained.optimizer.state.values()
+            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return tensor_bytes(held)
+
+    def attempt(self, size: int, *, limit_bytes: int) -> Tried:
+        """Make steps with micro-batches of one size, and measure; what is in the way of that is told in the row."""
+        pieces = self.target.batch_size // size
+        try:
+            return self._measured(size, pieces, limit_bytes)
+        except Exception as problem:
+            failed = problem
+        self._let_go()
+        if _is_out_of_memory(failed):
+            return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
+        self.failed = self.failed or failed
+        said = first_line(failed) or type(failed).__name__
+        return Tried(size, pieces, None, problem=said if len(said) <= 60 else f"{said[:57]}...")
+
+    def _measured(self, size: int, pieces: int, limit_bytes: int) -> Tried:
+        if self.parts.compiled:
+            torch.compiler.reset()  # each size is compiled by itself, and torch gives up after the eighth
+        timed, fullest = self._micro_batches(size)
+        twice = min(pieces, 2)  # the second pass finds the gradients of the first in memory
+        self._step(self.task, [timed[0]] * twice)  # what the first step allocates, and what stays of it
+        most = 0
+        for micro_batch in fullest:
+            with peak(self.parts.device) as found:
+                self._step(self.measured_task, [micro_batch] * twice)
+            # a step's batches are all there before its first pass; on an accelerator the next step's too
+            copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
+            held = tensor_bytes(held for held in tree_iter(micro_batch.batch) if isinstance(held, Tensor))
+            most = max(most, found.memory_bytes + copies * held)
+        memory_bytes = self.standing_bytes() + most
+        if memory_bytes > limit_bytes:
+            return Tried(size, pieces, memory_bytes, problem="does not fit")
+        if self.update_s is None:
+            self.update_s = median(self._update_s(timed[0]) for _ in range(_ROUNDS))
+        passes = [self._pass(micro_batch) for micro_batch in timed]
+        targets = sum(count for _, count in passes) / len(timed)
+        begun, times = perf_counter(), list[float]()
+        while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
+            times.append(sum(self._pass(micro_batch)[0] for micro_batch in timed) / len(timed))
+        step_s = pieces * median(times) + self.update_s
+        samples = sum(len(micro_batch.ids) for micro_batch in timed) / len(timed)
+        return Tried(size, pieces, memory_bytes, pieces * samples / step_s, pieces * targets / step_s)
+
+    def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
+        """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
+        supply, state = self.parts.supply, self.state
+        sizes = Batching(size, size, self.target.unit)
+        plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
+        if isinstance(plan, Buckets):
+            longest = plan.longest
+            looked_at = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
+            by_places = max(looked_at, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
+            by_length = max(looked_at, key=lambda held: int(longest[held[0]].max()))
+            ids = [*looked_at[:4], by_places, by_length]
+        else:
+            ids = [plan.micro_batches(state.step)[0]]
+        feed = replace(supply, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
+        feed.start(0, stop=1)
+        made = feed.micro_batches(0)
+        return (made[:-2], made[-2:]) if isinstance(plan, Buckets) else (made, made)
+
+    def _step(self, task: Any, micro_batches: list[MicroBatch]) -> None:
+        step = Step(self.state.step, micro_batches, task, self.state)
+        forward_backward(step)
+        update(step)
+        _wait(step)
+
+    def _pass(self, micro_batch: MicroBatch) -> tuple[float, float]:
+        """Seconds of one pass forward and backward, and the targets it counted."""
+        step, begun = Step(self.state.step, [micro_batch], self.task, self.state), perf_counter()
+        forward_backward(step)
+        _wait(step)
+        took_s = perf_counter() - begun
+        clear(self.state.parameters)
+        self.state.buffers.undo()
+        return took_s, float(step.count)
+
+    def _update_s(self, micro_batch: MicroBatch) -> float:
+        step = Step(self.state.step, [micro_batch], self.task, self.state)
+        forward_backward(step)
+        _wait(step)
+        begun = perf_counter()
+        update(step)
+        _wait(step)
+        return perf_counter() - begun
+
+    def _let_go(self) -> None:
+        """Free what a step that failed has left."""
+        clear(self.state.parameters)
+        self.state.buffers.undo()
+        gc.collect()
+        if self.parts.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _wait(step: Step) -> None:
+    """Wait for the device: what is read was asked for last."""
+    assert step.loss is not None
+    float(step.loss + 0.0)
+
+
+def _tensors_of(model: torch.nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _is_out_of_memory(problem: Exception) -> bool:
+    """Of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError."""
+    told = isinstance(problem, RuntimeError) and "allocate memory" in str(problem)
+    return told or isinstance(problem, torch.OutOfMemoryError | MemoryError)

@@ -1,0 +1,131 @@
+"""A range test of the learning rate: on the data that the run would see next, with everything of its own step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot import crash
+from surefoot.errors import ConfigError
+from surefoot.loop import State, Step, forward_backward, update
+from surefoot.parts import Parts
+from surefoot.run import Run
+from surefoot.tune.range_test import RangeTest, check_range, diverged, judged
+from surefoot.tune.unchanged import unchanged
+
+_BLOCK = 10  # losses are read so many at a time: reading waits for the device
+
+
+def find_lr(
+    run: Run,
+    *,
+    low: float = 1e-6,
+    high: float = 10.0,
+    steps: int = 100,
+    watch: Callable[[float, float], None] | None = None,
+) -> RangeTest:
+    """Try learning rates from `low` to `high`, each the same factor above the one before, and suggest one.
+
+    The run makes its own next steps, one for each rate: same samples, accumulation, precision, clipping and optimizer. The
+    rate takes the place of base rate and schedule; all groups keep the ratios of their base rates. What the test does is
+    undone: training goes on bit for bit as if there had been none. It ends early where the smoothed loss is four times its
+    best, or a loss or gradient is not finite. A loss is that after the update with its rate. `watch(rate, loss)` is told
+    each of them as they are read.
+
+    Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), where the rate grows linearly; exponentially as fastai has it.
+
+    >>> inputs = torch.linspace(-1, 1, 64)[:, None]
+    >>> run = Run(
+    ...     model=lambda: torch.nn.Linear(1, 1),
+    ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ...     train=(inputs, 3 * inputs),
+    ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0),
+    ...     batch_size=16,
+    ...     length="9 epochs",
+    ...     device="cpu",
+    ...     console=False,
+    ... )
+    >>> found = find_lr(run)
+    >>> found.end, 0.01 < found.suggested < 2
+    ('diverged', True)
+
+    Raises `ConfigError` for a run that is finished, has no loss of its own, or stands in the middle of a step.
+    """
+    check_range(low, high, steps)
+    if run.parts.finished:
+        raise ConfigError(
+            f"this run is finished, at step {run.state.step:,}: there are no next steps to try rates in\n"
+            "  test what it was made by, from the start: surefoot find-lr RECIPE, or an earlier checkpoint of it"
+        )
+    rates = np.geomspace(low, high, steps)
+    losses: list[float] = []
+    bad: int | None = None  # the place of the first loss that is none, or has gone wild
+    with unchanged(run) as parts, closing(_made(parts, rates.tolist())) as blocks:
+        for block in blocks:
+            first = len(losses)
+            losses += [loss for loss, _ in block]
+            bad = next((first + place for place, (_, fine) in enumerate(block) if not fine), None)
+            wild = diverged(np.array(losses[:bad]))
+            bad = bad if wild is None else wild
+            if watch is not None:
+                for place in range(max(first, 1), len(losses) if bad is None else bad):
+                    watch(float(rates[place - 1]), losses[place])
+            if bad is not None:
+                break
+    if bad is None:
+        return judged(rates, np.array(losses[1:]), end="highest")
+    return judged(
+        rates[: max(bad - 1, 0)],
+        np.array(losses[1:bad]),
+        end="diverged" if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad else "not finite",
+        diverged_at=float(rates[bad - 1]) if bad else None,
+    )
+
+
+def _made(parts: Parts, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
+    """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
+    first, last = parts.state.step, len(rates)
+    # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
+    state = State(parts.state.models, parts.state.trained, parts.state.averages, first, parts.state.buffers)
+    base = _base_rate(parts)
+
+    def factor(step: int) -> float:
+        return rates[min(step - first, last - 1)] / base
+
+    task = replace(parts.task, factors=factor)
+    feed = parts.supply.feed(workers=parts.supply.workers)
+    step = Step(first, (), task, state)
+    rows: list[Tensor] = []
+    try:
+        feed.start(first, stop=first + last + 1)
+        for index in range(first, first + last + 1):  # one more: the loss after the last rate
+            step = Step(index, feed.micro_batches(index), task, state)
+            loss = forward_backward(step)
+            update(step)
+            bad = torch.stack([trained.bad_in_a_row for trained in state.trained.values()]).max()
+            rows.append(torch.stack([loss.float(), bad]))
+            if len(rows) == _BLOCK or index == first + last:
+                read, rows = torch.stack(rows).tolist(), []
+                yield [(loss, math.isfinite(loss) and bad == 0) for loss, bad in read]
+    except Exception as problem:
+        cause = crash.explained(problem, step=step.index, micro_batches=step.micro_batches)
+        if cause is None:
+            raise
+        raise cause from problem
+    finally:
+        feed.close()
+
+
+def _base_rate(parts: Parts) -> float:
+    """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
+    name, trained = next(iter(parts.state.trained.items()))
+    described = parts.described["optimizer"]
+    own = described if len(parts.state.trained) == 1 and name == "model" else described[name]
+    rate = own.get("lr")
+    return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])

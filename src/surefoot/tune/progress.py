@@ -1,0 +1,132 @@
+"""What a comparison shows while it runs: a line for each running variant in a terminal, `key=value` lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from surefoot.record import Record
+from surefoot.sinks.console import Said, duration, in_line, number, visible
+
+_BETWEEN_S = 10.0  # lines of one variant
+_ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
+
+
+@dataclass
+class Standing:
+    """How far a variant is, as far as its records tell."""
+
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    score: float | None = None
+    left_s: float | None = None
+
+    def take(self, record: Record, *, score: str | None) -> None:
+        """Take notice of a record."""
+        self.step = int(record["step"])
+        if record["kind"] == "train":
+            self.loss = record.get("loss_of_applied", record.get("loss"))
+            self.left_s = record.get("left_s")
+        elif record["kind"] == "scores" and score in record:
+            self.score = record[score]
+
+    def values(self) -> list[str]:
+        """`key=value` of what is known."""
+        shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
+        shown += [f"loss={number(self.loss)}"] * (self.loss is not None) if self.loss is not None else []
+        shown += [f"score={number(self.score)}"] if self.score is not None else []
+        return shown + ([f"left={duration(self.left_s)}"] if self.left_s is not None else [])
+
+
+class Screen(Protocol):
+    """Where a person follows a comparison."""
+
+    @property
+    def fresh_line(self) -> str: ...  # noqa: D102
+    def say(self, text: str) -> None: ...  # noqa: D102
+    def show(self, standing: Mapping[str, Standing]) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+class Lines:
+    """Plain lines: of each variant at most one in ten seconds, and none where nothing is new."""
+
+    fresh_line = "\n"
+
+    def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.said, self.now = Said(stream), now
+        self.printed: dict[str, tuple[float, list[str]]] = {}
+
+    def say(self, text: str) -> None:
+        """Print a line of prose."""
+        self.said.put(f"{visible(text)}\n")
+
+    def show(self, standing: Mapping[str, Standing]) -> None:
+        """Print what is new of the running variants."""
+        for name, how in standing.items():
+            at, before = self.printed.get(name, (-_BETWEEN_S, []))
+            values = how.values()
+            if how.step > 0 and values != before and self.now() - at >= _BETWEEN_S:
+                self.printed[name] = (self.now(), values)
+                self.say(" ".join([f"variant={in_line(name)}", *values]))
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class Board:
+    """A terminal: the running variants, one a line, drawn again in one write where something is new. No hidden cursor."""
+
+    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
+        self.said, self.width = Said(stream), width
+        self.drawn: list[str] = []
+
+    @property
+    def fresh_line(self) -> str:
+        """Messages stand below the lines, which are drawn anew under them."""
+        self.drawn = []
+        return "\n"
+
+    def say(self, text: str) -> None:
+        """Print prose above the lines."""
+        lines, start = self.drawn, self._start()
+        self.drawn = []
+        self.said.put(f"{start}{visible(text)}\n")
+        self._draw(lines)
+
+    def show(self, standing: Mapping[str, Standing]) -> None:
+        """Draw the running variants."""
+        names = {name: in_line(name) for name in standing}
+        wide = max((len(name) for name in names.values()), default=0)
+        room = (self.width or os.get_terminal_size().columns) - 1
+        lines = []
+        for name, how in standing.items():
+            values = how.values() if how.step > 0 else ["starting"]
+            lines.append("  ".join([names[name].ljust(wide), *values])[:room])
+        if lines != self.drawn:
+            start = self._start()
+            self._draw(lines, start)
+
+    def close(self) -> None:
+        """Take the lines away."""
+        self.said.put(self._start())
+        self.drawn = []
+
+    def _start(self) -> str:
+        return _ABOVE.format(len(self.drawn)) + _ERASE_BELOW if self.drawn else ""
+
+    def _draw(self, lines: list[str], start: str = "") -> None:
+        self.said.put(start + "".join(f"{line}\n" for line in lines))
+        self.drawn = lines
+
+
+def screen(stream: TextIO | None = None) -> Screen:
+    """Lines that are drawn again where `stream` (default: standard output) is a terminal, else plain ones."""
+    shown = stream or sys.stdout
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    return Lines(stream) if shown is None or not shown.isatty() or plain else Board(stream)

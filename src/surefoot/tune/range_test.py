@@ -1,0 +1,184 @@
+"""What a range test of the learning rate found, and what it suggests: arithmetic on a curve, no run and no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.errors import ConfigError
+
+Curve = NDArray[np.float64]
+End = Literal["highest", "diverged", "not finite"]
+
+_WIDTH = 0.3  # decades of the rate over which the weight of a neighbouring loss falls to 1/e
+_DIVERGED = 4.0  # times the best smoothed loss
+_NOISE = 3.0  # standard deviations of the smoothed loss: a smaller fall is none
+_LEAST = 1e-3  # of the first loss: so much it has to fall by, however little noise there is
+_ROOM = 4.0  # so many times lower than the rate at which it diverged must a rate be to be suggested
+_FEW = 5  # losses from which no curve can be made
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The losses of a range test, each at the rate of the update before it, and what follows from them.
+
+    `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest
+    rate was reached, the loss went past four times its best, or a loss or gradient was not finite; in the latter two cases
+    at `diverged_at`. `suggested` is None where no rate can be, and `reason` says why in either case.
+    """
+
+    rates: Curve
+    losses: Curve
+    smoothed: Curve
+    end: End
+    diverged_at: float | None
+    steepest: float | None
+    minimum: float | None
+    suggested: float | None
+    reason: str
+
+
+def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> RangeTest:
+    """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
+
+    The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). Where it is
+    within a factor of four of the rate that diverged, a tenth of the rate with the least loss is taken instead.
+
+    >>> rates = np.geomspace(1e-5, 1, 101)
+    >>> found = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> round(found.steepest, 3), found.suggested
+    (0.01, 0.01)
+    """
+    if len(losses) < _FEW:
+        reason = _too_few(len(losses), diverged_at)
+        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, reason)
+    curve = smoothed(rates, losses)
+    lowest = int(curve.argmin())
+    if curve[0] - curve[lowest] <= max(_NOISE * _noise(rates, losses), _LEAST * abs(curve[0])):
+        reason = _without_fall(rates, end)
+        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, reason)
+    slope = np.gradient(curve, np.log10(rates))
+    steepest, minimum = float(rates[slope[: lowest + 1].argmin()]), float(rates[lowest])
+    told = f"the smoothed loss falls steepest at {written(steepest)}; it is least, {curve[lowest]:.4g}, at {written(minimum)}"
+    suggested = steepest
+    if diverged_at is not None and steepest * _ROOM > diverged_at:
+        suggested = minimum / 10
+        told += (
+            f"\n  {written(diverged_at)} diverged already, too near to the steepest: so a tenth of {written(minimum)}"
+        )
+    elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
+        told += (
+            f"\n  it was still falling at {written(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
+            f"\n  try: --to {written(float(rates[-1]) * 100)}"
+        )
+    else:
+        told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
+    return RangeTest(rates, losses, curve, end, diverged_at, steepest, minimum, float(f"{suggested:.1e}"), told)
+
+
+def check_range(low: float, high: float, steps: int) -> None:
+    """Raise one `ConfigError` with all that is wrong with a range of rates; called `from` and `to`, as they are typed.
+
+    >>> check_range(1e-6, 10.0, 100)
+    """
+    problems = [
+        f"{name} = {rate!r}: a rate is a number above 0"
+        for name, rate in (("from", low), ("to", high))
+        if not 0 < rate < math.inf
+    ]
+    if not problems and low >= high:
+        ends = (written(high), written(low)) if low > high else ("1e-6", "10")
+        problems.append(
+            f"from = {written(low)} is not below to = {written(high)}\n  try: --from {ends[0]} --to {ends[1]}"
+        )
+    if steps < 10:
+        problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def smoothed(rates: Curve, losses: Curve) -> Curve:
+    """The mean of the losses around each rate, with weights exp(-decades / 0.3), divided by what the weights sum to.
+
+    That is an exponential moving average, corrected for where it begins, over both sides: one over the past alone would
+    move the curve to higher rates. Losses far above the first count as that far, so that the end does not hide the rest.
+
+    >>> smoothed(np.geomspace(1e-3, 1, 4), np.full(4, 2.5)).round(12).tolist()
+    [2.5, 2.5, 2.5, 2.5]
+    """
+    weights = _weights(rates)
+    first = float((weights[0] * losses).sum())
+    held = np.minimum(losses, max(first, losses[0]) + (first - losses.min()))
+    return np.asarray(weights @ held)
+
+
+def diverged(losses: Curve) -> int | None:
+    """The place of the first loss at which the moving average is past four times its best; None where there is none.
+
+    The average is over the past, as while the test goes on; its weight is 0.8 on what came before, corrected for the start.
+    Of a best loss below 0 four times its size is taken upwards from it.
+
+    >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
+    (4, None)
+    """
+    total, weight, best = 0.0, 0.0, np.inf
+    for place, loss in enumerate(losses.tolist()):
+        total, weight = 0.8 * total + 0.2 * loss, 0.8 * weight + 0.2
+        mean = total / weight
+        best = min(best, mean)
+        if mean > best + (_DIVERGED - 1) * abs(best):
+            return place
+    return None
+
+
+def written(rate: float) -> str:
+    """A rate as a person types it, to two digits.
+
+    >>> written(0.00213), written(0.05), written(2e-3), written(100.0)
+    ('2.1e-3', '0.05', '2e-3', '100')
+    """
+    if 0.01 <= rate < 1000:
+        return f"{float(f'{rate:.1e}'):g}"
+    digits, _, power = f"{rate:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
+
+
+def _too_few(losses: int, diverged_at: float | None) -> str:
+    if diverged_at is None:
+        return (
+            "the loss or a gradient is not finite at the start, before any rate was tried: no rate is to blame\n"
+            "  look at the first batch and the model's starting weights"
+        )
+    return (
+        f"the loss diverged at once: at {written(diverged_at)}, after {losses} rates, too few to make a curve of\n"
+        f"  try: --from {written(diverged_at / 10_000)}"
+    )
+
+
+def _without_fall(rates: Curve, end: End) -> str:
+    lowest, highest = written(float(rates[0])), written(float(rates[-1]))
+    if end == "highest":
+        return (
+            f"the loss fell by no more than its noise at any rate from {lowest} to {highest}: it stays flat\n"
+            f"  try: --to {written(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
+        )
+    return (
+        f"the loss rose after {highest} and did not fall before, by more than its noise, at any rate from {lowest}\n"
+        f"  try: more --steps, so that each rate is seen for longer, a larger --batch-size, or a lower --from"
+    )
+
+
+def _weights(rates: Curve) -> Curve:
+    decades = np.log10(rates)
+    weights = np.exp(-np.abs(decades[:, None] - decades[None, :]) / _WIDTH)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def _noise(rates: Curve, losses: Curve) -> float:
+    """The standard deviation of a smoothed loss: that of one loss, by the median step from one to the next, averaged."""
+    of_one = float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))
+    return of_one * math.sqrt(float((_weights(rates)[len(rates) // 2] ** 2).sum()))

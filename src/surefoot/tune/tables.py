@@ -1,0 +1,199 @@
+"""A comparison as text, Markdown, tab-separated values and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.sinks.console import duration, in_line, number
+from surefoot.tune.comparison import Comparison, Row
+from surefoot.tune.variants import flags, short_names, written
+
+
+def text(comparison: Comparison) -> str:
+    """The table for a person, with what is to be known of it below."""
+    cells = _cells(comparison)
+    wide = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    left = {0, len(wide) - 1}
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, wide, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([_title(comparison), *(line.rstrip() for line in lines), *_below(comparison)])
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same as a table of Markdown."""
+    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
+    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"], *rows]
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"
+
+
+def tsv(comparison: Comparison) -> str:
+    """All numbers whole, one run group a line."""
+    settings = sorted({name for row in comparison.rows for name in row.varied})
+    rows = [{**{name: row.varied.get(name) for name in settings}, **_values(row)} for row in comparison.rows]
+    lines = [list(rows[0]), *([_whole(value) for value in row.values()] for row in rows)] if rows else []
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def as_json(comparison: Comparison) -> str:
+    """Everything, the runs of each variant one by one too; what is no number is null."""
+    runs = [
+        {
+            "name": run.variant.name,
+            "variant": run.variant.group,
+            "settings": dict(run.variant.settings),
+            "status": run.status,
+            "said": run.said,
+            "best_step": None if run.trained.best is None else run.trained.best[0],
+            "best": None if run.trained.best is None else run.trained.best[1],
+            "final": run.trained.final,
+            "training_s": run.trained.training_s,
+            "targets_per_s": run.trained.targets_per_s,
+            "scores": run.trained.scores,
+        }
+        for run in comparison.runs
+    ]
+    whole = {
+        "score": comparison.score,
+        "direction": comparison.direction,
+        "target": comparison.target,
+        "variants": [{"settings": dict(row.varied), **_values(row)} for row in comparison.rows],
+        "runs": runs,
+        "notes": list(comparison.notes),
+    }
+    return json.dumps(_finite(whole), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def best_flags(comparison: Comparison) -> str | None:
+    """The settings of the best variant as they are typed; None where nothing was varied or scored."""
+    row = comparison.rows[0] if comparison.rows else None
+    return None if row is None or row.best is None or not row.varied else flags(row.varied)
+
+
+def _title(comparison: Comparison) -> str:
+    if comparison.score is None:
+        return "no score is watched: training is told, and nothing compared"
+    better = "lower" if comparison.direction == "min" else "higher"
+    return f"{comparison.score}: {better} is better"
+
+
+def _below(comparison: Comparison) -> list[str]:
+    said = [f"{in_line(row.name)}: {in_line(row.said)}" for row in comparison.rows if row.said]
+    typed = best_flags(comparison)
+    return [*said, *comparison.notes, *([f"best settings: {typed}"] if typed else [])]
+
+
+def _cells(comparison: Comparison) -> list[list[str]]:
+    several = any(row.repeats > 1 for row in comparison.rows)
+    untold = dict.fromkeys(name for row in comparison.rows for name in row.varied if "=" not in row.name)
+    columns = short_names(untold)
+    head = [
+        "variant",
+        *columns.values(),
+        "best",
+        "at step",
+        "final",
+        "to target",
+        "trained",
+        "targets/s",
+        "difference",
+        "",
+    ]
+    rows = [
+        [
+            in_line(row.name),
+            *(_short(row.varied.get(name)) for name in columns),
+            _with_error(row.best, row.best_error, several),
+            _rounded(row.best_step),
+            _with_error(row.final, row.final_error, several),
+            _to_target(row),
+            "" if row.training_s is None else duration(row.training_s),
+            "" if row.targets_per_s is None else f"{row.targets_per_s:,.0f}",
+            _of_difference(row),
+            row.verdict if row.status == "finished" else ", ".join(part for part in (row.status, row.verdict) if part),
+        ]
+        for row in comparison.rows
+    ]
+    last = len(head) - 1
+    kept = [place for place in range(len(head)) if place in (0, last) or any(row[place] for row in rows)]
+    return [[row[place] for place in kept] for row in [head, *rows]]
+
+
+def _short(value: Any) -> str:
+    """A setting in a column: numbers that were drawn have more digits than anybody reads."""
+    return f"{value:.4g}" if isinstance(value, float) else in_line(written(value))
+
+
+def _with_error(value: float | None, error: float | None, several: bool) -> str:
+    if value is None:
+        return ""
+    return f"{number(value)} ± {error:.2g}" if several and error is not None else number(value)
+
+
+def _to_target(row: Row) -> str:
+    if row.target_step is not None and row.target_s is not None:
+        return f"{row.target_step:,.0f} steps, {duration(row.target_s)}"
+    if row.best is None:
+        return ""
+    return "never" if row.repeats == 1 or not row.reached else f"{row.reached} of {row.repeats}"
+
+
+def _of_difference(row: Row) -> str:
+    """With as many digits as its error makes sense of."""
+    if row.difference is None:
+        return ""
+    error = row.difference.standard_error
+    if math.isnan(error) or error == 0.0:
+        return f"{row.difference.mean:+.4g}"
+    digits = min(12, max(0, 1 - math.floor(math.log10(error))))
+    return f"{row.difference.mean:+.{digits}f} ± {error:.{digits}f}"
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """The numbers of a row by name."""
+    return {
+        "variant": row.name,
+        "status": row.status,
+        "said": row.said,
+        "repeats": row.repeats,
+        "best": row.best,
+        "best_error": row.best_error,
+        "best_step": row.best_step,
+        "final": row.final,
+        "final_error": row.final_error,
+        "target_step": row.target_step,
+        "target_s": row.target_s,
+        "training_s": row.training_s,
+        "targets_per_s": row.targets_per_s,
+        "difference": None if row.difference is None else row.difference.mean,
+        "difference_error": None if row.difference is None else row.difference.standard_error,
+        "pairs": None if row.difference is None else row.difference.pairs,
+        "p": row.p,
+        "verdict": row.verdict,
+    }
+
+
+def _whole(value: Any) -> str:
+    """Every digit of a number, and nothing for what is absent."""
+    text = "" if value is None else repr(value) if isinstance(value, float) else written(value)
+    return in_line(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(held) for name, held in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,86 @@
+"""Trying things on a run that must not notice: it comes out bit for bit as it went in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from surefoot import snapshot
+from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.errors import ConfigError
+from surefoot.loop import State
+from surefoot.optimizers.gradients import clear
+from surefoot.pace import settle_precision
+from surefoot.parts import Parts
+from surefoot.run import Run
+from surefoot.seeding import untouched
+from surefoot.snapshot import Kept, Whole
+
+
+@contextmanager
+def unchanged(run: Run) -> Iterator[Parts]:
+    """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
+
+    That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes
+    and kept objects are in it. Besides it come back the rates of the groups, buffers that no checkpoint holds, gradients,
+    the clock and the three random generators. A run that is not open is begun as if it were: with its starting weights,
+    its precision settled. Its meter and its data are not to be used inside: read data through a feed of your own.
+
+    Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
+    """
+    parts, state, precision = run.parts, run.state, run.parts.whole.precision
+    if parts.task.loss is None:
+        raise ConfigError(
+            "this run has no loss of its own, so its steps cannot be tried: they are made in `for step in run.steps()`\n"
+            "  give Run(loss=...), or try them there by hand"
+        )
+    if any(parameter.grad is not None for parameter in state.parameters):
+        raise ConfigError(
+            "the run is in the middle of a step: there are gradients that no update has used\n"
+            "  try it before the loop, or between two steps of `for step in run`"
+        )
+    tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
+    buffers = [(buffer, buffer.detach().clone()) for model in _models(state) for buffer in model.buffers()]
+    found = tried.packed()  # which copies the buffers of models to their averages: `buffers` are from before
+    groups = [group for trained in state.trained.values() for group in trained.optimizer.param_groups]
+    plain = [dict(group) for group in groups]
+    format_before = precision.name, precision.open, parts.described["precision"]
+    clock = parts.whole.clock
+    spent_s = clock.now() - clock.since
+    with untouched(), parts.numerics():
+        try:
+            if run.sitting is None:
+                _begin(parts)
+            yield parts
+        finally:
+            clear(state.parameters)
+            state.buffers.undo()
+            snapshot.restore(tried.whole, found, where="what was before the trial", device=parts.device)
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            for group, before_group in zip(groups, plain, strict=True):
+                for name in group.keys() - before_group.keys():
+                    del group[name]
+                for name in ("lr", "initial_lr"):  # no part of a checkpoint: every step sets them
+                    group[name] = before_group[name]
+            precision.name, precision.open, parts.described["precision"] = format_before
+            clock.since = clock.now() - spent_s
+
+
+def _begin(parts: Parts) -> None:
+    """What opening a run does before its first step."""
+    settle_precision(parts)
+    if parts.init is not None and parts.state.step == 0:
+        load_initial_weights(parts.state.models, Path(parts.init))
+        for name, average in parts.state.averages.items():
+            average.restart(parts.state.models[name])
+
+
+def _models(state: State) -> list[nn.Module]:
+    return [*state.models.values(), *(average.model for average in state.averages.values())]

@@ -1,0 +1,149 @@
+"""find-lr and find-batch as a user types them; 6 seconds."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import main
+
+PROGRAM = """
+from dataclasses import dataclass, field
+import torch
+from torch import nn
+import torch.nn.functional as F
+import surefoot as sf
+
+@dataclass(frozen=True)
+class Optimizer:
+    lr: float = 0.1
+
+@dataclass(frozen=True)
+class Config:
+    length: str = "40 steps"
+    batch_size: int = 24
+    micro_batch_size: int | None = None
+    out: str = "runs/mine"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+def build(config: Config):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(96, 4, generator=generator)
+    return sf.Run(
+        model=lambda: nn.Linear(4, 1), loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        train=(inputs, inputs.sum(1, keepdim=True)), batch_size=config.batch_size, length=config.length,
+        micro_batch_size=config.micro_batch_size, optimizer=sf.sgd(lr=config.optimizer.lr), out=config.out,
+    )
+
+def plain():
+    return build(Config(out="runs/plain"))
+
+def own_loop():
+    return sf.Run(
+        model=lambda: nn.Linear(4, 1), train=(torch.randn(9, 4),), batch_size=3, length="9 steps",
+        optimizer=sf.sgd(lr=0.1),
+    )
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    Path("program.py").write_text(PROGRAM)
+
+
+def refused(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def files() -> set[str]:
+    return {str(path) for path in Path().rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_find_lr_prints_the_flag_to_type_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["find-lr", "program.py:build", "--batch-size", "48"])
+    said = capsys.readouterr().out
+    found = re.search(r"^suggested  (--optimizer\.lr) (\S+)$", said, re.MULTILINE)
+    assert found, said
+    assert "falls steepest at" in said
+    assert files() == {"program.py"}
+    main(["train", "program.py:build", f"{found[1]}={found[2]}"])
+    assert Path("runs/mine/checkpoints/step-00000040").is_dir()
+
+
+def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["find-lr", "program.py:plain", "--out", "pictures/here", "--steps=30", "--from=1e-4", "--to", "100"])
+    said = capsys.readouterr().out
+    assert "30 rates from 1e-4 to 100" in said
+    assert re.search(r"^suggested  learning rate \S+$", said, re.MULTILINE)  # a program without settings has no flag
+    assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
+
+
+def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["find-batch", "program.py:build", "--target-batch", "32", "--memory", "1 GB"])
+    said = capsys.readouterr().out
+    found = re.search(r"^recommended  (--batch-size) (32) (--micro-batch-size) (\d+)$", said, re.MULTILINE)
+    assert found, said
+    assert re.search(r"^ +32 +1 +[\d.]+ kB +[\d,]+ +[\d,]+", said, re.MULTILINE)
+    assert files() == {"program.py"}
+    main(["train", "program.py:build", *found.groups()])
+
+
+def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from surefoot.checkpoint import Store
+
+    main(["train", "program.py:build", "--length", "8 steps"])
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    at_the_end = refused("find-lr", "mine")
+    assert at_the_end == 2
+    assert "finished, at step 8" in capsys.readouterr().err
+    main(["find-lr", "runs/mine", "--checkpoint", "0", "--steps", "20"])
+    assert "from step 0" in capsys.readouterr().out
+    main(["find-batch", "latest", "--memory", "1 GB"])
+    assert "recommended" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
+    assert Store(Path("runs/mine/checkpoints")).steps()[-1] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["find-lr"], "find-lr of what?"),
+        (["find-batch", "--memory", "8GB"], "find-batch of what?"),
+        (["find-lr", "imagse"], "did you mean images?"),
+        (["find-lr", "program.py:build", "--from", "1", "--to", "0.1"], "--from 0.1 --to 1"),
+        (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
+        (["find-lr", "program.py:build", "--steps", "many"], "'many' is not a whole number"),
+        (["find-lr", "program.py:build", "--to", "ten"], "'ten' is not a number"),
+        (["find-lr", "program.py:build", "--to", "nan"], "to = nan"),
+        (["find-lr", "program.py:build", "--from"], "--from needs a value"),
+        (["find-lr", "program.py:build", "--form", "1e-4"], "did you mean --from?"),
+        (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
+        (["find-lr", "program.py:own_loop"], "no loss of its own"),
+        (["find-batch", "program.py:own_loop"], "no loss of its own"),
+        (["find-batch", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
+        (["find-batch", "program.py:build", "--memory", "90B"], "not even a micro-batch of 1"),
+        (["find-batch", "program.py:build", "--target-batch", "0"], "batch_size = 0"),
+        (["find-batch", "program.py:build", "--target-batch", "99 tokens"], "does not say how long"),
+        (["find-batch", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
+        (["find-lr", "images", "--precision", "fp16"], "--precision bf16"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
+)
+def test_mistakes_are_answered_in_few_lines(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(*arguments) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) <= 5
+    assert "Traceback" not in said

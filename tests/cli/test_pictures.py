@@ -1,0 +1,169 @@
+"""`surefoot compare --schedules`: which schedules of which run a command line means; 5 seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import surefoot as sf
+from surefoot.cli.main import main
+from surefoot.cli.pictures import schedules
+from surefoot.curves import TAKES
+from surefoot.durations import Length
+from surefoot.recipes import images
+from surefoot.schedules import Joined, Schedule
+
+LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
+Capture = pytest.CaptureFixture[str]
+PROGRAM = """
+import torch, surefoot as sf
+
+def build():
+    data = (torch.randn(40, 3), torch.randint(2, (40,)))
+    loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return sf.Run(model=lambda: torch.nn.Linear(3, 2), loss=loss, train=data, batch_size=4, length="4 epochs",
+        optimizer=sf.sgd(lr=0.25), schedule=sf.linear(warmup="20%", floor=0.5), console=False)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: Capture, *arguments: str) -> list[str]:
+    main(["compare", *arguments])
+    return capsys.readouterr().out.splitlines()
+
+
+def refused(capsys: Capture, *arguments: str) -> list[str]:
+    with pytest.raises(SystemExit) as end:
+        main(["compare", *arguments])
+    assert end.value.code == 2
+    assert list(Path().glob("*.svg")) == []
+    return capsys.readouterr().err.splitlines()
+
+
+def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
+    return list(schedules(text, LENGTH, shared=shared).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("cosine", sf.warmup_cosine("5%")),
+        ("linear:floor=0.1", sf.linear("5%", floor=0.1)),
+        ("linear:floor=0.1:warmup=30 steps", sf.linear("30 steps", floor=0.1)),
+        ("wsd:cooldown=30%", sf.warmup_stable_decay("5%", cooldown="30%")),
+        ("polynomial:power=2", sf.polynomial("5%", power=2.0)),
+        ("step:drops=30%/60%:drop-factor=0.5", sf.step_decay("5%", drops=("30%", "60%"), drop_factor=0.5)),
+        ("restarts:cycle=20%:cycle_growth=2", sf.warm_restarts("5%", cycle="20%", cycle_growth=2.0)),
+        ("one-cycle", sf.one_cycle()),
+        ("inverse-sqrt", sf.inverse_sqrt()),
+        ("constant+linear@50%", sf.join(sf.constant(50), sf.linear(), at="50%")),
+        ("constant+linear:floor=0.1@600 steps", sf.join(sf.constant(50), sf.linear(floor=0.1), at=600)),
+        (
+            "constant+cosine@30%+linear@60%",
+            sf.join(sf.join(sf.constant(50), sf.warmup_cosine(), at=300), sf.linear(), at=600),
+        ),
+        ("constant+cosine:warmup=10 steps@50%", sf.join(sf.constant(50), sf.warmup_cosine(10), at="50%")),
+    ],
+)
+def test_a_schedule_is_read_as_it_is_written(text: str, schedule: Schedule | Joined) -> None:
+    (found,) = meant(text)
+    expected = schedule.factors(LENGTH)
+    factor = found.factors(LENGTH)
+    assert [factor(step) for step in range(1000)] == [expected(step) for step in range(1000)]
+
+
+def test_what_is_shared_is_taken_by_those_that_take_it_and_do_not_say_otherwise() -> None:
+    found = meant("constant,linear,cosine:floor=0.3,one-cycle,wsd", warmup="10%", floor=0.1, cooldown="40%")
+    assert [schedule.warmup for schedule in found] == ["10%", "10%", "10%", None, "10%"]
+    assert [schedule.floor for schedule in found if isinstance(schedule, Schedule)] == [None, 0.1, 0.3, 0.1, 0.1]
+    assert isinstance(found[-1], Schedule)
+    assert found[-1].cooldown == "40%"
+
+
+def test_all_is_every_shape() -> None:
+    assert [schedule.shape for schedule in meant("all") if isinstance(schedule, Schedule)] == list(TAKES)
+
+
+def test_without_a_recipe_it_is_a_run_of_a_thousand_steps(here: Path, capsys: Capture) -> None:
+    lines = said(capsys, "--schedules", "cosine,linear:floor=0.1")
+    assert lines[0] == "schedules of a run of 1,000 steps"
+    assert [line.split()[0] for line in lines[3:5]] == ["cosine", "linear:floor=0.1"]
+    assert lines[-1] == "drawn in schedules.png and schedules.svg"
+    assert sorted(path.name for path in here.iterdir()) == ["schedules.png", "schedules.svg"]
+
+
+def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) -> None:
+    lines = said(
+        capsys, "--schedules=linear,constant", "--length", "80 steps", "--schedule.warmup", "10%", "--out", "x/y"
+    )
+    assert lines[0] == "schedules of a run of 80 steps"
+    assert all("step 8 " in f"{line} " for line in lines[3:5])
+    assert lines[-1] == "drawn in x/y.png and x/y.svg"
+
+
+def test_a_recipe_gives_its_length_warmup_floor_and_rate(here: Path, capsys: Capture) -> None:
+    lines = said(
+        capsys, "gpt", "--schedules", "cosine,linear:floor=0", "--preset", "shakespeare", "--optimizer.lr", "2e-3"
+    )
+    assert lines[0] == "schedules of a run of 2,000 steps, base learning rate 0.002"
+    assert "0.002, step 100" in lines[3]
+    assert "0.0002, step 1,999" in lines[3]
+    assert "0.0002" not in lines[4]
+    assert not (here / "runs").exists()
+
+
+def test_a_length_in_passes_is_that_of_the_recipes_data(here: Path, capsys: Capture) -> None:
+    flags = ["--length", "2 epochs", "--batch-size", "64"]
+    lines = said(capsys, "images", "--schedules", "constant", *flags)
+    run = images.build(images.Config(length="2 epochs", batch_size=64, out=None))
+    assert lines[0].startswith(f"schedules of a run of {run.parts.length.steps:,} steps, base learning rate")
+
+
+def test_a_run_of_ones_own_gives_what_its_schedule_has(here: Path, capsys: Capture) -> None:
+    (here / "mine.py").write_text(PROGRAM)
+    lines = said(capsys, "--schedules", "cosine,constant", "mine.py:build")
+    assert lines[0] == "schedules of a run of 40 steps, base learning rate 0.25"
+    assert lines[3].split()[:-1] == ["cosine", "step", "8", "0.25,", "step", "8", "0.125,", "step", "39"]
+    assert lines[4].split()[:3] == ["constant", "step", "8"]
+
+
+def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys: Capture) -> None:
+    lines = refused(
+        capsys, "--schedules", "cosin,linear:floor=x,wsd:coldown=3%,linear:floor,linear:power=2,a+b,linear,linear"
+    )
+    assert "did you mean cosine?" in lines[0]
+    assert "floor = 'x' is not a number" in lines[1]
+    assert "did you mean cooldown?" in lines[2]
+    assert "'floor' is no setting: write NAME=VALUE" in lines[3]
+    assert "means nothing to schedule.name linear" in lines[4]
+    assert "no schedule 'a'" in lines[6]
+    assert "linear: is there twice" in lines[7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--schedules", ""], "compare which schedules?"),
+        (["gpt", "--schedules="], "compare which schedules?"),
+        (["--schedules"], "--schedules needs a value"),
+        (["--schedules", "constant+linear"], "'linear' begins nowhere"),
+        (["--schedules", "constant+linear@100%"], "need one for each"),
+        (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
+        (["--schedules", "cosine", "--length", "3 epochs"], "without data nobody knows"),
+        (["--schedules", "cosine", "--schedule.name", "wsd"], "the names are those of --schedules"),
+        (["--schedules", "cosine", "--optimizer.lr", "1"], "unknown setting --optimizer.lr"),
+        (["--schedules", "cosine", "gtp"], "did you mean gpt?"),
+        (["--schedules", "cosine", "--shedules", "x"], "did you mean --schedules?"),
+    ],
+)
+def test_a_mistake_is_told_and_nothing_is_drawn(arguments: list[str], says: str, here: Path, capsys: Capture) -> None:
+    lines = refused(capsys, *arguments)
+    assert says in "\n".join(lines)
+    assert len(lines) <= 5

@@ -1,0 +1,245 @@
+"""Micro-batch sizes: which are tried, what is measured of them, and which is recommended; 6 seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import surefoot as sf
+from small_runs import build
+from surefoot.tune.batch_sizes import Tried, chosen, searched
+
+
+def divisors(whole: int) -> list[int]:
+    return [size for size in range(1, whole + 1) if whole % size == 0]
+
+
+class Device:
+    """Needs `fixed + each * size` bytes, and runs out past `holds`."""
+
+    def __init__(self, whole: int, *, fixed: int, each: int, holds: int) -> None:
+        self.whole, self.fixed, self.each, self.holds = whole, fixed, each, holds
+        self.tried: list[int] = []
+
+    def needs(self, size: int) -> int:
+        return self.fixed + self.each * size
+
+    def attempt(self, size: int) -> Tried:
+        self.tried.append(size)
+        needs = self.needs(size)
+        if needs > self.holds:
+            return Tried(size, self.whole // size, needs, problem="out of memory")
+        return Tried(size, self.whole // size, needs, samples_per_s=size / (1 + 0.01 * size), targets_per_s=1.0)
+
+
+@given(whole=st.integers(1, 2000), each=st.integers(1, 100), holds=st.integers(1, 100_000))
+def test_the_largest_divisor_that_fits_is_found_and_none_that_does_not_is_tried(
+    whole: int, each: int, holds: int
+) -> None:
+    device = Device(whole, fixed=500, each=each, holds=holds)
+    rows = searched(device.attempt, divisors(whole), limit_bytes=holds, standing_bytes=500)
+    fitting = [size for size in divisors(whole) if device.needs(size) <= holds]
+    assert [row.size for row in rows if row.fits][-1:] == fitting[-1:]
+    assert [size for size in device.tried if device.needs(size) > holds] in ([], [1])
+    assert len(set(device.tried)) == len(device.tried)
+    assert all(row.size * row.accumulation == whole for row in rows)
+    assert [row.size for row in rows] == sorted(row.size for row in rows)
+
+
+def test_what_is_not_tried_is_shown_with_what_it_would_need() -> None:
+    device = Device(96, fixed=100, each=10, holds=600)
+    rows = searched(device.attempt, divisors(96), limit_bytes=600, standing_bytes=100)
+    assert (rows[-1].size, rows[-1].memory_bytes) == (96, 1060)
+    assert rows[-1].problem.startswith("not tried")
+    assert not rows[-1].fits
+
+
+def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_size() -> None:
+    def attempt(size: int) -> Tried:
+        fits = size < 48
+        return Tried(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
+
+    rows = searched(attempt, divisors(96), limit_bytes=10_000, standing_bytes=0)
+    assert max(row.size for row in rows if row.fits) == 32
+
+
+@pytest.mark.parametrize(
+    ("rates", "recommended", "fastest"),
+    [((50, 97.5, 100, 90), 2, 4), ((50, 96, 99, 100), 4, 8), ((100, 90, 80, 70), 1, 1), ((50, 60, 70, 100), 8, 8)],
+)
+def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
+    rates: tuple[float, ...], recommended: int, fastest: int
+) -> None:
+    rows = [Tried(2**place, 8 >> place, 10, rate, rate) for place, rate in enumerate(rates)]
+    found = chosen(rows, batch_size=8, unit="samples", limit_bytes=99)
+    assert found is not None
+    assert (found.recommended.size, found.fastest.size, found.largest.size) == (recommended, fastest, 8)
+    assert found.flags == f"--batch-size 8 --micro-batch-size {recommended}"
+    assert ("within 3 % of the fastest" in found.reason) == (recommended != fastest)
+
+
+# --- of a run ----------------------------------------------------------------------------------------------------------
+
+WIDE = 256
+
+
+def mlp_run(**changes: Any) -> sf.Run:
+    generator = torch.Generator().manual_seed(0)
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Sequential(nn.Linear(32, WIDE), nn.ReLU(), nn.Linear(WIDE, 10)),
+        "loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        "train": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "batch_size": 24,
+        "length": "12 epochs",
+        "optimizer": sf.adamw(lr=1e-2),
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and_a_line_in_the_size() -> None:
+    found = sf.find_batch(mlp_run(batch_size=2048), memory="1 GB")
+    assert [row.size * row.accumulation for row in found.tried] == [2048] * len(found.tried)
+    memory = {row.size: row.memory_bytes or 0 for row in found.tried}
+    parameters = 4 * sum(parameter.numel() for parameter in mlp_run().state.parameters)
+    data = 2048 * (32 * 4 + 8)
+    assert memory[1] >= 4 * parameters + data  # weights, two averages of AdamW's, gradients
+    assert memory[1] < 4.8 * parameters + data
+    each = [(memory[2 * size] - memory[size]) / size for size in (256, 512)]
+    assert each[0] == pytest.approx(each[1], rel=0.02)
+    assert 4 * 2 * WIDE <= each[0] <= 4 * 5 * WIDE  # of each sample: two layers of activations, and gradients of them
+
+
+def test_what_needs_more_than_nine_tenths_of_the_memory_is_not_tried() -> None:
+    run = mlp_run(batch_size=4096)
+    whole = sf.find_batch(run, memory="1 GB")
+    half = (whole.tried[-1].memory_bytes or 0) * 0.6
+    found = sf.find_batch(run, memory=f"{half / 1e6:.3f} MB")
+    assert found.limit_bytes == pytest.approx(0.9 * half, rel=1e-3)
+    assert found.largest.size < 4096
+    assert (found.largest.memory_bytes or 0) <= found.limit_bytes < (found.tried[-1].memory_bytes or 0)
+    assert "predicted not to fit" in str(found)
+
+
+def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
+    with pytest.raises(sf.ConfigError, match=r"not even a micro-batch of 1 samples fits: it needs .* kB may be used"):
+        sf.find_batch(mlp_run(), memory="10 kB")
+
+
+def test_another_batch_can_be_asked_for() -> None:
+    found = sf.find_batch(mlp_run(), target_batch=40, memory="1 GB")
+    assert found.batch_size == 40
+    assert {row.size for row in found.tried} <= set(divisors(40))
+    assert found.flags.startswith("--batch-size 40 ")
+    with pytest.raises(sf.ConfigError, match="does not say how long its samples are"):
+        sf.find_batch(mlp_run(), target_batch="4096 tokens")
+
+
+def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
+    class Normalised(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+    found = sf.find_batch(mlp_run(model=Normalised), memory="1 GB")
+    assert (found.tried[0].size, found.tried[0].fits) == (1, False)
+    assert "Expected more than 1 value" in found.tried[0].problem
+    assert found.largest.size == 24
+
+
+def test_an_error_of_the_loss_at_every_size_is_raised_as_it_is() -> None:
+    def broken(model: Any, batch: Any) -> Tensor:
+        raise KeyError("label")
+
+    with pytest.raises(KeyError, match="label"):
+        sf.find_batch(mlp_run(loss=broken), memory="1 GB")
+
+
+def test_out_of_memory_is_caught_and_what_was_taken_is_let_go() -> None:
+    def greedy(model: Any, batch: Any) -> Tensor:
+        if len(batch[0]) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    run = mlp_run(loss=greedy)
+    found = sf.find_batch(run, memory="1 GB")
+    assert found.largest.size == 8
+    assert "out of memory" in {row.problem for row in found.tried}
+    assert all(parameter.grad is None for parameter in run.state.parameters)
+
+
+class Ragged:
+    """Samples of 1 to 40 tokens."""
+
+    lengths = np.random.default_rng(0).integers(1, 41, size=300)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, sample: int) -> Tensor:
+        return torch.full((int(self.lengths[sample]),), float(sample))
+
+
+def padded(samples: list[Tensor]) -> Tensor:
+    return nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=-1.0)
+
+
+def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> None:
+    shapes: list[tuple[int, int]] = []
+
+    def loss(model: Any, batch: Tensor) -> Tensor:
+        shapes.append((batch.shape[0], batch.shape[1]))
+        return model(batch[..., None]).square().mean()
+
+    run = mlp_run(
+        train=Ragged(),
+        collate=padded,
+        model=lambda: nn.Linear(1, 4),
+        loss=loss,
+        count=lambda batch: int((batch >= 0).sum()),
+        batch_size="960 tokens",
+    )
+    found = sf.find_batch(run, memory="1 GB")
+    assert found.unit == "tokens"
+    assert {row.size for row in found.tried} <= {size for size in divisors(960) if size >= 40}
+    assert found.flags == f'--batch-size "960 tokens" --micro-batch-size "{found.recommended.size} tokens"'
+    assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
+    assert max(wide for _, wide in shapes) == 40
+    with pytest.raises(sf.ConfigError, match="in samples, and this run's batch_size in tokens"):
+        sf.find_batch(run, target_batch=64)
+
+
+def test_windows_of_tokens_are_samples_of_one_length() -> None:
+    tokens = np.arange(4000, dtype=np.uint16) % 50
+    run = mlp_run(
+        train=sf.Windows(tokens, context=16, seed=0),
+        model=lambda: nn.Embedding(50, 50),
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
+        batch_size="256 tokens",
+    )
+    found = sf.find_batch(run, memory="1 GB")
+    assert found.unit == "samples"
+    assert found.batch_size == run.parts.supply.sizes.batch_size
+    assert f"--batch-size {found.batch_size} " in found.flags
+
+
+def test_throughput_counts_every_pass_and_the_update() -> None:
+    """Of a loss that takes 2 ms whatever its batch, steps of 8 passes take 8 times as long."""
+    import time
+
+    def slow(model: Any, batch: Any) -> Tensor:
+        time.sleep(0.002)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    found = sf.find_batch(build(None, loss=slow, micro_batch_size=None, model=lambda: nn.Linear(8, 3)), memory="1 GB")
+    rates = {row.size: row.samples_per_s or 0.0 for row in found.tried}
+    assert 2.0 < rates[8] / rates[1] < 9.0
+    assert rates[8] < 8 / 0.002
+    assert found.recommended.size == 8

@@ -1,0 +1,173 @@
+"""The range test of the learning rate: its steps are the run's own, and its suggestion holds; 4 seconds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from small_runs import build
+from surefoot.tune import find_lr as module
+
+
+def quadratic(**changes: Any) -> sf.Run:
+    """w^2 / 2 on data of no influence: gradient w, so a step of rate r multiplies w by 1 - r."""
+
+    class Weight(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    settings: dict[str, Any] = {
+        "model": Weight,
+        "loss": lambda model, batch: model.weight.square().sum() / 2 + 0 * batch[0].sum(),
+        "train": (torch.zeros(64, 1),),
+        "optimizer": sf.sgd(0.5),
+        "batch_size": 8,
+        "length": "100 epochs",
+        "clip": "off",
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def test_each_loss_is_that_after_the_updates_with_its_rate_and_all_before() -> None:
+    found = sf.find_lr(quadratic(), low=1e-3, high=0.5, steps=20)
+    rates = [1e-3 * 500 ** (place / 19) for place in range(20)]
+    assert found.rates.tolist() == pytest.approx(rates)
+    weight, losses = 1.0, []
+    for rate in rates:
+        weight *= 1 - rate
+        losses.append(weight**2 / 2)
+    assert found.losses.tolist() == pytest.approx(losses, rel=1e-6)
+    assert found.end == "highest"
+
+
+def test_a_quadratic_diverges_past_two() -> None:
+    found = sf.find_lr(quadratic(), low=1e-3, high=1e3, steps=200)
+    assert found.end == "diverged"
+    assert found.diverged_at is not None
+    assert found.diverged_at > 2.0
+    assert found.suggested is not None
+    assert found.suggested < 2.0
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_what_is_found_does_not_depend_on_how_many_losses_are_read_at_once(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sf.find_lr(quadratic(), low=1e-3, high=1e3, steps=60)
+    monkeypatch.setattr(module, "_BLOCK", block)
+    found = sf.find_lr(quadratic(), low=1e-3, high=1e3, steps=60)
+    assert (found.losses.tolist(), found.reason) == (expected.losses.tolist(), expected.reason)
+
+
+def test_groups_keep_the_ratio_of_their_rates_and_the_rate_is_that_of_the_settings() -> None:
+    seen: list[list[float]] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            seen.append([group["lr"] for group in self.param_groups])
+            super().step(closure)
+
+    def two(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        (parameters,) = [group["params"] for group in groups]
+        return Watched([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.02}], lr=0.1)
+
+    sf.find_lr(build(None, optimizer=two), low=1e-4, high=1e-2, steps=10)
+    assert [first for first, _ in seen[:10]] == pytest.approx([1e-4 * 100 ** (place / 9) for place in range(10)])
+    assert [second / first for first, second in seen] == pytest.approx([0.2] * len(seen))
+
+
+def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() -> None:
+    seen: list[Any] = []
+
+    def noted(model: Any, batch: Any) -> Tensor:
+        if model.training:
+            seen.append((batch[0].tolist(), torch.rand(()).item()))
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    run = build(None, loss=noted, length="40 steps", evaluate=None, early_stopping=None)
+    with run:
+        for step in run:
+            if step.index == 2:
+                break
+        seen.clear()
+        sf.find_lr(run, low=1e-6, high=1e-3, steps=10)
+        tried, seen[:] = list(seen), []
+        for step in run:
+            if step.index == 13:
+                break
+    assert len(tried) == 2 * 11  # two micro-batches; one step more, for the loss after the last rate
+    assert tried == seen[: len(tried)]
+
+
+@pytest.mark.parametrize("bad", [0, 3, 30])
+def test_a_loss_that_is_not_finite_ends_the_test_where_it_comes(bad: int) -> None:
+    passes = [0]
+
+    def breaking(model: Any, batch: Any) -> Tensor:
+        passes[0] += 1
+        return model.weight.square().sum() / 2 + (math.nan if passes[0] > bad else 0.0)
+
+    found = sf.find_lr(quadratic(loss=breaking), low=1e-3, high=0.1, steps=50)
+    assert found.end == "not finite"
+    assert len(found.losses) == max(bad - 1, 0)
+    assert found.diverged_at == (None if bad == 0 else pytest.approx(1e-3 * 100 ** ((bad - 1) / 49)))
+    assert passes[0] <= bad + 10  # read in blocks
+
+
+def test_a_gradient_that_is_not_finite_ends_the_test_too() -> None:
+    passes = [0]
+
+    def breaking(model: Any, batch: Any) -> Tensor:
+        passes[0] += 1
+        root = (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0  # 0, with an infinite derivative times 0
+        return model.weight.square().sum() / 2 + root
+
+    found = sf.find_lr(quadratic(loss=breaking), low=1e-3, high=0.1, steps=50)
+    assert (found.end, len(found.losses)) == ("not finite", 19)
+
+
+def test_an_overflow_of_the_loss_scale_is_no_divergence() -> None:
+    found = sf.find_lr(build(None, precision="fp16"), low=1e-6, high=1e-3, steps=30)
+    assert (found.end, len(found.losses)) == ("highest", 30)
+
+
+def test_a_finished_run_is_refused() -> None:
+    run = build(None, length="3 steps")
+    run.train()
+    with pytest.raises(sf.ConfigError, match="finished, at step 3"):
+        sf.find_lr(run)
+
+
+def test_watching_is_told_every_loss_with_its_rate() -> None:
+    seen: list[tuple[float, float]] = []
+    found = sf.find_lr(quadratic(), low=1e-3, high=1e3, steps=60, watch=lambda rate, loss: seen.append((rate, loss)))
+    assert seen == list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name: str) -> None:
+    """60 seconds: four short runs for each optimizer."""
+    from surefoot.recipes import images
+
+    def config(lr: float) -> images.Config:
+        optimizer = images.Optimizer(name=name, lr=lr)  # type: ignore[arg-type]
+        return images.Config(out=None, length="5 epochs", precision="fp32", optimizer=optimizer)
+
+    suggested = sf.find_lr(images.build(config(1e-2))).suggested
+    assert suggested is not None
+    scores = {}
+    for lr in (suggested, suggested / 10):
+        run = images.build(config(lr))
+        run.train()
+        scores[lr] = run.scores("held-out")["held-out/loss"]
+    assert scores[suggested] < 0.7 * scores[suggested / 10]

@@ -1,0 +1,105 @@
+"""Grids, names and the plan's file. (1 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.config import flatten
+from surefoot.errors import ConfigError
+from surefoot.recipes.gpt import Config
+from surefoot.tune import planned
+from surefoot.tune.planned import Planned, going_on
+from surefoot.tune.variants import Variant, grid, names, refuse_twins
+
+VALUES = st.one_of(st.floats(allow_nan=False), st.integers(), st.text(max_size=9), st.booleans(), st.none())
+
+
+@given(st.dictionaries(st.sampled_from(["a.lr", "b.lr", "name"]), st.lists(VALUES, min_size=1, max_size=3), min_size=1))
+def test_a_grid_holds_every_combination_once(vary: dict[str, list[Any]]) -> None:
+    combinations = grid(vary)
+    size = 1
+    for values in vary.values():
+        size *= len(values)
+    assert len(combinations) == size
+    assert all(list(one) == list(vary) for one in combinations)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a.lr", "b.lr", "data.path"]), VALUES), min_size=1, max_size=6))
+def test_every_name_is_another_and_fit_for_a_directory(combinations: list[dict[str, Any]]) -> None:
+    found = names(combinations)
+    assert len(set(found)) == len(combinations)
+    assert all(name.isascii() and len(name) < 100 and "/" not in name and not name.startswith(".") for name in found)
+
+
+def test_twins_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"two variants are the same: --optimizer.lr 0.1"):
+        refuse_twins([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1}])
+
+
+def plan(**changes: Any) -> Planned:
+    settings: dict[str, Any] = {"optimizer.name": "adamw", "optimizer.betas": (0.9, 0.95), "model.tied": None}
+    variants = [
+        Variant("name=adamw", "name=adamw", {"optimizer.name": "adamw"}, settings),
+        Variant("name=sgd", "name=sgd", {"optimizer.name": "sgd"}, {**settings, "optimizer.name": "sgd"}),
+    ]
+    held: dict[str, Any] = {
+        "program": {"kind": "recipe", "recipe": "gpt"},
+        "base": flatten(Config()),
+        "origins": {"seed": "flag"},
+        "variants": variants,
+        "threads": 2,
+        "started_in": "/somewhere",
+        "target": 1.9,
+    }
+    return Planned(**(held | changes))
+
+
+def again(one: Planned) -> Planned:
+    return planned.from_text(planned.to_text(one, Config()), where="compare.toml")
+
+
+def test_a_plan_is_read_back_as_it_was() -> None:
+    before, after = plan(found={"precision": "fp32"}), again(plan(found={"precision": "fp32"}))
+    assert after.settings("name=sgd") | {"optimizer.betas": (0.9, 0.95)} == before.settings("name=sgd")
+    assert after.settings("name=sgd")["model.tied"] is None
+    assert (after.threads, after.target, after.origins["seed"]) == (2, 1.9, "flag")
+    assert after.found == before.found
+    assert after.names == before.names
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / planned.FILE).write_text("seed = 0\n")
+    with pytest.raises(ConfigError, match="no plan of a comparison"):
+        planned.read(tmp_path)
+
+
+def test_the_same_plan_goes_on_with_the_threads_it_had() -> None:
+    on = going_on(again(plan()), plan(threads=8), where=Path("runs/a"), threads_given=False)
+    assert on.threads == 2
+
+
+def test_variants_may_be_added() -> None:
+    more = [*plan().variants, Variant("name=lion", "name=lion", {"optimizer.name": "lion"}, {})]
+    assert (
+        going_on(again(plan()), plan(variants=more), where=Path("runs/a"), threads_given=False).names[-1] == "name=lion"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"base": flatten(Config(seed=1))}, "was --seed 0, now --seed 1"),
+        ({"program": {"kind": "recipe", "recipe": "images"}}, "recipe was gpt, now images"),
+        ({"variants": plan().variants[:1]}, "name=sgd is not among the variants any more"),
+        ({"threads": 3}, "threads was 2, now 3"),
+        ({"search": {"trials": 3}}, "one of them is a search"),
+    ],
+)
+def test_another_comparison_in_the_same_directory_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        going_on(again(plan()), plan(**changes), where=Path("runs/a"), threads_given=True)
