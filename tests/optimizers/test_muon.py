@@ -50,6 +50,8 @@ def test_it_is_torchs_two_optimizers_side_by_side(adamw_lr):
         for model in (ours, theirs):
             give_gradients(model, step)
         for each in (optimizer, muon, adamw):
+            for group in each.param_groups:  # as the loop does: a schedule
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) / (1 + step)
             each.step()
 
     torch.testing.assert_close(dict(ours.named_parameters()), dict(theirs.named_parameters()), rtol=1e-5, atol=1e-6)
