@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.tune.comparison import Compared, Comparison
+from surefoot.tune.drawing import COLOURS, DASHES, drawing, write
 
-# Okabe and Ito 2008, distinguishable for all kinds of colour vision: https://jfly.uni-koeln.de/color/ (yellow left out: too faint)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", ":", "-.")
 _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what is compared
 _SHOWN = 12  # names in the legend
 _HEAD = 0.05  # of a run: its steep beginning need not fit
@@ -23,15 +21,14 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
     `path` is without suffix. A score that is no loss has a field of its own below. Repeats have the colour of their variant.
     The same comparison gives the same bytes.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     apart = comparison.score is not None and not comparison.score.endswith("loss")
-    with mpl.rc_context({"svg.hashsalt": "surefoot", "font.size": 9}):
+    with drawing():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(8.0, 7.0 if apart else 4.5), layout="constrained")
         axes: list[Any] = list(figure.subplots(2 if apart else 1, 1, sharex=True, squeeze=False)[:, 0])
         for place, row in enumerate(comparison.rows):
-            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": _DASHES[place // len(COLOURS) % len(_DASHES)]}
+            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
             for repeat, run in enumerate(run for run in comparison.runs if run.variant.group == row.name):
                 name = row.label if repeat == 0 and place < _SHOWN else "_"
                 _curve(axes[0], run, style)
@@ -46,13 +43,10 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             each.spines[["top", "right"]].set_visible(False)
         more = f"{len(comparison.rows) - _SHOWN} more, behind" if len(comparison.rows) > _SHOWN else None
         axes[-1].legend(title=more, frameon=False, fontsize=8)
-        files = [path.with_suffix(".png"), path.with_suffix(".svg")]
-        figure.savefig(files[0], dpi=120, metadata={"Software": None})
-        figure.savefig(files[1], metadata={"Date": None})
-    return files
+        return write(figure, path)
 
 
-def _curve(axes: Any, run: Compared, style: dict[str, str]) -> None:
+def _curve(axes: Any, run: Compared, style: dict[str, Any]) -> None:
     points = [(step, loss) for step, loss in run.trained.loss if math.isfinite(loss)]
     size = -(-len(points) // _POINTS) or 1
     pieces = [points[place : place + size] for place in range(0, len(points), size)]
@@ -61,7 +55,7 @@ def _curve(axes: Any, run: Compared, style: dict[str, str]) -> None:
     axes.plot(steps, losses, linewidth=0.9, alpha=0.5, **style)
 
 
-def _scores(axes: Any, run: Compared, style: dict[str, str], name: str) -> None:
+def _scores(axes: Any, run: Compared, style: dict[str, Any], name: str) -> None:
     points = [(step, score) for step, score in run.trained.scores if math.isfinite(score)]
     axes.plot(
         [step for step, _ in points],
