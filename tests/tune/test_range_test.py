@@ -129,6 +129,31 @@ def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
         check_range(-1, float("nan"), 2)
 
 
+@pytest.mark.parametrize("place", [0, 1, 40, 97, 99])
+@pytest.mark.parametrize("spike", [0.0, 60.0])
+def test_one_bad_batch_changes_no_suggestion(place: int, spike: float) -> None:
+    noise = np.random.default_rng(0).normal(0.0, 0.02, 100)
+    rates = np.geomspace(1e-6, 10.0, 100)
+    curve = fall(rates, 0.01) + noise
+    before = judged(rates, curve, end="highest").suggested
+    curve[place] = spike
+    after = judged(rates, curve, end="highest").suggested
+    assert before is not None
+    assert after is not None
+    assert 0.6 < after / before < 1.6
+    level = 2.3 + noise
+    level[place] = spike
+    assert judged(rates, level, end="highest").suggested is None
+
+
+@pytest.mark.parametrize("steps", [30, 100])
+def test_of_noise_alone_there_is_seldom_a_suggestion(steps: int) -> None:
+    """200 curves that do not depend on the rate: a least of many places falls far now and then, in one of twelve at most."""
+    rates = np.geomspace(1e-6, 10.0, steps)
+    curves = np.random.default_rng(1).normal(2.3, 0.02, (200, steps))
+    assert sum(judged(rates, curve, end="highest").suggested is not None for curve in curves) <= 16
+
+
 def flat() -> RangeTest:
     return judged(RATES, np.full(len(RATES), 2.3), end="highest")
 
