@@ -17,6 +17,8 @@ from surefoot.cli.main import main
 from surefoot.models.gpt import GPT, GPTShape
 from surefoot.optimizers.groups import parameter_groups, table
 from surefoot.optimizers.rates import factors_of
+from surefoot.optimizers.settings import KINDS
+from surefoot.optimizers.specs import named
 from surefoot.recipes.settings import Optimizer
 from surefoot.sinks import records
 
@@ -250,6 +252,22 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
         record["learning_rate"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"
     ]
     assert logged == [0.5 * factor(step) for step in range(8)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
+    run = run_of(
+        model=lambda: mlp(layers=4), optimizer=named(name, lr=0.5, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")])
+    )
+    names = {held: title for title, held in run.state.models["model"].named_parameters()}
+    found = {
+        names[held]: group["initial_lr"]
+        for group in run.state.trained["model"].optimizer.param_groups
+        for held in group["params"]
+    }
+    rates = {"0": 0.0625, "2": 0.125, "4": 0.25, "6": 0.5}
+    assert found == {title: rates[title[0]] for title in names.values() if title != "0.bias"}
+    run.train()
 
 
 # --- frozen ----------------------------------------------------------------------------------------------------------
