@@ -166,3 +166,8 @@ def test_splitting_groups_keeps_all_that_they_say():
 def test_a_model_without_hidden_matrices_is_refused():
     with pytest.raises(sf.ConfigError, match="no hidden matrix"):
         built(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)))
+
+
+def test_a_last_layer_that_is_a_convolution_is_the_head():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Conv2d(8, 2, 1))
+    assert names(model, hidden_matrices(model)) == ["0.weight", "1.weight"]
