@@ -12,6 +12,7 @@ from surefoot.errors import ConfigError
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import AdamW8bit
 from surefoot.optimizers.groups import Group
+from surefoot.optimizers.guarded import fused_sgd_writes
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
@@ -36,7 +37,8 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
         case "adam":
             return torch.optim.Adam(held, lr=lr, fused=real, **own)
         case "sgd":
-            return torch.optim.SGD(held, lr=lr, fused=real, **own)
+            fused = real and all(fused_sgd_writes(parameter) for parameter in parameters)
+            return torch.optim.SGD(held, lr=lr, fused=fused, **own)
         case "nadam":
             return torch.optim.NAdam(held, lr=lr, decoupled_weight_decay=True, capturable=on_device, **own)
         case "radam":
