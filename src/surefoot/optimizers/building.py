@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
@@ -24,6 +25,7 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
 
     NAdam and RAdam count on the device where that is not the host, so that a skipped step can be undone there.
     """
+    _refuse_gaps(groups)
     parameters = [parameter for group in groups for parameter in group.parameters]
     real = all(parameter.is_floating_point() for parameter in parameters)
     on_device = all(parameter.is_cuda for parameter in parameters)
@@ -46,6 +48,28 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
     if not real:
         raise ConfigError(f"optimizer.name = {name!r} cannot train complex parameters: use adamw, adam or sgd")
     return _of_this_folder(name, groups, held, lr=lr, own=own)
+
+
+def _refuse_gaps(groups: Sequence[Group]) -> None:
+    """Raise `ConfigError` for parameters with other numbers between theirs: fused kernels walk memory and would take those."""
+    named = [pair for group in groups for pair in zip(group.names, group.parameters, strict=True)]
+    gaps = [name for name, parameter in named if not _lies_whole(parameter)]
+    if gaps:
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise ConfigError(
+            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
+            "  give the model a copy of its own: nn.Parameter(part.clone())"
+        )
+
+
+def _lies_whole(tensor: Tensor) -> bool:
+    """True where a tensor fills its stretch of memory, in whatever order of its dimensions."""
+    numbers = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != numbers:
+            return False
+        numbers *= size
+    return True
 
 
 def _of_this_folder(
