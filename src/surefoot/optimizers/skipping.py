@@ -118,6 +118,7 @@ class PartByPart:
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
+        optimizer.let_go()
 
 
 @dataclass(frozen=True)
