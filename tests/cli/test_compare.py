@@ -254,9 +254,10 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 
 
 def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here: Path) -> None:
-    """A preset's decay is for its own optimizer; one that was typed beside --vary is for all of them."""
+    """What a file says is for its own optimizer; what was typed beside --vary is for all of them."""
+    (here / "file.toml").write_text("[optimizer]\nlr = 0.5\nweight_decay = 0.75\n")
     program = programs.found("program.py")
-    shared = ["--optimizer.weight-decay", "0.25", "--optimizer.frozen", "0.bias"]
+    shared = ["--config", "file.toml", "--optimizer.weight-decay", "0.25", "--optimizer.frozen", "0.bias"]
     rest, asked = asked_of([*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"])
     plan, _ = planned_of(program, rest, asked, verb="surefoot compare")
     asked_search = replace(asked, search=2)
@@ -266,6 +267,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
         for name in each.names:
             described = variant._built(each, here / "out", name).parts.described["optimizer"]
             assert described["name"] in name
+            assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
             assert described["weight_decay"] == 0.25
             assert described["rates"] == [{"frozen": ["0.bias"]}]
         assert len(each.names) == 2
