@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.optimizers.groups import Group
 from surefoot.optimizers.memory import state_bytes
+from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
 
 SAMPLES, BATCH, STEPS = 32, 4, 8
@@ -156,6 +157,31 @@ def test_steps_do_not_depend_on_how_the_batch_is_cut(name: str) -> None:
     # moments in 8 bits, and matrices orthogonalised in bfloat16, may round to the next number
     tolerance = {"adamw8bit": 1e-4, "muon": 1e-4}.get(name, 1e-9)
     torch.testing.assert_close(weights(1), weights(4), rtol=tolerance, atol=tolerance)
+
+
+@SPECS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch.dtype) -> None:
+    moved = []
+    for kind in (torch.float32, dtype):
+        model = nn.Linear(64, 80, bias=False, dtype=kind)
+        with torch.no_grad():
+            model.weight.fill_(0.5)
+        group = Group("all", 0.1, [model.weight], ["weight"], hidden=name == "muon")
+        spec: OptimizerSpec = MAKERS[name]()
+        optimizer = spec.build([group])
+        for group_of_torch in optimizer.param_groups:
+            group_of_torch["lr"] = 0.1
+            if group_of_torch.get("eps") == 1e-8:
+                group_of_torch["eps"] = 1e-3  # what float16 can hold
+        gradient = torch.randn(80, 64, generator=torch.Generator().manual_seed(0))
+        model.weight.grad = (gradient + gradient.sign()).to(kind)  # none so small that its square is 0 in float16
+        skipping(optimizer, torch.device("cpu")).apply(optimizer, torch.tensor(0.0))
+        moved.append(0.5 - model.weight.detach().float())
+
+    assert float(moved[0].abs().max()) > 0.01
+    wrong = (moved[1] - moved[0]).norm() / moved[0].norm()
+    assert float(wrong) < 0.1
 
 
 @SPECS

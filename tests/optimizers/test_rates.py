@@ -304,6 +304,23 @@ def test_all_frozen_is_nothing_to_train():
         run_of(optimizer=sf.sgd(0.1, rates=sf.frozen("*")))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "ema"), [(sf.adamw, 0.9), (sf.schedule_free, None)], ids=["ema", "schedule-free"]
+)
+def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
+    run_of(out=tmp_path / "first", seed=1).train()
+    run = run_of(init=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.frozen("0.*")), ema=ema)
+    with run:
+        start = weights(run)
+        twin = dict(run.parts.scoring.models()["model"].named_parameters())
+        assert all(torch.equal(held, start[name]) for name, held in twin.items())
+        for _ in run:
+            pass
+    run.parts.scoring.models()  # brings it up to date
+    assert torch.equal(twin["0.weight"], start["0.weight"])
+    assert not torch.equal(twin["2.weight"], start["2.weight"])
+
+
 # --- settings --------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from surefoot.cli import programs
 from surefoot.cli.flags import configured, typed
 from surefoot.cli.programs import Program
 from surefoot.cli.verbs import _in_file, _layers, _option, _options
-from surefoot.config import flatten
+from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
 from surefoot.tune.planned import Planned
 from surefoot.tune.search import Pruner, Sampler, corners, parameter
@@ -126,9 +126,14 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     program = programs.again(dict(plan.program), run=Path(name))
     assert program.config is not None
     flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
-    values = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])
-    varied = {setting: values[setting] for setting in _plain(chosen)}
-    return Variant(name, name, varied, varied)
+    meant = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])
+    varied = {setting: meant[setting] for setting in _plain(chosen)}
+    # what was typed for all trials stands beside what varies: no other optimizer makes it fall away
+    by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
+    below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
+    values = flatten(layered(program.config, [("comparison", below), ("flag", by_hand | varied)])[0])
+    unlike = {setting: value for setting, value in values.items() if value != plan.base.get(setting)}
+    return Variant(name, name, varied, unlike | varied)
 
 
 def _combinations(asked: Asked) -> list[dict[str, str]]:
