@@ -40,7 +40,8 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     why = "" if precision_chosen is None else f" ({precision_chosen})"
     lines = [
         f"model   {models}",
-        f"data    {plan.samples:,} samples a pass; {length.steps:,} steps are {length.epochs:.2f} passes",
+        f"data    {''.join(f'{line}; ' for line in parts.about_data[:1])}{plan.samples:,} samples a pass; "
+        f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         f"device  {device}, {parts.whole.precision.name}{why}{threads}",
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",

@@ -51,6 +51,7 @@ class Parts:
     sample: Callable[[Any], str] | None
     files: dict[str, str]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
+    about_data: tuple[str, ...]  # lines that say which data these are
 
     @property
     def state(self) -> State:

@@ -50,6 +50,7 @@ def sections(parts: Parts) -> list[Section]:
     where = _directory(parts)  # a run that is there has its precision already
     why = settle_precision(parts)
     found = [
+        *([Section("data", list(parts.about_data))] if parts.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("learning rate", learning_rates(parts)),
@@ -59,7 +60,8 @@ def sections(parts: Parts) -> list[Section]:
         with untouched(), parts.numerics():
             measured = measure(parts)
         found.append(Section("memory and time", memory_and_time(parts, measured)))
-    found.insert(2, Section("batches", batch_arithmetic(parts, measured)))
+    place = [section.title for section in found].index("learning rate")
+    found.insert(place, Section("batches", batch_arithmetic(parts, measured)))
     return [*found, Section("chosen", chosen(parts, where, precision_chosen=why))]
 
 

@@ -381,6 +381,13 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
     asked.schedule.spec()
 
 
+@pytest.mark.parametrize("name", ["shakespeare", "gpt2-124m", "gpt2-1558m", "modern-124m"])
+def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: str) -> None:
+    asked = layered(gpt.Config, [("preset", gpt.PRESETS[name]), ("flag", {"preset": name})])[0]
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+        gpt.build(asked)
+
+
 @pytest.mark.parametrize(
     ("name", "millions"),
     [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.6)],

@@ -154,8 +154,6 @@ def predict(arguments: list[str]) -> None:
     asked = configured(
         program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT", own=["checkpoint"]
     )[0]
-    if inputs == ["-"]:
-        inputs = [_standard_input()]
     from surefoot.sinks.console import Said
 
     said = Said(None)
@@ -326,18 +324,6 @@ def _run_directory(arguments: list[str]) -> Path:
         raise ConfigError(f"{given} is a checkpoint: give its run, {place.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
     raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
-
-
-def _standard_input() -> str:
-    """All of it, as it is: a carriage return alone ends no line."""
-    data = b"" if sys.stdin is None else sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        line = data[: problem.start].count(b"\n") + 1
-        raise DataError(
-            f"standard input, line {line} is not UTF-8 text\n  convert it: iconv -f latin1 -t utf-8"
-        ) from problem
 
 
 def _text(path: Path) -> str:

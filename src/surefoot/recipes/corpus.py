@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,20 @@ class Corpus:
     tokenizer: Any
     chosen: str
     """What the settings say of the tokenizer; compared when a run goes on."""
+    origin: str
+    """Which text it is, in words."""
+    parted: str
+    """Which part of it is held out, in words."""
+
+    @property
+    def in_words(self) -> list[str]:
+        """Lines that say which text it is, what of it is held out, and what tokens it has."""
+        return [
+            self.origin,
+            self.parted,
+            f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
+            f" {self.tokenizer.vocabulary:,} different ones in the vocabulary",
+        ]
 
     @property
     def targets_per_byte(self) -> float:
@@ -73,7 +88,8 @@ def corpus(
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
             there = named_tokenizer(tokenizer) if made is None or _is_there(tokenizer) else made
             made, chosen = made or there, _shown(there)
-    return Corpus(sf.encode_documents(training, made), sf.encode_documents(held_out, made), made, chosen)
+    tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
+    return Corpus(*tokens, made, chosen, _origin(path, documents), _parted(documents, held_out))
 
 
 def saved(out: str | None) -> Path | None:
@@ -126,6 +142,19 @@ def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
             "  weights do not know: --data.tokenizer bpe"
         )
     return None if found is None else sf.load_tokenizer(found)
+
+
+def _origin(path: str | None, documents: Mapping[str, str]) -> str:
+    files = f"{len(documents):,} file{'s' * (len(documents) != 1)}"
+    characters = f"{sum(map(len, documents.values())):,} characters"
+    what = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
+    return f"{what}, {files}, {characters}"
+
+
+def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
+    fraction = sum(map(len, held_out)) / sum(map(len, documents.values()))
+    which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole files"
+    return f"{fraction:.1%} of the characters are held out: {which}"
 
 
 def _shown(tokenizer: Any) -> str:
@@ -190,4 +219,7 @@ def _of_shards(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
     training, held_out = shards.divided(held_out_fraction)
-    return Corpus(training, held_out, made, tokenizer or "that of init, or of the shards")
+    count = len(shards.shards)
+    origin = f"{count:,} token shard{'s' * (count != 1)} of {path}"
+    parted = f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them"
+    return Corpus(training, held_out, made, tokenizer or "that of init, or of the shards", origin, parted)
