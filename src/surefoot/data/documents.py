@@ -82,7 +82,7 @@ def kinds(files: Sequence[DocumentFile]) -> str:
     '4 files: 2 .jsonl, 1 .txt, 1 of no kind, read as text'
     """
     counts = Counter(_kind(file.path) or "of no kind, read as text" for file in files)
-    return f"{len(files):,} files: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
+    return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
 
 
 def _below(directory: Path, *, out: Path | None) -> list[Path]:

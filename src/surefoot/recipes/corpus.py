@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -192,6 +193,13 @@ def _of_shards(
     path: Path, *, tokenizer: str | None, vocabulary: int | None, made: Any, held_out_fraction: float
 ) -> Corpus:
     shards = sf.TokenShards.open(path)
+    checked = shards.refuse_damaged()
+    if checked < len(shards.shards):
+        print(
+            f"note: {checked:,} of the {len(shards.shards):,} token shards in {path} were compared with their hashes; all of"
+            " them: the same surefoot data prepare once more",
+            file=sys.stderr,
+        )
     kept = path / TOKENIZER  # by `surefoot data prepare`
     own = sf.load_tokenizer(kept) if kept.is_file() else None
     if made is None and tokenizer is None:

@@ -187,7 +187,13 @@ def build(config: Config) -> sf.Run:
         corrupt=data.corrupt,
     )
     if found.left_out:
-        print(f"warning: {len(found.left_out)} damaged pictures are left out: {found.left_out[0]} ...", flush=True)
+        count, first = len(found.left_out), found.left_out[0]
+        what = (
+            f"1 damaged picture is left out: {first}"
+            if count == 1
+            else f"{count} damaged pictures are left out: {first} ..."
+        )
+        print(f"warning: {what}", flush=True)
     fits, names = found.fitting, list(found.classes)
     shape = {"size": fits.size, "channels": fits.channels}
     strange = None if held is None else held.strange(names, **shape)
