@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.data.samples import rows
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
 from surefoot.evaluate import scored
 from surefoot.memory import in_words, tensor_bytes
 from surefoot.micro_batch import MicroBatch
@@ -59,7 +59,8 @@ def sections(parts: Parts) -> list[Section]:
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
             measured = measure(parts)
-        found.append(Section("memory and time", memory_and_time(parts, measured)))
+            evaluating = evaluation_time(parts)
+        found.append(Section("memory and time", [*memory_and_time(parts, measured), *evaluating]))
     place = [section.title for section in found].index("learning rate")
     found.insert(place, Section("batches", batch_arithmetic(parts, measured)))
     return [*found, Section("chosen", chosen(parts, where, precision_chosen=why))]
@@ -198,6 +199,38 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
         f"{step_s * 1000:,.3g} ms a step before its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
     ]
+
+
+def evaluation_time(parts: Parts) -> list[str]:
+    """Seconds of one evaluation, of all that the run makes, and of what is scored at its end, from a few batches of each split."""
+    scoring = parts.scoring
+    if not scoring.splits:
+        return []
+    if parts.compiled:
+        return ["evaluation: not measured, since the model would be compiled for it"]
+    try:
+        took_s = {name: scoring.seconds(name) for name in scoring.splits}
+    except (DataError, DivergedError) as problem:
+        return [f"evaluation: not measured: {first_line(problem)}"]
+    lines, often, end = [], scoring.names(at_end=False), scoring.names(at_end=True)
+    if often:
+        one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
+        lines.append(
+            f"about {duration(one_s)} an evaluation of {', '.join(often)}, {duration(one_s * times)} for {times:,} of them"
+            " (measured with a few batches)"
+        )
+    if end:
+        lines.append(
+            f"about {duration(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end"
+        )
+    return lines
+
+
+def _evaluations(parts: Parts) -> int:
+    """How many evaluations the run makes; in a run of millions of steps about."""
+    steps, due = parts.length.steps, parts.timetable.evaluate_due
+    seen = min(steps, _LOOKED_AT)
+    return round(sum(map(due, range(1, seen + 1))) * steps / seen)
 
 
 def chosen(parts: Parts, where: list[str], *, precision_chosen: str | None = None) -> list[str]:
