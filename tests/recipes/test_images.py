@@ -506,6 +506,7 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
     asked = [str(shades / f"{name}.png") for name in ("light", "dark")]
     lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top", "1").splitlines()]
     assert [(line["image"], list(line["classes"])) for line in lines] == [(asked[0], ["light"]), (asked[1], ["dark"])]
+    assert all(chance == round(chance, 4) for line in lines for chance in line["classes"].values())
 
 
 @pytest.mark.parametrize(
