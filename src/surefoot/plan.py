@@ -216,14 +216,17 @@ def evaluation_time(parts: Parts) -> list[str]:
     if often:
         one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
         lines.append(
-            f"about {duration(one_s)} an evaluation of {', '.join(often)}, {duration(one_s * times)} for {times:,} of them"
+            f"about {_short(one_s)} an evaluation of {', '.join(often)}, {_short(one_s * times)} for {times:,} of them"
             " (measured with a few batches)"
         )
     if end:
-        lines.append(
-            f"about {duration(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end"
-        )
+        lines.append(f"about {_short(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end")
     return lines
+
+
+def _short(seconds: float) -> str:
+    """A duration, of less than a second in milliseconds."""
+    return duration(seconds) if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def _evaluations(parts: Parts) -> int:
