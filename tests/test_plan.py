@@ -274,3 +274,17 @@ def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
 def test_a_plan_says_which_data_these_are() -> None:
     about = ["text of somebody", "a tenth of it is held out"]
     assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(run_of(about_data=about))
+
+
+def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("the cat sat on the mat; " * 500)
+    main(["plan", "gpt", "--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--cloze-questions=0"])
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("data") + 1
+    assert lines[first : first + 2] == [
+        "  text of text.txt",
+        "  1 file, 12,000 characters; 5.0% of them are held out: the end of it",
+    ]
+    assert lines[first + 2].endswith("tokens to train on, 601 held out; 257 different ones in the vocabulary")

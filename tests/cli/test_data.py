@@ -79,7 +79,7 @@ def test_a_damaged_shard_stops_a_run_before_it_begins(capsys: pytest.CaptureFixt
     data[100] ^= 1
     Path("shards/shard-00000.bin").write_bytes(data)
     with pytest.raises(SystemExit) as end:
-        main(["train", "gpt", "--data.path=shards", "--out=runs/a"])
+        main(["train", "gpt", "--data.path=shards", "--out=runs/a", "--length=2 steps", "--model.layers=1"])
     said = capsys.readouterr().err
     assert end.value.code == 3
     assert "shards/shard-00000.bin is damaged" in said

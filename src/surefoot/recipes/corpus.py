@@ -29,7 +29,7 @@ class Corpus:
     origin: str
     """Which text it is, in words."""
     parted: str
-    """Which part of it is held out, in words."""
+    """How much it is and which part of it is held out, in words."""
 
     @property
     def in_words(self) -> list[str]:
@@ -90,7 +90,7 @@ def corpus(
             there = named_tokenizer(tokenizer) if made is None or _is_there(tokenizer) else made
             made, chosen = made or there, _shown(there)
     tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
-    return Corpus(*tokens, made, chosen, _origin(path, documents), _parted(documents, held_out))
+    return Corpus(*tokens, made, chosen, _origin(path), _parted(documents, held_out))
 
 
 def saved(out: str | None) -> Path | None:
@@ -145,17 +145,15 @@ def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
     return None if found is None else sf.load_tokenizer(found)
 
 
-def _origin(path: str | None, documents: Mapping[str, str]) -> str:
-    files = f"{len(documents):,} file{'s' * (len(documents) != 1)}"
-    characters = f"{sum(map(len, documents.values())):,} characters"
-    what = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
-    return f"{what}, {files}, {characters}"
+def _origin(path: str | None) -> str:
+    return "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
 
 
 def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
-    fraction = sum(map(len, held_out)) / sum(map(len, documents.values()))
-    which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole files"
-    return f"{fraction:.1%} of the characters are held out: {which}"
+    characters = sum(map(len, documents.values()))
+    files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
+    which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
+    return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them are held out: {which}"
 
 
 def _shown(tokenizer: Any) -> str:
