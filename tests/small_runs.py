@@ -166,6 +166,7 @@ def outcome(out: Path) -> dict[str, Any]:
         "loss",
         "norm",
         "norm_max",
+        "clipped",
         "targets",
         "skipped",
         "learning_rate",

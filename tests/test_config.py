@@ -234,6 +234,8 @@ def test_text_that_no_file_can_hold_is_refused_by_name():
         ("norm 1.0", ("norm", 1.0)),
         ("norm 1", ("norm", 1.0)),
         (" value  5e-1 ", ("value", 0.5)),
+        ("adaptive 0.01", ("adaptive", 0.01)),
+        ("auto 0.9", ("auto", 0.9)),
         ("off", ("off", math.inf)),
     ],
 )
@@ -241,10 +243,30 @@ def test_clipping_reads_kind_and_limit(written, meant):
     assert clipping(written) == meant
 
 
-@pytest.mark.parametrize("written", ["1.0", "norm", "norm -1", "norm 0", "norm nan", "norm inf", "nrom 1", "off 1", ""])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "1.0",
+        "norm",
+        "norm -1",
+        "norm 0",
+        "norm nan",
+        "norm inf",
+        "nrom 1",
+        "off 1",
+        "",
+        "auto 1",
+        "auto 90",
+        "auto 0",
+        "adaptive",
+    ],
+)
 def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
-    with pytest.raises(ConfigError, match=r"'norm 1\.0', 'value 0\.5' or 'off'"):
+    with pytest.raises(ConfigError, match=r"clip = .* is no limit") as told:
         clipping(written)
+    assert all(
+        form in str(told.value) for form in ("'norm 1.0'", "'value 0.5'", "'adaptive 0.01'", "'auto 0.9'", "'off'")
+    )
 
 
 @settings(deadline=None)  # the machine may be busy

@@ -56,6 +56,19 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
     assert "group 1: 2 tensors, 74 numbers, lr 0.01, weight decay 0" in text
 
 
+def test_the_split_between_muon_and_adamw_is_printed() -> None:
+    model = lambda: sf.models.GPT(sf.models.GPTShape(layers=3, heads=2, width=8, context=8, vocabulary=16))  # noqa: E731
+    run = run_of(model=model, optimizer=sf.muon(1e-2, adamw_lr=1e-3), loss=None)
+    lines = plan.parameters_by_group(run.parts)
+
+    assert lines[1].endswith(
+        "lr 0.01, weight decay 0.1, by Muon: blocks.0-2.attention.qkv.weight, blocks.0-2.attention.out.weight, "
+        "blocks.0-2.mlp.up.weight, blocks.0-2.mlp.down.weight"
+    )
+    assert lines[2].endswith("lr 0.001, weight decay 0.1, by AdamW: head.weight")
+    assert "by AdamW: embedding.weight, blocks.0-2.attention_norm.weight" in lines[3]
+
+
 def test_batches_steps_and_passes_are_those_of_the_run() -> None:
     text = said(run_of())
     assert "40 samples a step = 1 rank x 4 micro-batches x 10" in text

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
     from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
+    from surefoot.optimizers.rates import Rates, frozen, layer_decay, width_scaling
     from surefoot.optimizers.specs import (
         adafactor,
         adam,
@@ -95,6 +96,7 @@ __all__ = [
     "Parallel",
     "Plateau",
     "Question",
+    "Rates",
     "Run",
     "Split",
     "Step",
@@ -123,12 +125,14 @@ __all__ = [
     "find_batch",
     "find_lr",
     "forward_backward",
+    "frozen",
     "generate",
     "held_out_documents",
     "held_out_pairs",
     "held_out_split",
     "inverse_sqrt",
     "join",
+    "layer_decay",
     "linear",
     "linear_cross_entropy",
     "lion",
@@ -165,6 +169,7 @@ __all__ = [
     "warm_restarts",
     "warmup_cosine",
     "warmup_stable_decay",
+    "width_scaling",
     "write_shards",
 ]
 
@@ -201,6 +206,7 @@ _HOME = {
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
     "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
+    "optimizers.rates": ("Rates", "frozen", "layer_decay", "width_scaling"),
     "optimizers.specs": (
         "adafactor",
         "adam",

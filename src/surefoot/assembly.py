@@ -19,9 +19,11 @@ from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
 from surefoot.loop import State, Trained
 from surefoot.optimizers.averages import Averages
+from surefoot.optimizers.clipping import Clip, clipping_of
 from surefoot.optimizers.ema import Ema
 from surefoot.optimizers.groups import parameter_groups
-from surefoot.optimizers.roles import hidden_matrices, split
+from surefoot.optimizers.hidden import hidden_matrices, split
+from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
@@ -69,10 +71,11 @@ def built_state(
     models: dict[str, nn.Module],
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
     *,
+    clip: Clip,
     ema: float | None,
     device: torch.device,
 ) -> State:
-    """Models with their optimizers (one each, of the same name) and averages, before the first step."""
+    """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec) or callable(spec)):
@@ -88,7 +91,9 @@ def built_state(
     trained: dict[str, Trained] = {}
     for name, spec in named.items():
         decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
-        groups = parameter_groups(models[name], decay or 0.0)
+        factors = factors_of(models[name], spec.rates if isinstance(spec, OptimizerSpec) else ())
+        freeze(models[name], factors)
+        groups = parameter_groups(models[name], decay or 0.0, rates=factors)
         parameters = [parameter for group in groups for parameter in group.parameters]
         if not parameters:
             raise ConfigError(
@@ -100,7 +105,8 @@ def built_state(
         made = spec.build(groups) if isinstance(spec, OptimizerSpec) else spec(plain)
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
-        trained[name] = Trained(made, parameters, skipping(made, device), torch.zeros((), device=device))
+        limits = clipping_of(clip, models[name], parameters)
+        trained[name] = Trained(made, parameters, skipping(made, device), limits, torch.zeros((), device=device))
     averages = {name: kept for name in trained if (kept := _averages(models[name], trained[name].optimizer, ema))}
     return State(models, trained, averages, buffers=BatchStatistics(models.values()))
 
@@ -151,7 +157,8 @@ def described_plateau(plateau: Plateau, times: Timetable, *, scored: Mapping[str
 
 def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:
     if isinstance(spec, OptimizerSpec):
-        return spec.described()
+        rates = {"learning_rates": [group["initial_lr"] for group in made.param_groups]} if spec.rates else {}
+        return spec.described() | rates
     plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
     groups = [
         {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}

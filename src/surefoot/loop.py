@@ -20,7 +20,8 @@ from surefoot.losses import scalar
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.averages import Averages
-from surefoot.optimizers.gradients import Clip, clear, gradient_norm, refuse_unused, scale_and_clip
+from surefoot.optimizers.clipping import Clipping
+from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
 from surefoot.optimizers.skipping import Skip
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
@@ -39,7 +40,6 @@ class Task:
     loss: Loss | None
     key: int  # of the stream "train"
     precision: Precision
-    clip: Clip
     factors: Factors  # step -> factor on each group's base rate
     max_bad_steps: int
 
@@ -51,6 +51,7 @@ class Trained:
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
     skip: Skip
+    clipping: Clipping
     bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
 
 
@@ -83,6 +84,7 @@ class Step:
     count: Tensor | float = 0
     norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
     norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
+    clipped: dict[str, Tensor | None] = field(default_factory=dict)  # how much of each was limited, 0 to 1
     skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
     scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     logged: dict[str, Any] = field(default_factory=dict)
@@ -215,11 +217,10 @@ def update(step: Step, *names: str) -> None:
     A gradient or loss that is not finite leaves parameters, optimizer state, averages and buffers as they were, bit for bit;
     that is decided on the device, and so is the latch after `max_bad_steps` of them in a row.
     """
-    task, state = step.task, step.state
+    state, scale = step.state, step.task.precision.loss_scale
     if step.pending is None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
-    scale = task.precision.loss_scale
     factor = factor if scale is None else factor / scale.scale
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
     if scale is not None:  # once all gradients made under it are used
@@ -234,13 +235,12 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
     step.norms[name] = norm = gradient_norm(gradients, factor=factor)
-    probe = norm + loss
-    bad = torch.ne(probe - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
+    bad = torch.ne((norm + loss) * 0.0, 0)  # inf * 0 and NaN * 0 are NaN, which equals nothing
     skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
     # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
     counted = 1 if scale is None else torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
     trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
-    scale_and_clip(gradients, factor=factor, norm=norm, clip=task.clip)
+    step.clipped[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate

@@ -1,7 +1,7 @@
 """What the steps since the last log came to; it stays on the device until then.
 
-A row holds the loss of the global batch, the number of things counted, the gradient's norm and whether the update was
-skipped. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
+A row holds the loss of the global batch, the number of things counted, the gradient's norm, how much of the gradient was
+limited and whether the update was skipped. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ class Measured(Protocol):
     loss: Tensor | None
     count: Tensor | float
     norm: Tensor | None
+    clipped: dict[str, Tensor | None]
     skipped: Tensor | None
     logged: dict[str, Any]
+
+
+Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
+_COLUMNS = 6
 
 
 class Window(NamedTuple):
@@ -40,12 +45,16 @@ class Meter:
     """One row per step since the last `read`."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None]] = []
+        self.rows: list[Row] = []
         self.logged: list[tuple[int, dict[str, Any]]] = []
 
     def add(self, step: Measured) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
-        self.rows.append((step.index, step.loss, step.count, step.norm, step.skipped))
+        limited = [held for held in step.clipped.values() if held is not None]
+        clipped = (
+            torch.stack([held.float() for held in limited]).mean() if len(limited) > 1 else next(iter(limited), None)
+        )
+        self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
         self.logged.append((step.index, step.logged))
 
     def read(self) -> Window:
@@ -53,18 +62,23 @@ class Meter:
 
         `loss` is over everything counted in all steps: not finite where one of them was not. Where updates were skipped,
         `skipped` counts them and `loss_of_applied` leaves them out. `norm` is the mean over steps, `norm_max` the largest.
+        `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the applied steps and the optimizers: the
+        fraction of steps, or of values or units.
         """
         # in NumPy: on so few numbers it is several times as fast as torch
         rows, logged = self.table().numpy(), self.logged_table()
         self.rows, self.logged = [], []
         values: dict[str, float] = {}
-        step, _, count, norm, skipped = measured = rows[~np.isnan(rows[:, 4])].T
+        step, _, count, norm, clipped, skipped = measured = rows[~np.isnan(rows[:, -1])].T
         applied = skipped == 0
         if skipped.size:
             values["loss"] = _weighted(measured)
             values["targets"] = float(count.sum())
             values["norm"] = float(norm.mean())
             values["norm_max"] = float(norm.max())
+            limited = clipped[applied & ~np.isnan(clipped)]
+            if limited.size:
+                values["clipped"] = float(limited.mean())
             values["skipped"] = int(skipped.sum())
             if not applied.all():
                 values["loss_of_applied"] = _weighted(measured[:, applied])
@@ -73,10 +87,10 @@ class Meter:
         return Window(values, [int(index) for index in step[~applied]])
 
     def table(self) -> Tensor:
-        """The rows as float64 on the host: step, loss, count, norm, skipped (NaN where the step was not measured)."""
+        """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""
         nothing = torch.tensor(math.nan)
         if not self.rows:
-            return torch.empty(0, 5, dtype=torch.float64)
+            return torch.empty(0, _COLUMNS, dtype=torch.float64)
         columns = zip(*self.rows, strict=True)
         return torch.stack(
             [_column([nothing if value is None else value for value in column]) for column in columns], dim=1
@@ -104,10 +118,12 @@ class Meter:
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `tensors` gave."""
         self.rows = []
-        for index, loss, count, norm, skipped in tensors["rows"]:
+        for index, loss, count, norm, clipped, skipped in tensors["rows"]:
             measured = not bool(torch.isnan(skipped))
             self.rows.append(
-                (int(index), loss, count, norm, skipped) if measured else (int(index), None, 0, None, None)
+                (int(index), loss, count, norm, clipped, skipped)
+                if measured
+                else (int(index), None, 0, None, None, None)
             )
         self.logged = [
             (int(index), {name.removeprefix("logged/"): Mean(total, count)})

@@ -21,6 +21,7 @@ from surefoot.errors import CheckpointError, DataError, DivergedError, first_lin
 from surefoot.evaluate import scored
 from surefoot.memory import in_words, tensor_bytes
 from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.groups import first_and_last
 from surefoot.optimizers.memory import state_bytes
 from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
@@ -118,14 +119,14 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 
 
 def parameters_by_group(parts: Parts) -> list[str]:
-    """For each optimizer its groups with base rate, decay and size, and how a step that is not finite is skipped."""
+    """For each optimizer its groups with base rate, decay, size and (where rates differ) names; what is frozen; how it skips."""
     lines = []
     for name, trained in parts.state.trained.items():
-        optimizer = trained.optimizer
+        optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
+        rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         lines.append(
             f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
         )
-        names = parameter_names(parts.state.models[name])
         for place, group in enumerate(optimizer.param_groups):
             numbers = _numbers(group["params"])
             # where parameters are divided between optimizers, which ones are whose
@@ -133,6 +134,12 @@ def parameters_by_group(parts: Parts) -> list[str]:
             lines.append(
                 f"  group {place}: {len(group['params'])} tensors, {numbers:,} numbers, lr {group['initial_lr']:g}, "
                 f"weight decay {group.get('weight_decay', 0):g}{by}"
+                + (f": {first_and_last([names[held] for held in group['params']])}" if rates_differ and not by else "")
+            )
+        frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
+        if frozen:
+            lines.append(
+                f"  frozen: {len(frozen)} tensors, {_numbers(frozen):,} numbers: {first_and_last([*frozen.values()])}"
             )
     return lines
 
@@ -157,9 +164,12 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
 
 
 def learning_rates(parts: Parts) -> list[str]:
-    """The rate of the first group at the first, the fastest, the middle and the last step; what a plateau would make of them."""
+    """The rate of the first group at the first, the fastest, the middle and the last step; of others, and after a plateau."""
     steps = parts.length.steps
-    base = next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]
+    groups = next(iter(parts.state.trained.values())).optimizer.param_groups
+    base = groups[0]["initial_lr"]
+    factors_of_base = {group["initial_lr"] / base: None for group in groups if base}  # each once, in order
+    of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)
     factors = parts.task.factors
     stride = max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
@@ -171,6 +181,7 @@ def learning_rates(parts: Parts) -> list[str]:
     return [
         shape,
         *(f"{what:<8} step {step:>9,}   {base * factors(step):.4g}" for what, step in shown.items()),
+        *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
         *lower,
     ]
 
@@ -348,5 +359,5 @@ def _shown(names: Iterable[str]) -> str:
     )
 
 
-def _numbers(parameters: Iterable[nn.Parameter]) -> int:
+def _numbers(parameters: Iterable[Tensor]) -> int:
     return sum({id(parameter): parameter.numel() for parameter in parameters}.values())

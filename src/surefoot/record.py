@@ -11,8 +11,8 @@ Record = dict[str, Any]
 """`kind` ("train", "scores", "sample", "resumed"), `step` (steps made), and the values."""
 
 _SPENT = {"training_s", "waiting_s", "evaluating_s", "saving_s", "user_s"}
-_MEASURED = {"loss", "loss_of_applied", "skipped", "norm", "norm_max", "targets", "targets_per_s", "learning_rate"}
-_STEERED = {"rate_factor"}
+_MEASURED = {"loss", "loss_of_applied", "skipped", "norm", "norm_max", "clipped", "targets", "targets_per_s"}
+_STEERED = {"learning_rate", "rate_factor"}
 OWN = frozenset({"kind", "step", "text", "nonfinite", "left_s"} | _SPENT | _MEASURED | _STEERED)
 
 

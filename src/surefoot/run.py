@@ -177,7 +177,7 @@ class Run:
                 said.say(
                     f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
                 )
-        state = assembly.built_state(models, optimizer, ema=ema, device=place)
+        state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, device=place)
         if said is not None:
             for line in assembly.notes(state.trained, schedule):
                 said.say(f"note: {line}")
@@ -188,7 +188,6 @@ class Run:
             loss=loss,
             key=stream_key(seed, "train"),
             precision=number_format,
-            clip=clipping(clip),
             factors=in_steps.factors(times.length),
             max_bad_steps=max_bad_steps,
         )

@@ -89,6 +89,7 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         names = parameter_names(state.models[name])
         files[file_name("optimizer", name)], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names)
         loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
+        loose |= {f"clipping/{name}/{key}": held for key, held in trained.clipping.remembered.items()}
     for name, average in state.averages.items():
         average.refresh(state.models[name])
         files[file_name("ema", name)] = contents.model_tensors(average.model)[0]
@@ -139,6 +140,8 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
         contents.load_group_numbers(trained.optimizer, found.state["groups"][name], _under("groups/", loose))
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
+        remembered = _under(f"clipping/{name}/", loose)
+        trained.clipping.remembered = {key: held.to(device) for key, held in remembered.items()}
     for name, average in state.averages.items():
         contents.load_model(
             average.model, found.files[file_name("ema", name)], found.state["aliases"][name], where=where

@@ -109,6 +109,23 @@ def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: lis
     assert_same(found, gradient)
 
 
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@pytest.mark.parametrize("clip", ["norm 0.05", "value 0.01", "adaptive 0.01", "auto 0.5"])
+def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(clip: str, sizes: list[int]) -> None:
+    def two_steps(sizes: list[int]) -> tuple[Any, Any]:
+        run = run_of(
+            weighted_mean,
+            clip=clip,
+            model=lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)).double(),
+        )
+        for seed in (1, 2):  # the second is limited by what was remembered of the first
+            data = tokens(SAMPLES, seed=seed, dtype=torch.float64)
+            change, step = change_and_step(run, cut(data, sizes, one_a_sample))
+        return change, step.clipped
+
+    assert_same(two_steps(sizes), two_steps([SAMPLES]))
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(
     ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]

@@ -326,7 +326,7 @@ def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, 
 
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> None:
-    timeless = ("step", "loss", "norm", "norm_max", "targets", "skipped", "learning_rate", "accuracy")
+    timeless = ("step", "loss", "norm", "norm_max", "clipped", "targets", "skipped", "learning_rate", "accuracy")
     build(tmp_path / "whole", loss=with_accuracy).train()
     build(tmp_path / "cut", loss=with_accuracy, stop_after=f"{stop} steps").train()
     build(tmp_path / "cut", loss=with_accuracy).train()

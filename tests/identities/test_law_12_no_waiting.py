@@ -145,6 +145,9 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"optimizer": "adamw8bit"},  # where it is installed
         {"ema": 0.9},
         {"clip": "value 0.1"},
+        {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
+        {"clip": "auto 0.9"},
+        {"clip": "auto 0.9", "loss": counted_loss, "precision": "fp16"},
         {"clip": "off", "micro_batch_size": 8},
         {"loss": counted_loss, "ema": 0.9},
         {"precision": "bf16"},
@@ -217,7 +220,15 @@ def test_only_the_named_function_may_read() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
-    "changes", [{}, {"optimizer": sf.sgd(lr=0.1, momentum=0.9)}, {"precision": "fp16", "ema": 0.9}]
+    "changes",
+    [
+        {},
+        {"optimizer": sf.sgd(lr=0.1, momentum=0.9)},
+        {"precision": "fp16", "ema": 0.9},
+        {"clip": "value 0.1"},
+        {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
+        {"clip": "auto 0.9"},
+    ],
 )
 def test_on_a_gpu_twenty_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
     run = build(data(), **({"device": "cuda"} | changes))

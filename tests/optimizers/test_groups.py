@@ -117,8 +117,8 @@ def test_the_table_counts_every_value():
     model = nn.Sequential(nn.Linear(30, 40), nn.LayerNorm(40))
     header, *rows = [line.split() for line in table(parameter_groups(model, 0.1)).splitlines()]
 
-    assert header == ["group", "weight_decay", "tensors", "values", "names"]
+    assert header == ["group", "rate", "weight_decay", "tensors", "values", "names"]
     assert rows == [
-        ["decay", "0.1", "1", "1200", "0.weight"],
-        ["no", "decay", "0.0", "3", "120", "0.bias", "...", "1.bias"],
+        ["decay", "1", "0.1", "1", "1200", "0.weight"],
+        ["no", "decay", "1", "0.0", "3", "120", "0.bias", "...", "1.bias"],
     ]

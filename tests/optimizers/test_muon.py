@@ -11,8 +11,8 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.optimizers.groups import Group, parameter_groups
+from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.muon import MuonWithAdamW
-from surefoot.optimizers.roles import hidden_matrices, split
 
 
 def net():
@@ -50,6 +50,8 @@ def test_it_is_torchs_two_optimizers_side_by_side(adamw_lr):
         for model in (ours, theirs):
             give_gradients(model, step)
         for each in (optimizer, muon, adamw):
+            for group in each.param_groups:  # as the loop does: a schedule
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) / (1 + step)
             each.step()
 
     torch.testing.assert_close(dict(ours.named_parameters()), dict(theirs.named_parameters()), rtol=1e-5, atol=1e-6)
@@ -164,3 +166,8 @@ def test_splitting_groups_keeps_all_that_they_say():
 def test_a_model_without_hidden_matrices_is_refused():
     with pytest.raises(sf.ConfigError, match="no hidden matrix"):
         built(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)))
+
+
+def test_a_last_layer_that_is_a_convolution_is_the_head():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Conv2d(8, 2, 1))
+    assert names(model, hidden_matrices(model)) == ["0.weight", "1.weight"]

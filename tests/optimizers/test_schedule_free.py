@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot import snapshot
 from surefoot.checkpoint.store import Store
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 
@@ -186,6 +187,20 @@ def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: 
     assert worst != 12
     assert json.loads(last[-1])["weights_of_step"] == worst
     assert json.loads(last[-1])["end/loss"] == pytest.approx(seen[worst], rel=1e-6)
+
+
+def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any) -> None:
+    """Between two evaluations the twin is behind: it must catch up before other weights stand in its place."""
+    run = build(evaluate=None, out=tmp_path / "run", length="3 steps", save_every="1 steps")
+    with run:
+        for step in run:
+            if step.index == 2:
+                start = Store(tmp_path / "run/checkpoints").at(0)
+                with snapshot.weights_of(run.state, start):
+                    lent = run.parts.scoring.models()["model"].state_dict()
+                    torch.testing.assert_close({name: lent[name] for name in lent}, dict(start.files["ema"]))
+                mean = run.state.averages["model"].model
+                torch.testing.assert_close(dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6)
 
 
 def test_averages_of_its_own_and_ema_are_refused_together() -> None:

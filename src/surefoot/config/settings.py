@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from surefoot.errors import ConfigError
 
+Kind = Literal["norm", "value", "adaptive", "auto", "off"]
+_KINDS: dict[str, Kind] = {"norm": "norm", "value": "value", "adaptive": "adaptive", "auto": "auto"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -26,7 +29,7 @@ class Settings:
     micro_batch_size: int | str | None = None
     """Samples (or tokens) of one forward and backward pass; divides batch_size. Absent: the whole batch."""
     clip: str = "norm 1.0"
-    """Limit on the gradient: "norm 1.0" (of all of it), "value 0.5" (of each number in it) or "off"."""
+    """Limit on the gradient: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the passes; auto is bf16 on a CUDA device that computes in it, and on the CPU where that is measured
     to be quicker, else fp32. What it chose stays with the run."""
@@ -68,8 +71,8 @@ class Settings:
     """Weights to start from: a .safetensors file, a checkpoint, or a run. Absent: a fresh model."""
 
 
-def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
-    """The kind and the limit in "norm 1.0", "value 0.5" or "off" (no limit, so infinity).
+def clipping(text: str) -> tuple[Kind, float]:
+    """The kind and the number in "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" (no limit, so infinity).
 
     >>> clipping("norm 1.0"), clipping("off")
     (('norm', 1.0), ('off', inf))
@@ -77,14 +80,18 @@ def clipping(text: str) -> tuple[Literal["norm", "value", "off"], float]:
     match text.split():
         case ["off"]:
             return "off", math.inf
-        case ["norm" | "value" as kind, number]:
+        case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
             try:
                 most = float(number)
             except ValueError:
                 most = math.nan
-            if 0 < most < math.inf:
-                return ("norm" if kind == "norm" else "value"), most
-    raise ConfigError(f"clip = {text!r} is no limit on the gradient\n  write it as 'norm 1.0', 'value 0.5' or 'off'")
+            if 0 < most < (1 if kind == "auto" else math.inf):
+                return _KINDS[kind], most
+    raise ConfigError(
+        f"clip = {text!r} is no limit on the gradient\n"
+        "  write it as 'norm 1.0' (of all of it), 'value 0.5' (of each number), 'adaptive 0.01' (of each unit, as a fraction\n"
+        "  of its weights), 'auto 0.9' (of all of it, that quantile of the last 100 norms) or 'off'"
+    )
 
 
 def run_arguments(config: Settings) -> dict[str, Any]:

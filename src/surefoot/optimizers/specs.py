@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.rates import Rates, misfits
 from surefoot.optimizers.settings import KINDS, Setting, problems, unknown
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class OptimizerSpec:
     lr: float
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    rates: tuple[Rates, ...] = ()  # of parts of the model
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """The optimizer over these groups, each with its own weight decay and its own share of the rate."""
@@ -40,24 +42,36 @@ class OptimizerSpec:
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'momentum': 0.9, 'nesterov': False}
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
-        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain}
+        rates = {"rates": [dict(rate.described) for rate in self.rates]} if self.rates else {}
+        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **rates}
 
 
 def adamw(
-    lr: float, *, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    lr: float,
+    *,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
-    As torch's: the decay of a step is lr * weight_decay, so it follows the schedule.
+    As torch's: the decay of a step is lr * weight_decay, so it follows the schedule. `rates`, here and in the others: those of
+    parts of the model, such as `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
     """
-    return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+    return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
 def adam(
-    lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
 
@@ -66,10 +80,17 @@ def adam(
     >>> adam(3e-4).described()["betas"]
     [0.9, 0.999]
     """
-    return named("adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+    return named("adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
-def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
+def sgd(
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    rates: Rates | Sequence[Rates] = (),
+) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
     The rate multiplies the buffer; Sutskever et al. 2013, equations 1 and 2, have it inside instead:
@@ -78,10 +99,18 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov})
+    return named(
+        "sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov}, rates=rates
+    )
 
 
-def lion(lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.99)) -> OptimizerSpec:
+def lion(
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.99),
+    rates: Rates | Sequence[Rates] = (),
+) -> OptimizerSpec:
     """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
 
     Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
@@ -89,7 +118,7 @@ def lion(lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (
     >>> lion(3e-4, weight_decay=1.0).described()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'betas': [0.9, 0.99]}
     """
-    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas})
+    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, rates=rates)
 
 
 def adafactor(
@@ -99,6 +128,7 @@ def adafactor(
     beta2_decay: float = -0.8,
     clip_threshold: float = 1.0,
     smallest_scale: float = 1e-3,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
@@ -109,7 +139,7 @@ def adafactor(
     0.01
     """
     settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
-    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings)
+    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
 def muon(
@@ -123,6 +153,7 @@ def muon(
     eps: float = 1e-8,
     adamw_lr: float | None = None,
     adamw_for: tuple[str, ...] | None = None,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """torch's Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
 
@@ -138,7 +169,7 @@ def muon(
     """
     settings: dict[str, Setting] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
     settings |= {"betas": betas, "eps": eps, "adamw_lr": adamw_lr, "adamw_for": adamw_for}
-    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings)
+    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
 def nadam(
@@ -148,6 +179,7 @@ def nadam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
@@ -157,11 +189,16 @@ def nadam(
     0.004
     """
     settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
-    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings)
+    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
 def radam(
-    lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
 
@@ -170,11 +207,16 @@ def radam(
     >>> radam(1e-3).name
     'radam'
     """
-    return named("radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+    return named("radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
 def adamw8bit(
-    lr: float, *, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    lr: float,
+    *,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
 
@@ -183,11 +225,16 @@ def adamw8bit(
     >>> adamw8bit(3e-4).described()["eps"]
     1e-08
     """
-    return named("adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+    return named("adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
 def schedule_free(
-    lr: float, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
 
@@ -197,7 +244,7 @@ def schedule_free(
     >>> schedule_free(3e-3).name
     'schedule-free'
     """
-    return named("schedule-free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps})
+    return named("schedule-free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
 def named(
@@ -206,6 +253,7 @@ def named(
     lr: float,
     weight_decay: float | None = None,
     settings: Mapping[str, Setting] | None = None,
+    rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
@@ -219,9 +267,10 @@ def named(
     kind = KINDS[name]
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     decay = kind.weight_decay if weight_decay is None else weight_decay
-    if found := problems(name, lr=lr, weight_decay=decay, given=given):
+    several = tuple(rates) if isinstance(rates, Sequence) else (rates,)
+    if found := [*problems(name, lr=lr, weight_decay=decay, given=given), *misfits(several, name)]:
         raise ConfigError("\n".join(found))
     plain = {
         key: tuple(value) if isinstance(value, list) else value for key, value in {**kind.settings, **given}.items()
     }
-    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain)
+    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, rates=several)

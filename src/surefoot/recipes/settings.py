@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 import surefoot as sf
 from surefoot import schedules
 from surefoot.config import LEADS, Settings, run_arguments
 
-# What a recipe starts from where it is not told: a rate, and a decay of matrices. Measured with gpt's default for 500 steps
-# (benchmarks/optimizers.py); Lion's is a tenth of AdamW's, and its decay ten times as much (Chen et al. 2023, section 5).
+# What a recipe starts from where it is not told: a rate, and a decay of matrices. For a first run, not the best there is:
+# they were chosen among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
 _STARTS = {
     "adamw": (3e-3, 0.1),
     "adam": (3e-3, 0.0),
     "sgd": (0.1, 0.0),
-    "lion": (3e-4, 1.0),
-    "adafactor": (3e-2, 0.0),
-    "muon": (3e-3, 0.1),
+    "lion": (1e-3, 0.3),
+    "adafactor": (0.1, 0.0),
+    "muon": (1e-2, 0.1),
     "nadam": (3e-3, 0.1),
     "radam": (3e-3, 0.1),
     "adamw8bit": (3e-3, 0.1),
@@ -35,10 +36,11 @@ class Optimizer:
     ] = field(default="adamw", metadata=LEADS)
     """The optimizer; with another one, what a preset says of its own is forgotten."""
     lr: float | None = None
-    """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd 0.1, lion 3e-4, adafactor 3e-2, schedule-free 1e-2."""
+    """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
+    muon and schedule-free 1e-2."""
     weight_decay: float | None = None
     """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
-    Absent: 0.1; lion 1.0; adam, sgd and adafactor 0."""
+    Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
     betas: tuple[float, float] | None = None
     """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
     eps: float | None = None
@@ -61,6 +63,12 @@ class Optimizer:
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
+    layer_decay: float | None = None
+    """Rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Absent: lr for all."""
+    base_width: int | None = None
+    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Absent: lr at any width."""
+    frozen: tuple[str, ...] | None = None
+    """Parameters that are not trained, by name, such as "embedding.*". Absent: none."""
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -69,9 +77,16 @@ class Optimizer:
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
         rate, usual_decay = _STARTS[name]
-        return named(
-            name, lr=rate if lr is None else lr, weight_decay=usual_decay if decay is None else decay, settings=own
+        lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
+        layers, base_width, frozen = own.pop("layer_decay"), own.pop("base_width"), own.pop("frozen")
+        plain = partial(named, name, lr=lr, weight_decay=decay, settings=own)
+        *found, _ = checked(
+            lambda: [] if layers is None else [sf.layer_decay(layers)],
+            lambda: [] if base_width is None else [sf.width_scaling(base_width=base_width)],
+            lambda: [] if not frozen else [sf.frozen(*frozen)],
+            plain,
         )
+        return plain(rates=[rate for given in found for rate in given])
 
 
 @dataclass(frozen=True, kw_only=True)

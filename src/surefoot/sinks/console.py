@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 
 from surefoot.record import OWN, Record, Sink, scores_in
 
-_SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "targets_per_s")
+_SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
 _LONG_S = 60.0  # of doing the same, after which that is said
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}

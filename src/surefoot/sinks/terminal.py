@@ -194,6 +194,8 @@ def _values(record: Record) -> list[tuple[str, str]]:
             values.append((f"{title} {record[name]:.3g}".replace("e-0", "e-"), ""))
     if "targets_per_s" in record:
         values.append((f"{_short(record['targets_per_s'])}/s", ""))
+    if "clipped" in record:
+        values.append((f"clipped {record['clipped']:.2g}", ""))
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
 
