@@ -93,15 +93,36 @@ def evaluate(arguments: list[str]) -> None:
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = _checkpoint(run_path, which)
+    scored = _Scored.of(run_path, which, chosen)
     if own or not on:
-        _evaluate_splits(_built(program, config, of=run_path), own, run_path=run_path, chosen=chosen)
+        _evaluate_splits(_built(program, config, of=run_path), own, run_path=run_path, chosen=chosen, scored=scored)
     if files:
-        print(f"scoring step {chosen.step} of {run_path} on {', '.join(files)}", file=sys.stderr)
+        print(f"scoring {scored.words} of {run_path} on {', '.join(files)}", file=sys.stderr)
         for name, value in program.names["judged"](config, files, run=run_path, checkpoint=chosen):
-            print(f"step={chosen.step} {name}={value!r}", flush=True)
+            print(f"{scored.key} {name}={value!r}", flush=True)
 
 
-def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: Contents) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """Whose scores they are: in words, and as a line of scores begins."""
+
+    words: str
+    key: str
+
+    @classmethod
+    def of(cls, run: Path, which: str | None, chosen: Contents) -> _Scored:
+        """Of what `--checkpoint` asked for, and what that came to."""
+        from surefoot.checkpoint import Store, last_steps
+
+        match (which or "").split():
+            case ["average", count]:
+                steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
+                return cls(f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}")
+        words = f"step {chosen.step}" + (", the best," if which == "best" else "")
+        return cls(words, f"step={chosen.step}")
+
+
+def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: Contents, scored: _Scored) -> None:
     """Print the scores of a run's own splits, or of some of them."""
     scoring = run.parts.scoring
     unknown = [name for name in only if name not in scoring.splits]
@@ -112,16 +133,16 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
-    print(f"scoring step {chosen.step} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
+    print(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
     if at_end and not only and names != at_end:
         print(
             f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}",
             file=sys.stderr,
         )
-    for difference in run.load(chosen):
-        print(f"warning: {difference}: these scores are not of the run's own data", file=sys.stderr)
+    if run.load(chosen):
+        print("warning: the data are others than the run was trained on: these scores are of those", file=sys.stderr)
     for name, value in run.scores(*names).items():
-        print(f"step={chosen.step} {name}={value!r}")
+        print(f"{scored.key} {name}={value!r}")
 
 
 def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
@@ -129,7 +150,7 @@ def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]
     files = named(given, setting="--on")
     if files and "judged" not in program.names:
         raise ConfigError(
-            f"--on {given[0]}: {run} is not a run of a recipe that scores files: its program defines no judged()\n"
+            f"--on {given[0]}: files of questions are scored by runs of gpt, and {run} is none\n"
             "  --on SPLIT names one of the run's own splits"
         )
     return files
@@ -148,14 +169,13 @@ def predict(arguments: list[str]) -> None:
     program, config = _of_run(run_path, [], verb="surefoot predict RUN")
     if "predict" not in program.names or "Predict" not in program.names:
         raise ConfigError(
-            f"{run_path} is not a run of a recipe that predicts: its program defines no predict()\n"
-            "  load its weights yourself: surefoot.checkpoint.Store(RUN + '/checkpoints').newest_intact()"
+            f"what {run_path} was made by does not say how its model is used: it defines no predict()\n"
+            "  in Python, give its weights to a model of yours:\n"
+            f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run_path / 'checkpoints')!r}).newest_intact()[0])"
         )
     asked = configured(
         program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT", own=["checkpoint"]
     )[0]
-    if inputs == ["-"]:
-        inputs = [_standard_input()]
     from surefoot.sinks.console import Said
 
     said = Said(None)
@@ -245,6 +265,8 @@ def _start(
             "  was `out` changed, or is it relative to another directory than this one?"
         )
     _refuse_fp16_on_a_cpu(run)
+    if run.parts.example is None and {"predict", "Predict"} <= program.names.keys():
+        run.parts = dataclasses.replace(run.parts, example="INPUT")
     run.train()
 
 
@@ -326,18 +348,6 @@ def _run_directory(arguments: list[str]) -> Path:
         raise ConfigError(f"{given} is a checkpoint: give its run, {place.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
     raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
-
-
-def _standard_input() -> str:
-    """All of it, as it is: a carriage return alone ends no line."""
-    data = b"" if sys.stdin is None else sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        line = data[: problem.start].count(b"\n") + 1
-        raise DataError(
-            f"standard input, line {line} is not UTF-8 text\n  convert it: iconv -f latin1 -t utf-8"
-        ) from problem
 
 
 def _text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
@@ -132,6 +132,14 @@ class Schedule:
 def check_run(config: Settings, schedule: Schedule) -> None:
     """Raise one `ConfigError` with everything that is wrong with the settings that every run has."""
     sf.check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
+
+
+def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
+    if path is None and preset is not None and preset in meant_for:
+        raise sf.ConfigError(
+            f"--preset {preset} is for data of yours, and data.path is absent\n  give {meant_for[preset]}"
+        )
 
 
 def steering(config: Settings, watch: str) -> dict[str, Any]:
