@@ -190,8 +190,8 @@ def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
     model = nn.Linear(4, 4)
     group = Group("all", 0.0, list(model.parameters()), ["weight", "bias"], hidden=False)
     groups = [
-        replace(group, parameters=[model.weight], hidden=name == "muon", rate=0.25),
-        replace(group, parameters=[model.bias]),
+        replace(group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25),
+        replace(group, parameters=[model.bias], names=["bias"]),
     ]
     rates = [made["lr"] for made in spec.build(groups).param_groups]
 
