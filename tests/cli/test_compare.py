@@ -1,16 +1,18 @@
-"""surefoot compare as it is typed: variants trained, killed, gone on with, failing, compared, searched for. (60 s)
+"""surefoot compare as it is typed: variants trained, killed, gone on with, failing, compared, searched for. (20 s)
 
-Each variant is a process that imports torch, which takes most of the time.
+Variants are forked from this process; one test starts them as they are started elsewhere, and they come out the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,10 +20,16 @@ from typing import Any
 
 import pytest
 
+from forked import Forked, variants_are_forked
 from surefoot.cli import programs, variant
 from surefoot.cli.asked import asked_of, planned_of, trial
 from surefoot.cli.main import main
 from surefoot.sinks import records
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
+]
 
 PROGRAM = """
 import os, signal, time
@@ -64,32 +72,52 @@ def build(config: Config):
         save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32",
     )
 """
-PROCESS = "import sys; from surefoot.cli.main import main; sys.argv[0] = 'surefoot'; main()"
+SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
+
+
+def moved_to(place: Path, patch: pytest.MonkeyPatch) -> Path:
+    patch.chdir(place)
+    patch.setattr(sys, "argv", ["surefoot"])
+    (place / "program.py").write_text(PROGRAM)
+    return place
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["surefoot"])
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return tmp_path
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a program, where variants are processes as elsewhere."""
+    return moved_to(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def here(real: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a program, where variants are forked."""
+    variants_are_forked(monkeypatch)
+    return real
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The comparison that `SLOW` is, made without waiting and never interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = moved_to(tmp_path_factory.mktemp("whole"), patch)
+        variants_are_forked(patch)
+        compare(*SLOW[:-2], "--out", "whole")
+        patch.undo()
+        yield place / "whole"
 
 
 def compare(*arguments: str) -> dict[str, Any]:
     """What comparison.json holds afterwards."""
     main(["compare", *arguments])
-    out = arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0]
-    return dict(json.loads(Path(out, "comparison.json").read_text()))
+    return held(Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0]))
 
 
-def begun(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROCESS, "compare", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ,
-    )
+def held(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "comparison.json").read_text()))
+
+
+def begun(*arguments: str) -> Forked:
+    return Forked(lambda: main(["compare", *arguments]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def wait_for(happened: Any, what: str) -> None:
@@ -116,15 +144,16 @@ def steps_of(run: Path) -> int:
     return max((record["step"] for record in records(path)), default=0) if path.is_file() else 0
 
 
-def processes_of(directory: Path) -> list[int]:
+def processes_in(place: Path, *, besides: int) -> list[int]:
+    """The processes that stand in a directory, without this one and another."""
     found = []
-    for place in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            line = (place / "cmdline").read_bytes()
-        except OSError:
+            stands = process.joinpath("cwd").readlink()
+        except OSError:  # another's, or gone
             continue
-        if b"surefoot.cli.variant" in line and str(directory).encode() in line:
-            found.append(int(place.name))
+        if stands == place.resolve() and int(process.name) not in (os.getpid(), besides):
+            found.append(int(process.name))
     return found
 
 
@@ -132,42 +161,60 @@ def first_losses(run: Path) -> list[float]:
     return [record["loss"] for record in records(run / "metrics.jsonl") if record["kind"] == "train"]
 
 
-SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(here: Path) -> None:
-    whole = compare(*SLOW, "--out", "whole")
-    assert [row["status"] for row in whole["variants"]] == ["finished"] * 2
+def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(here: Path, whole: Path) -> None:
+    second = here / "killed" / "name=sgd"
     with begun(*SLOW, "--out", "killed") as parent:
-        second = here / "killed" / "name=sgd"
         wait_for(lambda: steps_of(second) >= 8, "the second variant's eighth step")
-        assert processes_of(here / "killed")
+        assert processes_in(here, besides=parent.pid)
         parent.kill()
-    wait_for(lambda: not processes_of(here / "killed"), "the end of the children")
+    wait_for(lambda: not processes_in(here, besides=parent.pid), "the end of the children")
     assert steps_of(second) < 30
     again = compare("killed")
     for name in ("name=adamw", "name=sgd"):
-        assert weights(here / "killed" / name) == weights(here / "whole" / name)
+        assert weights(here / "killed" / name) == weights(whole / name)
     assert sittings(here / "killed" / "name=adamw") == 1
     assert sittings(second) == 2
     same = ("variant", "best", "best_step", "final", "difference", "difference_error", "verdict")
     assert [[row[key] for key in same] for row in again["variants"]] == [
-        [row[key] for key in same] for row in whole["variants"]
+        [row[key] for key in same] for row in held(whole)["variants"]
     ]
-    # optimizers change neither the first loss nor the samples, and what is measured is told
-    first = [first_losses(here / "whole" / name)[0] for name in ("name=adamw", "name=sgd")]
-    assert first[0] == first[1]
-    assert "shared: initial weights, and the samples in their order" in whole["notes"]
-    assert not any(record["kind"] == "end" for record in records(here / "whole" / "name=sgd" / "metrics.jsonl"))
-    row = whole["variants"][1]
-    scores = {each["variant"]: each["best"] for each in whole["variants"]}
-    assert row["difference"] == pytest.approx(scores[row["variant"]] - whole["variants"][0]["best"], rel=1e-5)
-    for suffix in ("png", "svg", "md", "tsv"):
-        assert (here / "whole" / f"comparison.{suffix}").stat().st_size > 0
+
+
+def test_a_process_of_its_own_comes_to_the_same_bits(real: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variants_are_forked(monkeypatch, trained=False)
+    compare("program.py:build", "--optimizer.lr", "0.01", "--variant", "optimizer.name=sgd", "--out", "own")
+    assert weights(real / "own" / "name=sgd") == weights(whole / "name=sgd")
 
 
 @pytest.mark.slow
+def test_processes_of_their_own_come_to_the_same_bits_and_die_with_their_parent(real: Path, whole: Path) -> None:
+    only = ["program.py:build", "--optimizer.lr", "0.01", "--variant", "optimizer.name=sgd", "--step-s", "0.02"]
+    parent = Forked(lambda: main(["compare", *only, "--out", "own"]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with parent:
+        wait_for(lambda: steps_of(real / "own" / "name=sgd") >= 8, "the eighth step")
+        children = [Path(f"/proc/{process}/cmdline") for process in processes_in(real, besides=parent.pid)]
+        assert [b"surefoot.cli.variant" in child.read_bytes() for child in children] == [True]
+        parent.kill()
+    wait_for(lambda: not any(child.exists() and child.read_bytes() for child in children), "the end of the child")
+    compare("own")
+    assert weights(real / "own" / "name=sgd") == weights(whole / "name=sgd")
+
+
+def test_a_comparison_tells_what_is_shared_what_differs_and_nothing_of_the_test_split(whole: Path) -> None:
+    found = held(whole)
+    assert [row["status"] for row in found["variants"]] == ["finished"] * 2
+    # optimizers change neither the first loss nor the samples, and what is measured is told
+    first = [first_losses(whole / name)[0] for name in ("name=adamw", "name=sgd")]
+    assert first[0] == first[1]
+    assert "shared: initial weights, and the samples in their order" in found["notes"]
+    assert not any(record["kind"] == "end" for record in records(whole / "name=sgd" / "metrics.jsonl"))
+    row = found["variants"][1]
+    scores = {each["variant"]: each["best"] for each in found["variants"]}
+    assert row["difference"] == pytest.approx(scores[row["variant"]] - found["variants"][0]["best"], rel=1e-5)
+    for suffix in ("png", "svg", "md", "tsv"):
+        assert (whole / f"comparison.{suffix}").stat().st_size > 0
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, number: int, status: int) -> None:
     with begun(*SLOW, "--step-s", "0.2", "--jobs", "2", "--out", "stopped") as parent:
@@ -180,6 +227,66 @@ def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, n
     for name in ("adamw", "sgd"):
         run = here / "stopped" / f"name={name}"
         assert int(weights(run)[""].removeprefix("step-")) == steps_of(run) > 0
+
+
+def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_never(here: Path) -> None:
+    grid = ["program.py:build", "--vary", "optimizer.lr=0.01,0.02", "--length", "2 steps", "--out", "again"]
+    compare(*grid)
+    shutil.rmtree(here / "again" / "lr=0.02")
+    result = here / "again" / "results" / "lr=0.01.json"
+    before = result.stat().st_mtime_ns
+    assert [row["status"] for row in compare("again")["variants"]] == ["finished"] * 2
+    assert steps_of(here / "again" / "lr=0.02") == 2
+    assert result.stat().st_mtime_ns == before
+    assert sittings(here / "again" / "lr=0.01") == 1
+
+
+def test_what_ends_a_process_after_it_has_said_that_it_finished_is_no_failure(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surefoot.cli import variant
+
+    def killed(*arguments: Any) -> None:
+        trained(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    trained = variant.train
+    monkeypatch.setattr(variant, "train", killed)
+    found = compare("program.py:build", "--variant", "optimizer.lr=0.01", "--length", "2 steps", "--out", "said")
+    assert [row["status"] for row in found["variants"]] == ["finished"]
+
+
+def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(here: Path, capfd: Any) -> None:
+    with begun(*SLOW, "--out", "both") as parent:
+        wait_for(lambda: steps_of(here / "both" / "name=adamw") >= 1, "a step")
+        with pytest.raises(SystemExit) as end:
+            main(["compare", "both"])
+        assert end.value.code == 2
+        assert "another process is training into both" in capfd.readouterr().err
+        assert parent.poll() is None
+        parent.send_signal(signal.SIGTERM)
+
+
+def test_a_variant_waits_for_the_one_that_was_killed_to_be_gone(tmp_path: Path) -> None:
+    from surefoot.cli.variant import _wait_until_free
+    from surefoot.directory import RunDirectory
+
+    def hold() -> None:
+        RunDirectory(tmp_path).open()
+        (tmp_path / "held").touch()
+        time.sleep(0.5)
+
+    with Forked(hold, stdout=subprocess.PIPE) as other:
+        wait_for((tmp_path / "held").exists, "the other's hold")
+        _wait_until_free(tmp_path)
+    assert other.poll() == 0
+
+
+def test_seeds_go_on_from_the_seed_of_the_run_whoever_has_set_it(here: Path) -> None:
+    (here / "program.py").write_text(PROGRAM.replace("seed: int = 0", "seed: int = 7"))
+    found = compare("program.py:build", "--seeds", "2", "--length", "2 steps", "--out", "seeds")
+    assert [run["settings"]["seed"] for run in found["runs"]] == [7, 8]
+    assert not any("shared" in note for note in found["notes"])  # there are no two of one seed
 
 
 def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +305,6 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
     assert "out of memory" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_what_is_not_shared_is_said(here: Path) -> None:
     found = compare("program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths")
     assert "not shared: the initial weights" in found["notes"]
@@ -211,7 +317,6 @@ def test_what_is_not_shared_is_said(here: Path) -> None:
     assert "widths/width=4: --width 4" in plain["notes"]
 
 
-@pytest.mark.slow
 def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Path) -> None:
     pytest.importorskip("optuna")
     space = ["--vary", "optimizer.lr=1e-3..1e-1", "--vary", "optimizer.name=adamw,sgd"]
@@ -239,6 +344,10 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--search", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),
         (["gpt", "--search", "3", "--vary", "optimizer.lr=1e-2..-"], "is no number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "a whole number is needed"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are of a search"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for runs that are there"),
+        (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
+        (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(
@@ -271,3 +380,24 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
             assert described["weight_decay"] == 0.25
             assert described["rates"] == [{"frozen": ["0.bias"]}]
         assert len(each.names) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--search", "3"], "is no search"),
+        (["--out", "elsewhere"], "--out is for the start of a comparison"),
+        (["--score", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
+        (["--score", "min test/loss"], "these runs score no such split on the way"),
+    ],
+)
+def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
+    whole: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(whole.parent)
+    before = (whole / "compare.toml").read_bytes()
+    with pytest.raises(SystemExit) as end:
+        main(["compare", "whole", *arguments])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+    assert (whole / "compare.toml").read_bytes() == before

@@ -68,6 +68,8 @@ def test_higher_is_better_where_the_run_says_so() -> None:
 def test_what_is_not_a_number_is_never_best() -> None:
     assert trained([(10, float("nan")), (20, 3.0)]).best == (20, 3.0)
     assert trained([(10, float("nan"))]).best is None
+    assert trained([(10, float("-inf")), (20, 3.0)]).best == (20, 3.0)
+    assert trained([(10, float("-inf"))]).reached(1.0) is None
 
 
 def test_a_small_difference_is_inside_the_noise_and_a_steady_one_is_not() -> None:
@@ -116,6 +118,49 @@ def test_with_repeats_the_noise_is_that_between_seeds() -> None:
     assert rows["a"].best_error == pytest.approx(0.1 / 3**0.5)
     assert rows["b"].difference is not None
     assert (rows["b"].difference.mean, rows["b"].difference.pairs) == (pytest.approx(1.6 / 3), 3)
+
+
+def repeats(scores: dict[str, tuple[float, ...]], *, failed: tuple[str, int] | None = None) -> list[Compared]:
+    return [
+        Compared(
+            variant(f"{name},seed={seed}", name, seed=seed),
+            trained([(10, score)], order={"seed": seed, "batch_size": 8, "data": "same", "precision": "fp32"}),
+            "failed" if (name, seed) == failed else "finished",
+        )
+        for name, held in scores.items()
+        for seed, score in enumerate(held)
+    ]
+
+
+def test_half_a_run_is_no_repeat_of_a_whole_one() -> None:
+    found = compared(repeats({"a": (1.0, 1.2, 9.0), "b": (1.5, 1.8, 1.6)}, failed=("a", 2)))
+    row = next(row for row in found.rows if row.name == "a")
+    assert (row.best, row.repeats, row.status) == (1.1, 3, "1 of 3 failed at step 30")
+    assert {each.difference.pairs for each in found.rows if each.difference is not None} == {2}
+    assert any(note.startswith("not all seeds finished of a:") for note in found.notes)
+
+
+def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
+    assert not any("shared" in note for note in compared(repeats({"a": (1.0, 1.2)})).notes)
+
+
+def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
+    notes = compared([run("a"), run("b"), run("c", initial_weights=None, order=None)]).notes
+    assert "not known, as its checkpoint of step 0 is gone: what c began with" in notes
+
+
+def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too(tmp_path: Path) -> None:
+    shared = {"schedule.name": "constant", "model.layers": 4}
+    variants = [
+        Variant(name := f"name=constant,layers=4,lr={lr}", name, held := {**shared, "optimizer.lr": lr}, held)
+        for lr in (0.1, 0.2)
+    ]
+    found = compared([Compared(each, trained()) for each in variants], reference="lr=0.2")
+    assert "layers" not in text(found).partition("best settings")[0]
+    assert "lr=0.1" in text(found)
+    assert {row["variant"] for row in json.loads(as_json(found))["variants"]} == {each.name for each in variants}
+    draw(found, tmp_path / "it")
+    assert compared(found.runs, reference=variants[1].name).rows == found.rows
 
 
 @pytest.mark.parametrize(
@@ -208,6 +253,23 @@ def test_a_board_draws_its_lines_again_over_themselves() -> None:
     assert stream.getvalue() == (
         "a   step=1\nbb  starting\n\x1b[2A\r\x1b[Jone has ended\na   step=1\nbb  starting\n\x1b[2A\r\x1b[J"
     )
+
+
+def test_a_long_name_leaves_room_for_the_numbers() -> None:
+    stream = io.StringIO()
+    Board(stream, width=40).show({"a-very-long-name-of-a-variant,lr=0.001": Standing(step=7, loss=2.0)})
+    line, _, _ = stream.getvalue().partition("\n")
+    assert line.endswith("lr=0.001  step=7  loss=2")
+    assert len(line) <= 39
+
+
+def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
+    stream = io.StringIO()
+    board = Board(stream, width=40)
+    board.show({"a": Standing(step=1)})
+    board.leave()
+    board.show({"a": Standing(step=2)})
+    assert stream.getvalue() == "a  step=1\na  step=2\n"
 
 
 def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None:

@@ -70,6 +70,17 @@ def test_one_pair_tells_nothing_of_the_noise() -> None:
     assert math.isnan(alone.p_value)
 
 
+@pytest.mark.parametrize(("first", "second"), [(math.inf, 1.0), (math.inf, math.inf), (math.nan, 1.0)])
+def test_a_score_that_is_not_finite_tells_nothing(first: float, second: float) -> None:
+    assert math.isnan(paired_difference([first, 1.0], [second, 1.5], counts=[1.0, 1.0]).p_value)
+
+
+def test_a_batch_with_nothing_to_count_is_no_pair() -> None:
+    with_empty = paired_difference([1.0, 9.0, 2.5], [2.0, 0.0, 3.0], counts=[2.0, 0.0, 3.0])
+    assert with_empty == paired_difference([1.0, 2.5], [2.0, 3.0], counts=[2.0, 3.0])
+    assert paired_difference([0.0], [0.0], counts=[0.0]).pairs == 0
+
+
 def test_equal_scores_are_no_difference() -> None:
     assert paired_difference([1.0, 2.0], [1.0, 2.0], counts=[1.0, 1.0]).p_value == 1.0
 

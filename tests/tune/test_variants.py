@@ -14,7 +14,7 @@ from surefoot.errors import ConfigError
 from surefoot.recipes.gpt import Config
 from surefoot.tune import planned
 from surefoot.tune.planned import Planned, going_on
-from surefoot.tune.variants import Variant, grid, names, refuse_twins
+from surefoot.tune.variants import Variant, grid, labels, names, refuse_twins, run_labels
 
 VALUES = st.one_of(st.floats(allow_nan=False), st.integers(), st.text(max_size=9), st.booleans(), st.none())
 
@@ -37,8 +37,36 @@ def test_every_name_is_another_and_fit_for_a_directory(combinations: list[dict[s
 
 
 def test_twins_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"two variants are the same: --optimizer.lr 0.1"):
-        refuse_twins([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1}])
+    whole = {"optimizer.name": "adamw", "optimizer.lr": 0.1}
+    with pytest.raises(ConfigError, match=r"two variants are the same: --optimizer.lr 0.1 --optimizer.name adamw"):
+        refuse_twins([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1, "optimizer.name": "adamw"}], [whole, whole])
+
+
+def test_a_label_shows_what_differs_however_long_the_name() -> None:
+    shared = {"family": "gpt2", "schedule.name": "constant", "data.path": "x" * 80}
+    varied = [{**shared, "optimizer.lr": lr, "schedule.floor": "5%"} for lr in (0.1, 0.2)]
+    varied.append({**shared, "optimizer.lr": 0.1, "optimizer.name": "sgd"})
+    whole = {"optimizer.name": "adamw", "schedule.floor": "5%"}  # the third has that floor too, by default
+    variants = [Variant(name, name, one, {**whole, **one}) for name, one in zip(names(varied), varied, strict=True)]
+    assert labels(variants) == ["lr=0.1", "lr=0.2", "lr=0.1,name=sgd"]
+
+
+def test_labels_that_would_be_the_same_are_names() -> None:
+    twins = [Variant(f"lr=1{more}", f"lr=1{more}", {"lr": 1, **held}, {"lr": 1, "a": 2}) for more, held in TWINS]
+    others = [Variant("trial-000", "trial-000", {"lr": 1}, {"lr": 1}), Variant("runs/a=1", "runs/a=1", {}, {})]
+    assert labels([*twins, *others]) == ["lr=1", "lr=1,a=2", "trial-000", "runs/a=1"]
+
+
+TWINS: list[tuple[str, dict[str, Any]]] = [("", {}), (",a=2", {"a": 2})]
+
+
+def test_the_label_of_a_repeat_has_its_seed() -> None:
+    runs = [
+        Variant(f"{group},seed={seed}", group, {"lr": lr, "x": 0}, {"lr": lr, "x": 0, "seed": seed})
+        for group, lr in (("lr=1,x=0", 1), ("lr=2,x=0", 2))
+        for seed in (0, 1)
+    ]
+    assert list(run_labels(runs).values()) == ["lr=1,seed=0", "lr=1,seed=1", "lr=2,seed=0", "lr=2,seed=1"]
 
 
 def plan(**changes: Any) -> Planned:
@@ -88,6 +116,15 @@ def test_variants_may_be_added() -> None:
     assert (
         going_on(again(plan()), plan(variants=more), where=Path("runs/a"), threads_given=False).names[-1] == "name=lion"
     )
+
+
+def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
+    search = {"space": {}, "sampler": "tpe", "pruner": "none", "seed": 0, "trials": 2}
+    held = plan(search=search, score="max held-out/accuracy", variants=[])
+    on = going_on(held, plan(search={**search, "trials": 4}, variants=[]), where=Path("a"), threads_given=False)
+    assert on.score == "max held-out/accuracy"
+    assert on.search is not None
+    assert on.search["trials"] == 4
 
 
 @pytest.mark.parametrize(

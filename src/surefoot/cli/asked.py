@@ -39,6 +39,7 @@ class Asked:
     search: int | None
     sampler: Sampler
     pruner: Pruner
+    typed: frozenset[str]  # the options of this that were there, however their values
 
 
 OWN = [
@@ -69,6 +70,12 @@ def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
         search=_whole("--search", given["search"]),
         sampler=_one_of("--sampler", given["sampler"] or "tpe", get_args(Sampler)),
         pruner=_one_of("--pruner", given["pruner"] or "median", get_args(Pruner)),
+        typed=frozenset(
+            [*(f"--{name}" for name, value in given.items() if value is not None)]
+            + ["--vary"] * bool(vary)
+            + ["--variant"] * bool(variants)
+            + ["--paired"] * paired
+        ),
     )
 
 
@@ -90,7 +97,7 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
         )
     varied = [{setting: values[setting] for setting in _plain(text)} for values, text in zip(flat, texts, strict=True)]
     if space is None:
-        refuse_twins(varied)
+        refuse_twins(varied, flat)
     unlike = [name for name in flat[0] if name != "out" and any(values[name] != flat[0][name] for values in flat)]
     kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
     repeats = asked.seeds if space is None else 1
@@ -169,39 +176,45 @@ def _configurations(
     program: Program, in_file: dict[str, Any], rest: Sequence[str], texts: Sequence[Mapping[str, str]], *, verb: str
 ) -> list[tuple[Any, dict[str, str]]]:
     """The configuration of every combination, with origins; one `ConfigError` for all that cannot be."""
-    assert program.config is not None
+    kind = program.config
+    assert kind is not None
     found, problems, wrong = [], dict[str, str](), list[str]()
-    first_seed = (
-        int(_option(rest, "--seed")[1] or in_file.get("seed", 0)) if _is_whole(_option(rest, "--seed")[1]) else 0
-    )
-    for text in texts:
-        own = [
-            part
-            for setting, value in text.items()
-            for part in typed(
-                program.config, setting, str(first_seed + int(value)) if _repeat(setting, value) else value
-            )
-        ]
+    seeds: dict[str, int] = {}  # of each combination, without those of its repeats
+
+    def made(text: Mapping[str, str]) -> tuple[Any, dict[str, str]]:
+        own = [part for setting, value in text.items() for part in typed(kind, setting, value)]
         flags = [*_without(rest, text), *own]
+        return configured(kind, _layers(program, in_file, flags), flags, verb=verb, own=[name[2:] for name in OWN])
+
+    for combination in texts:
+        text = dict(combination)
+        alone = {setting: value for setting, value in text.items() if not _repeat(setting, value)}
         try:
-            found.append(
-                configured(
-                    program.config, _layers(program, in_file, flags), flags, verb=verb, own=[name[2:] for name in OWN]
-                )
-            )
+            if len(alone) < len(text):
+                if repr(alone) not in seeds:
+                    seeds[repr(alone)] = _seed(made(alone)[0])
+                text = {**alone, "seed": str(seeds[repr(alone)] + int(text["seed"]))}
+            found.append(made(text))
             program.check(found[-1][0])
         except ConfigError as problem:
-            if not own:
+            if not alone:
                 raise
             said = str(problem).splitlines()[0]
             wrong.append(said)
-            problems.setdefault(said, " ".join(f"{setting}={value}" for setting, value in text.items()))
+            problems.setdefault(said, " ".join(f"{setting}={value}" for setting, value in alone.items()))
     all_alike = len(problems) == 1 and len(wrong) == len(texts) > 1
     if problems:
         lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
         more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise ConfigError("\n  ".join([*lines[:_SHOWN], *more]) + "\n  nothing was trained")
     return found
+
+
+def _seed(config: Any) -> int:
+    seed = flatten(config).get("seed")
+    if not isinstance(seed, int):
+        raise ConfigError("these runs have no whole number `seed` among their settings, so --seeds cannot repeat them")
+    return seed
 
 
 def _repeat(setting: str, value: str) -> bool:
@@ -256,10 +269,6 @@ def _cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(told)) if told.isdigit() and int(told) else cores
-
-
-def _is_whole(text: str | None) -> bool:
-    return text is None or text.isdigit()
 
 
 def _whole(option: str, text: str | None) -> int | None:

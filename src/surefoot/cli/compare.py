@@ -47,24 +47,31 @@ def compare(arguments: list[str]) -> None:
             "compare what? surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
     if len(named) == 1 and (Path(named[0]) / FILE).is_file():
-        _refuse_settings(rest, asked)
+        _refuse(rest, asked, {"--jobs", "--threads", "--target", "--reference", "--score", "--search"})
         _train(None, Path(named[0]), asked)
     elif len(named) > 1:
-        _refuse_settings(rest, asked)
+        _refuse(rest, asked, {"--target", "--reference", "--score", "--out", "--paired"})
         _compare_runs(named, asked)
     else:
         from surefoot.cli.asked import planned_of
 
         if (Path(named[0]) / "config.toml").is_file():
             raise ConfigError(f"{named[0]} is one run: name another to compare it with, or what to train")
+        if "--paired" in asked.typed:
+            raise ConfigError(
+                "--paired is for runs that are there: those trained here are always scored batch by batch"
+            )
+        if asked.search is None and asked.typed & {"--sampler", "--pruner"}:
+            raise ConfigError("--sampler and --pruner are of a search\n  say how many trials: --search 20")
         program = programs.found(named[0])
         plan = planned_of(program, rest, asked, verb=f"surefoot compare {named[0]}")
         _train(plan, Path(asked.out or _OUT), asked)
 
 
-def _refuse_settings(rest: Sequence[str], asked: Asked) -> None:
-    if rest or asked.vary or asked.variants or asked.seeds > 1:
-        first = (*rest, *(f"--vary {text}" for text in asked.vary), "--variant or --seeds")[0]
+def _refuse(rest: Sequence[str], asked: Asked, known: set[str]) -> None:
+    """Refuse settings of runs, and options that would not be looked at."""
+    first = next(iter([*rest, *sorted(asked.typed - known)]), None)
+    if first is not None:
         raise ConfigError(
             f"{first} is for the start of a comparison\n  another one: surefoot compare RECIPE ... --out DIR"
         )
@@ -81,22 +88,26 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     from surefoot.tune.tables import text
     from surefoot.tune.training import Sitting
     from surefoot.tune.trials import Trials
+    from surefoot.tune.variants import run_labels
 
     from surefoot.cli.variant import command  # isort: skip
 
     directory = RunDirectory(path)
     directory.open()
     screen = progress.screen()
-    signals = Signals(lambda: f"go on with: surefoot compare {path}", fresh_line=screen.fresh_line)
+    signals = Signals(lambda: f"go on with: surefoot compare {path}")
     try:
         plan, chooser = _prepared(asked_plan, directory, asked)
         screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
+        shown = run_labels(plan.variants)
         trials = Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in)
         score = _score(plan)
         signals.install()
         try:
             stopping = lambda: signals.stop is not None  # noqa: E731
-            Sitting(chooser, trials, jobs=asked.jobs, score=score, screen=screen, stopping=stopping).train()
+            Sitting(
+                chooser, trials, jobs=asked.jobs, score=score, screen=screen, stopping=stopping, shown=shown
+            ).train()
         finally:
             signals.restore()
         if signals.stop is not None:
@@ -121,7 +132,9 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
         assert held is not None
         changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
         changes |= {"reference": asked.reference} if asked.reference != "best" else {}
-        if asked.search is not None and held.search is not None:
+        if asked.search is not None:
+            if held.search is None:
+                raise ConfigError(f"--search {asked.search}: {directory.path} is no search, its variants are given")
             changes["search"] = {**held.search, "trials": asked.search}
         if asked.threads not in (None, held.threads):
             raise ConfigError(
@@ -132,9 +145,17 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
         plan = asked_plan[0]
         if held is not None:
             plan = planned.going_on(held, plan, where=directory.path, threads_given=asked.threads is not None)
+    judged = None if held is None or held.search is None or not held.found else _score(held)
+    if judged is not None and _score(plan) != judged:
+        raise ConfigError(
+            f"--score {plan.score!r}: what this search has tried was judged by {' '.join(judged)}\n"
+            "  another search: --out DIR"
+        )
+    _check_score(plan)
     _write(plan, directory)
     if not plan.found:
         plan = dataclasses.replace(plan, found=_looked_at(plan, directory))
+        _check_score(plan)
         _write(plan, directory)
     if plan.search is None:
         return plan, InOrder(plan.names, directory.path)
@@ -190,6 +211,17 @@ def _score(plan: Planned) -> Any:
     return None if score is None else parsed(score)
 
 
+def _check_score(plan: Planned) -> None:
+    """Refuse a score of a split that these runs do not have, as far as building one has told, before any is trained."""
+    from surefoot.stopping import parsed
+
+    splits = plan.found.get("splits")
+    if plan.score is not None and splits is not None and parsed(plan.score)[1].partition("/")[0] not in splits:
+        raise ConfigError(
+            f"--score {plan.score!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
+        )
+
+
 def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
     """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
     from surefoot.cli.variant import command
@@ -212,10 +244,7 @@ def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
 
 
 def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:
-    from surefoot.tune.trials import is_over
-
-    over = sum(is_over(path, variant.name) for variant in plan.variants)
-    done = f", {over} of them are done" if over else ""
+    done = f", {chooser.over} of them are done" if chooser.over else ""
     kind = "runs" if plan.search is None else "trials"
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
     return f"{chooser.total} {kind}{done}; {jobs} at once, each with {threads}; in {path}"

@@ -124,7 +124,7 @@ what is finished is not trained again. A test split is never scored by it.
 
   --vary SETTING=A,B    values of a setting; several make a grid
   --variant "S=A T=B"   one combination more; may be given several times
-  --seeds N             train each N times, with seeds 0 to N - 1
+  --seeds N             train each N times, with N seeds from --seed on
   --jobs N              so many at once (default: 1)
   --threads N           of each run (default: cores / jobs); kept in compare.toml
   --target X            tell how soon each reaches this score

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from surefoot.tune import planned
 if TYPE_CHECKING:
     from surefoot.run import Run
     from surefoot.tune.planned import Planned
+
+_PATIENCE_S = 20.0
 
 
 def command(what: str, directory: Path, name: str) -> list[str]:
@@ -37,20 +40,40 @@ def train(plan: Planned, directory: Path, name: str) -> None:
     if precision.open:  # what is measured may come out otherwise for each, and then they would not be alike
         precision.settle(plan.found["precision"])
         run.parts.described["precision"] = precision.name
+    _wait_until_free(directory / name)
     run.train()
     batches = scores_by_batch(run, read_run(directory / name, score=plan.score))
     write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
 
 
+def _wait_until_free(path: Path) -> None:
+    """Give a variant that was killed a moment ago the time to be gone: a driver may hold a dead process for seconds."""
+    from surefoot.directory import RunDirectory
+
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        directory = RunDirectory(path)
+        try:
+            directory.open()
+        except ConfigError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.1)
+        else:
+            directory.close()
+            return
+
+
 def look(plan: Planned, directory: Path, name: str) -> None:
-    """Build a variant, and print as JSON what only that tells: its precision, measured where it is open, and its score."""
+    """Build a variant, and print as JSON what only that tells: its precision, measured where it is open, its score, its splits."""
     from surefoot.pace import settle_precision
 
     run = _built(plan, directory, name)
     settle_precision(run.parts)
     watch = run.parts.whole.watch
     score = None if watch is None else f"{watch.direction} {watch.score}"
-    print(json.dumps({"precision": run.parts.whole.precision.name, "score": score}), flush=True)
+    found = {"precision": run.parts.whole.precision.name, "score": score, "splits": list(run.parts.scoring.splits)}
+    print(json.dumps(found), flush=True)
 
 
 def _built(plan: Planned, directory: Path, name: str) -> Run:

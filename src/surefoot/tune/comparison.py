@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.errors import ConfigError
 from surefoot.tune.paired import LEVEL, Difference, holm, mean_and_error, paired_difference
 from surefoot.tune.trained import Direction, Trained
-from surefoot.tune.variants import Variant, written
+from surefoot.tune.variants import Variant, labels, written
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant in the table; of several repeats, means with their standard errors.
+    """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
 
-    difference: of the best score, this variant's minus the reference's; `p` as it is when all comparisons are looked at
-    together. Where only some repeats reached the target, its step and seconds are absent.
+    label: what tells it from the others, for people; `name` is that of its directory, or of its repeats. difference: of the
+    best score, this variant's minus the reference's; `p` as it is when all comparisons are looked at together. Where only
+    some repeats reached the target, its step and seconds are absent.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Row:
     status: str
     said: str
     repeats: int
+    label: str = ""
     best: float | None = None
     best_error: float | None = None
     best_step: float | None = None
@@ -86,7 +88,8 @@ def compared(runs: Sequence[Compared], *, target: float | None = None, reference
     groups: dict[str, list[Compared]] = {}
     for run in runs:
         groups.setdefault(run.variant.group, []).append(run)
-    rows = {name: _row(name, held) for name, held in groups.items()}
+    shown = labels([held[0].variant for held in groups.values()])
+    rows = {name: _row(name, held, label) for (name, held), label in zip(groups.items(), shown, strict=True)}
     first = next((row for row in rows.values() if row.best is not None), None)
     notes = [] if first is None else [_of_target(target, first)]
     if target is None and first is not None:
@@ -104,16 +107,17 @@ def compared(runs: Sequence[Compared], *, target: float | None = None, reference
     return Comparison(score, direction, target, ranked, notes, runs)
 
 
-def _row(name: str, runs: Sequence[Compared]) -> Row:
+def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     """A variant's row without target and difference."""
-    best = [found for run in runs if (found := run.trained.best) is not None]
-    final = [run.trained.final for run in runs if run.trained.final is not None]
     unlike = [run for run in runs if run.status != "finished"]
+    counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
+    best = [found for run in counted if (found := run.trained.best) is not None]
+    final = [run.trained.final for run in counted if run.trained.final is not None]
     status = "finished"
     if unlike:
         status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
         status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
-    row = Row(name, runs[0].variant.varied, status, unlike[0].said if unlike else "", repeats=len(runs))
+    row = Row(name, runs[0].variant.varied, status, unlike[0].said if unlike else "", len(runs), label)
     if best:
         score, score_error = mean_and_error([score for _, score in best])
         step, _ = mean_and_error([float(step) for step, _ in best])
@@ -121,8 +125,8 @@ def _row(name: str, runs: Sequence[Compared]) -> Row:
     if final:
         last, last_error = mean_and_error(final)
         row = replace(row, final=last, final_error=_known(last_error))
-    seconds = [run.trained.training_s for run in runs if run.trained.times]
-    speeds = [run.trained.targets_per_s for run in runs if run.trained.targets_per_s is not None]
+    seconds = [run.trained.training_s for run in counted if run.trained.times]
+    speeds = [run.trained.targets_per_s for run in counted if run.trained.targets_per_s is not None]
     return replace(
         row,
         training_s=mean_and_error(seconds)[0] if seconds else None,
@@ -145,10 +149,10 @@ def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row 
         return None
     if reference in ("best", "first"):
         return ranked[0] if reference == "best" else first
-    found = next((row for row in ranked if row.name == reference), None)
+    found = next((row for row in ranked if reference in (row.name, row.label)), None)
     if found is None:
         raise ConfigError(
-            f"--reference {reference!r}: no variant of that name; there are: {', '.join(row.name for row in ranked[:6])}"
+            f"--reference {reference!r}: no variant of that name; there are: {', '.join(row.label for row in ranked[:6])}"
             "\n  or: best, first"
         )
     return found
@@ -164,10 +168,11 @@ def _with_differences(
     """
     known = [name for name, row in rows.items() if row.best is not None]
     pairs = [pair for pair in combinations(known, 2) if chosen or standard.name in pair]
+    called = {name: row.label for name, row in rows.items()}
     differences: dict[tuple[str, str], Difference] = {}
     whys: dict[str, None] = {}
     for pair in pairs:
-        found = _difference(groups[pair[0]], groups[pair[1]])
+        found = _difference(groups[pair[0]], groups[pair[1]], called)
         if isinstance(found, Difference):
             differences[pair] = found
         elif standard.name in pair:
@@ -183,26 +188,32 @@ def _with_differences(
         done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = [f"no paired difference: {why}" for why in whys]
+    uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
+    if uneven and differences:
+        notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
     if differences:
         notes = [*_of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
     return done, notes
 
 
-def _difference(one: Sequence[Compared], other: Sequence[Compared]) -> Difference | str:
+def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapping[str, str]) -> Difference | str:
     """The difference of the best scores of two variants, or why there is none that means anything."""
     if len(one) > 1 or len(other) > 1:
-        seeds = [{run.variant.settings.get("seed"): run.trained.best for run in runs} for runs in (one, other)]
+        seeds = [
+            {run.variant.settings.get("seed"): run.trained.best for run in runs if run.status == "finished"}
+            for runs in (one, other)
+        ]
         both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
         scores = [(a[1], b[1]) for a, b in both if a is not None and b is not None]
         if len(scores) < 2:
-            return "fewer than two seeds have been trained by both"
+            return "fewer than two seeds have been trained to the end by both"
         return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
     first, second = one[0].batches, other[0].batches
     for run, found in ((one[0], first), (other[0], second)):
         if found is None:
-            return f"{run.variant.name} was not scored batch by batch"
+            return f"{called[run.variant.group]} was not scored batch by batch"
         if "why" in found or found.get("best") is None:
-            return str(found.get("why", f"{run.variant.name} kept no checkpoint of its best step"))
+            return str(found.get("why", f"{called[run.variant.group]} kept no checkpoint of its best step"))
     assert first is not None
     assert second is not None
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
@@ -222,9 +233,7 @@ def _of_target(target: float | None, first: Row) -> str:
     if target is not None:
         return f"target: {written(target)}, as asked; the first evaluation that was as good"
     assert first.best is not None
-    return (
-        f"target: {first.best:.5g}, the best of {first.name}, which is the first; the first evaluation that was as good"
-    )
+    return f"target: {first.best:.5g}, the best of {first.label}, which is the first; the first evaluation that was as good"
 
 
 def _of_differences(
@@ -257,13 +266,15 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     Repeats of other seeds are compared among those of their own seed.
     """
     begun = [run for run in runs if run.trained.initial_weights is not None and run.trained.order is not None]
-    if len(begun) < 2:
-        return []
+    untold = [run.variant.name for run in runs if run not in begun and run.trained.scores]
+    unknown = [f"not known, as its checkpoint of step 0 is gone: what {name} began with" for name in untold]
     by_seed: dict[Any, list[Compared]] = {}
     repeated = len({run.variant.group for run in runs}) < len(runs)
     for run in begun:
         order = run.trained.order or {}
         by_seed.setdefault(order.get("seed") if repeated else None, []).append(run)
+    if all(len(held) < 2 for held in by_seed.values()):
+        return unknown
     weights = all(len({run.trained.initial_weights for run in held}) == 1 for held in by_seed.values())
     unlike = [
         name
@@ -274,8 +285,8 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     rounded = ["not shared: the precision of the passes"] if "precision" in unlike else []
     seeds = ", seed by seed" if repeated else ""
     if weights and not other:
-        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded]
-    lines = [*rounded, *([] if weights else [f"not shared: the initial weights{seeds}"])]
+        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded, *unknown]
+    lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
     if other:
         lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
     kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights

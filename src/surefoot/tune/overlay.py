@@ -33,7 +33,7 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
         for place, row in enumerate(comparison.rows):
             style = {"color": COLOURS[place % len(COLOURS)], "linestyle": _DASHES[place // len(COLOURS) % len(_DASHES)]}
             for repeat, run in enumerate(run for run in comparison.runs if run.variant.group == row.name):
-                name = row.name if repeat == 0 and place < _SHOWN else "_"
+                name = row.label if repeat == 0 and place < _SHOWN else "_"
                 _curve(axes[0], run, style)
                 _scores(axes[-1], run, style, name)
         axes[0].set_ylabel("training loss" if apart else f"training loss (lines), {comparison.score} (points)")

@@ -30,9 +30,9 @@ class Difference:
     def p_value(self) -> float:
         """How often chance alone would make a difference this large, by a two-sided t test; 1 for no difference at all.
 
-        Not a number where nothing is known of the noise: there is but one pair.
+        Not a number where nothing is known of the noise: there is but one pair, or a score is not finite.
         """
-        if self.pairs < 2:
+        if self.pairs < 2 or not math.isfinite(self.mean + self.standard_error):
             return math.nan
         if self.standard_error == 0.0:
             return 1.0 if self.mean == 0.0 else 0.0
@@ -49,8 +49,10 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
     >>> paired_difference([0.5, 0.75], [0.25, 0.25], counts=[3, 1]).mean
     0.3125
     """
-    differences = [one - other for one, other in zip(first, second, strict=True)]
-    weights = list(counts)
+    counted = [held for held in zip(first, second, counts, strict=True) if held[2] > 0]  # others tell nothing
+    differences, weights = [one - other for one, other, _ in counted], [count for _, _, count in counted]
+    if not counted:
+        return Difference(math.nan, math.nan, 0)
     whole, pairs = math.fsum(weights), len(differences)
     mean = math.fsum(weight * each for weight, each in zip(weights, differences, strict=True)) / whole
     if pairs < 2:

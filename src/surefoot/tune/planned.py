@@ -147,7 +147,8 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
         raise ConfigError(f"{where} holds another comparison: {listed}\n  choose another directory: --out DIR")
     if held.search is None:
         return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
-    return replace(held, target=asked.target, score=asked.score, reference=asked.reference, search=asked.search)
+    score = asked.score or held.score  # trials are told to the search by it
+    return replace(held, target=asked.target, score=score, reference=asked.reference, search=asked.search)
 
 
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from typing import Protocol, TextIO
 
 from surefoot.record import Record
 from surefoot.sinks.console import Said, duration, in_line, number, visible
 
 _BETWEEN_S = 10.0  # lines of one variant
+_NAME = 20  # letters of a name at least, on a line that is too short for it
 _ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
 
 
@@ -46,8 +48,7 @@ class Standing:
 class Screen(Protocol):
     """Where a person follows a comparison."""
 
-    @property
-    def fresh_line(self) -> str: ...  # noqa: D102
+    def leave(self) -> None: ...  # noqa: D102
     def say(self, text: str) -> None: ...  # noqa: D102
     def show(self, standing: Mapping[str, Standing]) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
@@ -55,8 +56,6 @@ class Screen(Protocol):
 
 class Lines:
     """Plain lines: of each variant at most one in ten seconds, and none where nothing is new."""
-
-    fresh_line = "\n"
 
     def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.said, self.now = Said(stream), now
@@ -75,6 +74,9 @@ class Lines:
                 self.printed[name] = (self.now(), values)
                 self.say(" ".join([f"variant={in_line(name)}", *values]))
 
+    def leave(self) -> None:
+        """Nothing is drawn over."""
+
     def close(self) -> None:
         """Nothing is held back."""
 
@@ -86,11 +88,9 @@ class Board:
         self.said, self.width = Said(stream), width
         self.drawn: list[str] = []
 
-    @property
-    def fresh_line(self) -> str:
-        """Messages stand below the lines, which are drawn anew under them."""
+    def leave(self) -> None:
+        """Let the lines stand: something else has been printed below them, and they are drawn anew under that."""
         self.drawn = []
-        return "\n"
 
     def say(self, text: str) -> None:
         """Print prose above the lines."""
@@ -102,12 +102,11 @@ class Board:
     def show(self, standing: Mapping[str, Standing]) -> None:
         """Draw the running variants."""
         names = {name: in_line(name) for name in standing}
-        wide = max((len(name) for name in names.values()), default=0)
-        room = (self.width or os.get_terminal_size().columns) - 1
-        lines = []
-        for name, how in standing.items():
-            values = how.values() if how.step > 0 else ["starting"]
-            lines.append("  ".join([names[name].ljust(wide), *values])[:room])
+        values = {name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()}
+        room = (self.width or get_terminal_size().columns) - 1
+        longest = max((len("  ".join(["", *shown])) for shown in values.values()), default=0)
+        wide = min(max((len(name) for name in names.values()), default=0), max(_NAME, room - longest))
+        lines = ["  ".join([_within(names[name], wide).ljust(wide), *shown])[:room] for name, shown in values.items()]
         if lines != self.drawn:
             start = self._start()
             self._draw(lines, start)
@@ -123,6 +122,18 @@ class Board:
     def _draw(self, lines: list[str], start: str = "") -> None:
         self.said.put(start + "".join(f"{line}\n" for line in lines))
         self.drawn = lines
+
+
+def _within(name: str, wide: int) -> str:
+    """A name in so many letters; its end, where names differ most, and its beginning are kept.
+
+    >>> _within("name=sgd,momentum=0.9,lr=0.001", 20)
+    'name=...0.9,lr=0.001'
+    """
+    if len(name) <= wide:
+        return name
+    front = (wide - 3) // 3
+    return f"{name[:front]}...{name[len(name) - (wide - 3 - front) :]}"
 
 
 def screen(stream: TextIO | None = None) -> Screen:

@@ -106,7 +106,9 @@ class Search:
         )
         self.going: dict[str, optuna.Trial] = {}
         states = self.optuna.trial.TrialState
-        self.left_running = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state == states.RUNNING]
+        trials_made = self.study.get_trials(deepcopy=False)
+        self.left_running = [trial for trial in trials_made if trial.state == states.RUNNING]
+        self.over = len(trials_made) - len(self.left_running)
 
     def next(self) -> str | None:
         """A trial that was running when the search was killed, or else a new one, as long as there are to be more."""
@@ -121,6 +123,7 @@ class Search:
             held = outcome_of(self.directory, name)
             if held is not None and held["status"] in ("finished", "diverged", "pruned"):  # and nobody was told
                 self.ended(name, Outcome(held["status"]), best=_best_of(frozen, self.study.direction.name))
+                self.over += 1
                 continue
             self.begin(name, {setting: _text(value) for setting, value in trial.params.items()})
             return name

@@ -86,7 +86,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _below(comparison: Comparison) -> list[str]:
-    said = [f"{in_line(row.name)}: {in_line(row.said)}" for row in comparison.rows if row.said]
+    said = [f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said]
     typed = best_flags(comparison)
     return [*said, *comparison.notes, *([f"best settings: {typed}"] if typed else [])]
 
@@ -109,7 +109,7 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     ]
     rows = [
         [
-            in_line(row.name),
+            in_line(row.label),
             *(_short(row.varied.get(name)) for name in columns),
             _with_error(row.best, row.best_error, several),
             _rounded(row.best_step),
@@ -165,6 +165,7 @@ def _values(row: Row) -> dict[str, Any]:
     """The numbers of a row by name."""
     return {
         "variant": row.name,
+        "label": row.label,
         "status": row.status,
         "said": row.said,
         "repeats": row.repeats,

@@ -58,7 +58,7 @@ class Trained:
         if self.watch is None:
             return None
         sign = 1 if self.watch[0] == "min" else -1
-        known = [(sign * score, step, score) for step, score in self.scores if not math.isnan(score)]
+        known = [(sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
     @property
@@ -76,7 +76,8 @@ class Trained:
         if self.watch is None:
             return None
         sign = 1 if self.watch[0] == "min" else -1
-        step = next((step for step, score in self.scores if sign * score <= sign * target), None)
+        known = ((step, score) for step, score in self.scores if math.isfinite(score))
+        step = next((step for step, score in known if sign * score <= sign * target), None)
         return None if step is None else (step, self.seconds_at(step))
 
     def seconds_at(self, step: int) -> float:

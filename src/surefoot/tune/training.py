@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,9 +17,13 @@ _LOOK_S = 0.2
 
 
 class Chooser(Protocol):
-    """Which variants are trained."""
+    """Which variants are trained.
+
+    total: all of them. over: those that were over before they could be trained here.
+    """
 
     total: int
+    over: int
 
     def next(self) -> str | None:
         """The next to be trained; None where there is none now: it is asked again when one has ended."""
@@ -37,6 +41,7 @@ class InOrder:
     def __init__(self, names: Sequence[str], directory: Path) -> None:
         self.waiting = [name for name in names if not is_over(directory, name)]
         self.total = len(names)
+        self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
         """The next one."""
@@ -63,27 +68,34 @@ class Sitting:
         score: tuple[Direction, str] | None,
         screen: Screen,
         stopping: Callable[[], bool],
+        shown: Mapping[str, str],
     ) -> None:
         self.chooser, self.trials, self.jobs, self.score = chooser, trials, jobs, score
-        self.screen, self.stopping = screen, stopping
+        self.screen, self.stopping, self.shown = screen, stopping, shown
         self.standing: dict[str, Standing] = {}
         self.done = 0
-        self.estimated = False
+        self.estimated = self.told = False
 
     def train(self) -> None:
         """Train all of them; each is saved and ends where it is to stop."""
         try:
             while self._begin() or self.trials.running:
                 time.sleep(_LOOK_S)
+                if self.stopping() and not self.told:
+                    self.told = True
+                    self.screen.leave()
                 for trial in self.trials.running.values():
                     self._look(trial)
                 for trial, outcome in self.trials.ended():
                     self._look(trial)
                     self._end(trial, outcome)
-                self.screen.show({name: self.standing[name] for name in self.trials.running})
+                self.screen.show({self._called(name): self.standing[name] for name in self.trials.running})
         finally:
             self.trials.close()
             self.screen.close()
+
+    def _called(self, name: str) -> str:
+        return self.shown.get(name, name)
 
     def _begin(self) -> bool:
         """Start as many as may run at once; true where one was started."""
@@ -105,7 +117,7 @@ class Sitting:
             how.take(record, score=None if self.score is None else self.score[1])
             if record["kind"] == "scores":
                 self._judge(trial, record)
-        if not self.estimated and how.left_s is not None:
+        if not self.estimated and trial.fresh and how.left_s is not None:
             self._estimate(trial, how.left_s)
 
     def _look_at_beginning(self, trial: Trial, how: Standing) -> None:
@@ -123,7 +135,7 @@ class Sitting:
         """Say once how long it all takes, as far as the first of them tells."""
         self.estimated = True
         each_s = time.monotonic() - trial.started + left_s
-        left = self.chooser.total - self.done
+        left = self.chooser.total - self.chooser.over - self.done
         if left > 1:
             rounds = -(-left // self.jobs)
             self.screen.say(f"about {duration(each_s * rounds)} for the {left} that are left, judging by the first")
@@ -134,5 +146,5 @@ class Sitting:
             self.done += 1
         score = "" if how.score is None or self.score is None else f", {self.score[1]} {number(how.score)}"
         said = f": {outcome.said}" if outcome.said else ""
-        self.screen.say(f"{trial.name}: {outcome.status} at step {how.step}{score}{said}")
+        self.screen.say(f"{self._called(trial.name)}: {outcome.status} at step {how.step}{score}{said}")
         self.chooser.ended(trial.name, outcome)

@@ -43,6 +43,7 @@ class Trial:
     process: subprocess.Popen[bytes]
     records: Records
     log_start: int
+    fresh: bool  # begun in this sitting, not gone on with
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
 
@@ -86,6 +87,8 @@ class Trials:
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             (path / folder).mkdir(exist_ok=True)
+        metrics = path / name / "metrics.jsonl"
+        fresh = not metrics.exists()
         numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         with (path / LOGS / f"{name}.log").open("ab") as log:
             begin = log.tell()
@@ -98,7 +101,7 @@ class Trials:
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for this process, which tells them
             )
-        trial = Trial(name, process, Records(path / name / "metrics.jsonl"), begin)
+        trial = Trial(name, process, Records(metrics), begin, fresh)
         self.running[name] = trial
         return trial
 
@@ -139,7 +142,8 @@ class Trials:
         self.running = {}
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
-        if code == 0 and outcome_of(self.directory.path, trial.name) is not None:
+        held = outcome_of(self.directory.path, trial.name)
+        if held is not None and held["status"] == "finished":  # whatever ended the process after it had said so
             return Outcome("finished")
         if trial.ending == "pruned" and (code in _STOPPED or code == 0):
             return Outcome("pruned")
@@ -178,7 +182,7 @@ def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
 def is_over(directory: Path, name: str) -> bool:
     """Whether a variant need not be trained (again): it finished, diverged, or was pruned.
 
-    What failed for another reason, such as memory, is tried again.
+    What failed for another reason, such as memory, is tried again, and so is a variant whose directory was removed.
     """
     found = outcome_of(directory, name)
-    return found is not None and found["status"] in _TO_THE_END
+    return found is not None and found["status"] in _TO_THE_END and (directory / name).is_dir()

@@ -62,6 +62,38 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def labels(variants: Sequence[Variant]) -> list[str]:
+    """What tells each of the variants from the others, for people: its settings without those that all of them share.
+
+    Nothing is cut off. A variant that was not named by its settings (a trial, a run's directory) keeps its name, and so do
+    those whose labels would be the same.
+
+    >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
+    >>> labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
+    ['lr=0.1', 'lr=0.2']
+    """
+    varied = dict.fromkeys(setting for variant in variants for setting in variant.varied)
+    apart = [setting for setting in varied if len({repr(_effective(variant, setting)) for variant in variants}) > 1]
+    short = short_names(apart)
+    found = []
+    for variant in variants:
+        own = [setting for setting in apart if setting in variant.varied] or apart
+        text = ",".join(f"{short[setting]}={written(_effective(variant, setting))}" for setting in own)
+        found.append(text if text and variant.varied and "=" in variant.group else variant.group)
+    return [label if found.count(label) == 1 else variant.group for label, variant in zip(found, variants, strict=True)]
+
+
+def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
+    """A label for the name of each single run; repeats have their seed behind it, as in their names."""
+    groups = list({variant.group: variant for variant in variants}.values())
+    shown = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
+    return {variant.name: shown[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
+
+
+def _effective(variant: Variant, setting: str) -> Any:
+    return variant.settings.get(setting, variant.varied.get(setting))
+
+
 def short_names(settings: Iterable[str]) -> dict[str, str]:
     """Settings by their last part, as long as no two would be called the same.
 
@@ -102,11 +134,17 @@ def flags(settings: Mapping[str, Any]) -> str:
     return " ".join(typed)
 
 
-def refuse_twins(combinations: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` where two combinations are the same: one of them would be trained for nothing."""
-    for place, combination in enumerate(combinations):
-        if any(dict(combination) == dict(earlier) for earlier in combinations[:place]):
-            raise ConfigError(f"two variants are the same: {flags(combination)}\n  leave one of them out")
+def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` where two combinations come to the same settings: one of them would be trained for nothing.
+
+    `wholes` are all settings of each.
+    """
+    seen: list[Mapping[str, Any]] = []
+    for combination, whole in zip(combinations, wholes, strict=True):
+        if whole in seen:
+            same = flags(combination) or "that without further settings"
+            raise ConfigError(f"two variants are the same: {same}\n  leave one of them out")
+        seen.append(whole)
 
 
 def _plain(text: str) -> str:
