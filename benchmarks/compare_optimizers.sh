@@ -22,7 +22,7 @@ settings() { # of one entrant, but for its rate
 
 declare -A rates=(
   [adamw]="1e-3 3e-3 1e-2" [lion]="3e-4 1e-3 3e-3" [adafactor]="1e-2 3e-2 1e-1" [muon]="3e-3 1e-2 3e-2"
-  [sgd]="0.1 0.3 1" [schedule-free]="3e-3 1e-2 3e-2" [muon-modern]="3e-3 1e-2 3e-2"
+  [sgd]="0.1 0.3 1" [schedule-free]="1e-3 3e-3 1e-2 3e-2" [muon-modern]="3e-3 1e-2 3e-2"
 )
 
 entrants=()

@@ -306,6 +306,11 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
     kept, _ = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "adamw"})])
     other, origin = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "sgd", "optimizer.momentum": 0.9})])
 
+    rates = {"optimizer.frozen": ("embedding.*",), "optimizer.layer_decay": 0.5, "optimizer.base_width": 64}
+    still, _ = layered(Gpt, [("file", preset | rates), ("flag", {"optimizer.name": "lion"})])
+
+    assert (still.optimizer.lr, still.optimizer.frozen) == (None, ("embedding.*",))  # which are about the model
+    assert (still.optimizer.layer_decay, still.optimizer.base_width) == (0.5, 64)
     assert (kept.optimizer.lr, kept.optimizer.betas) == (0.5, (0.9, 0.95))
     assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
     assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.floor) == ("default", "flag", 0.1)

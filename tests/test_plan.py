@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,48 @@ def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys
     assert "  model.context = 32  [flag]" in lines
     assert "  seed = 0  [default]" in lines
     assert sorted(path.name for path in here.iterdir()) == ["mine.toml", "text.txt"]
+
+
+def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split() -> None:
+    data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[int]()
+
+    def slow(model: Any, batch: Any) -> sf.Mean:
+        seen.append(int(batch[0][0, 0]))
+        sleep(0.05)
+        return sf.Mean(torch.zeros(()), len(batch[0]))
+
+    splits = {"often": sf.Split(data, scores=slow, batch_size=10), "once": sf.Split(data, scores=slow, at_end=True)}
+    run = run_of(evaluate=splits, evaluate_every="3 epochs")
+    assert 1.0 <= run.parts.scoring.seconds("often") < 1.5  # 20 batches of 50 ms
+    assert seen == [30, 100, 160]
+    text = said(run)
+    assert "about 1s an evaluation of often, 4s for 4 of them (measured with a few batches)" in text
+    assert "for once, scored once, at the end" in text
+
+
+def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
+    def right(model: Any, batch: Any) -> float:
+        return 0.5
+
+    split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), scores=right)
+    with pytest.raises(sf.ConfigError, match=r"the score 'right' returned a float.*\n  return surefoot\.Mean"):
+        said(run_of(evaluate={"held-out": split}))
+
+
+def test_a_plan_says_which_data_these_are() -> None:
+    about = ["text of somebody", "a tenth of it is held out"]
+    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(run_of(about_data=about))
+
+
+def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("the cat sat on the mat; " * 500)
+    main(["plan", "gpt", "--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--cloze-questions=0"])
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("data") + 1
+    assert lines[first : first + 2] == [
+        "  text of text.txt",
+        "  1 file, 12,000 characters; 5.0% of them are held out: the end of it",
+    ]
+    assert lines[first + 2].endswith("tokens to train on, 601 held out; 257 different ones in the vocabulary")

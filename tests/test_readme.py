@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import surefoot as sf
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,3 +45,10 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
 
     exec(code[0], dict(names))
     assert "is finished: all 71 steps are made" in capsys.readouterr().out
+    names["sf"] = sf
+    for used in code[1:]:  # what may be done with it afterwards
+        exec(used, names)
+        assert (
+            sf.split_scores(names["model"], sf.Split(names["held_out"], scores=sf.accuracy, loss=False))["accuracy"]
+            > 0.9
+        )

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot import beam, data, generate, losses, models
+    from surefoot import beam, checkpoint, data, generate, losses, models
     from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
@@ -111,6 +111,7 @@ __all__ = [
     "adamw8bit",
     "beam",
     "check_settings",
+    "checkpoint",
     "choice_accuracy",
     "classification_scores",
     "classified",
@@ -239,7 +240,7 @@ _HOME = {
     "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
 }
-_ROOMS = ("beam", "data", "generate", "losses", "models")
+_ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models")
 
 
 def __getattr__(name: str) -> Any:

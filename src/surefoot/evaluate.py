@@ -212,9 +212,22 @@ def _counted(
     if loss is not None:
         found |= _losses(loss(model, batch.batch), batch.count)
     for score in scores:
-        result = score(model, batch.batch)
-        found |= {score.__name__: result} if isinstance(result, Mean) else result
+        found |= _means(score(model, batch.batch), score.__name__)
     return found
+
+
+def _means(result: Any, name: str) -> Mapping[str, Mean]:
+    """What a score function returned, by name; `ConfigError` where it is no counted mean."""
+    means = {name: result} if isinstance(result, Mean) else result
+    wrong = (
+        means if not isinstance(means, Mapping) else next((v for v in means.values() if not isinstance(v, Mean)), None)
+    )
+    if wrong is not None or not isinstance(means, Mapping):
+        raise ConfigError(
+            f"the score {name!r} returned a {type(wrong).__name__}, which says not over how many samples it is a mean\n"
+            "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
+        )
+    return means
 
 
 def _losses(result: Any, count: int) -> dict[str, Mean]:

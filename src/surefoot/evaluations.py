@@ -5,7 +5,7 @@ How a score is computed is in `evaluate.py`; when one is due, and who waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from surefoot import snapshot
@@ -49,9 +49,8 @@ class Evaluations:
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end, record it, and watch the score that decides what is best."""
         names = self.parts.scoring.names(at_end=False)
-        self.parts.doing(f"evaluating {', '.join(names)}")
         try:
-            found = self.parts.scoring.scores(names, stop=stop)
+            found = self.parts.scoring.scores(names, stop=self._told(names, stop))
         except EvaluationStoppedError:
             self.due = True
             self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
@@ -75,10 +74,9 @@ class Evaluations:
         """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
         parts, best = self.parts, self._best()
         names = parts.scoring.names(at_end=True)
-        parts.doing(f"evaluating {', '.join(names)}")
         try:
             with nullcontext() if best is None else snapshot.weights_of(self.state, best):
-                found = parts.scoring.scores(names, stop=stop)
+                found = parts.scoring.scores(names, stop=self._told(names, stop))
         except EvaluationStoppedError:
             parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
             return
@@ -101,6 +99,17 @@ class Evaluations:
             self.parts.say(f"warning: no sample: {problem}")
             return
         self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+
+    def _told(self, names: Sequence[str], stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Before each batch, tell whoever watches what is being done; and `stop`."""
+        what = f"evaluating {', '.join(names)}"
+        self.parts.doing(what)
+
+        def asked() -> bool:
+            self.parts.doing(what)
+            return stop()
+
+        return asked
 
     def _steered(self) -> tuple[dict[str, float], str | None]:
         """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.

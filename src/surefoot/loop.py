@@ -235,7 +235,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
     step.norms[name] = norm = gradient_norm(gradients, factor=factor)
-    bad = torch.ne((norm + loss) * 0.0, 0)  # inf * 0 and NaN * 0 are NaN, which equals nothing
+    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
     # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
     counted = 1 if scale is None else torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))

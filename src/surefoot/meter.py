@@ -7,7 +7,7 @@ limited and whether the update was skipped. Rows not yet logged are part of a ch
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,10 +50,7 @@ class Meter:
 
     def add(self, step: Measured) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
-        limited = [held for held in step.clipped.values() if held is not None]
-        clipped = (
-            torch.stack([held.float() for held in limited]).mean() if len(limited) > 1 else next(iter(limited), None)
-        )
+        clipped = next(iter(step.clipped.values()), None) if len(step.clipped) < 2 else _mean(step.clipped.values())
         self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
         self.logged.append((step.index, step.logged))
 
@@ -152,6 +149,12 @@ def _weighted(measured: NDArray[np.float64]) -> float:
     _, loss, count, *_ = measured[:, measured[2] > 0]
     with np.errstate(invalid="ignore"):  # inf - inf: such a loss is in the record
         return float((loss * count).sum() / count.sum()) if count.size else 0.0
+
+
+def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
+    """The mean over several optimizers, on the device; None where none of them has a limit."""
+    held = [value.float() for value in values if value is not None]
+    return torch.stack(held).mean() if held else None
 
 
 def _column(values: Sequence[Tensor | float]) -> Tensor:

@@ -36,11 +36,13 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     start = f"going on at step {step}" if step else "from step 0"
     if parts.state.rate_factor < 1:
         start += f" with {parts.state.rate_factor:.3g} of the schedule's rate"
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     why = "" if precision_chosen is None else f" ({precision_chosen})"
     lines = [
         f"model   {models}",
-        f"data    {plan.samples:,} samples a pass; {length.steps:,} steps are {length.epochs:.2f} passes",
+        f"data    {''.join(f'{line}; ' for line in parts.about_data[:1])}{plan.samples:,} samples a pass; "
+        f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         f"device  {device}, {parts.whole.precision.name}{why}{threads}",
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
@@ -133,6 +135,11 @@ def divergence(
         shown = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
         lines.append(
             f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them"
+        )
+    elif step == 0:
+        lines.append(
+            "  the model had not been updated yet, so no learning rate or warm-up is the cause: look at the data, at the weights\n"
+            "  that it starts from, and at the loss: try loss(model, batch) on one batch (log of 0, division by 0, wrong labels?)"
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.compare import differences, refuse_another_length, refuse_differences
+from surefoot.checkpoint.compare import differences, refuse_another_length, refuse_differences, refuse_other_data
 from surefoot.checkpoint.format import Contents
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
@@ -51,6 +51,7 @@ class Parts:
     sample: Callable[[Any], str] | None
     files: dict[str, str]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
+    about_data: tuple[str, ...]  # lines that say which data these are
 
     @property
     def state(self) -> State:
@@ -102,6 +103,7 @@ class Parts:
             raise CheckpointError(
                 f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
             ) from problem
+        refuse_other_data(saved, json.loads(json.dumps(self.described)), where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         times = self.timetable.begun_with(began)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.data.samples import rows
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
 from surefoot.evaluate import scored
 from surefoot.memory import in_words, tensor_bytes
 from surefoot.micro_batch import MicroBatch
@@ -51,6 +51,7 @@ def sections(parts: Parts) -> list[Section]:
     where = _directory(parts)  # a run that is there has its precision already
     why = settle_precision(parts)
     found = [
+        *([Section("data", list(parts.about_data))] if parts.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("learning rate", learning_rates(parts)),
@@ -59,8 +60,10 @@ def sections(parts: Parts) -> list[Section]:
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
             measured = measure(parts)
-        found.append(Section("memory and time", memory_and_time(parts, measured)))
-    found.insert(2, Section("batches", batch_arithmetic(parts, measured)))
+            evaluating = evaluation_time(parts)
+        found.append(Section("memory and time", [*memory_and_time(parts, measured), *evaluating]))
+    place = [section.title for section in found].index("learning rate")
+    found.insert(place, Section("batches", batch_arithmetic(parts, measured)))
     return [*found, Section("chosen", chosen(parts, where, precision_chosen=why))]
 
 
@@ -207,6 +210,41 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
         f"{step_s * 1000:,.3g} ms a step before its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
     ]
+
+
+def evaluation_time(parts: Parts) -> list[str]:
+    """Seconds of one evaluation, of all that the run makes, and of what is scored at its end, from a few batches of each split."""
+    scoring = parts.scoring
+    if not scoring.splits:
+        return []
+    if parts.compiled:
+        return ["evaluation: not measured, since the model would be compiled for it"]
+    try:
+        took_s = {name: scoring.seconds(name) for name in scoring.splits}
+    except (DataError, DivergedError) as problem:
+        return [f"evaluation: not measured: {first_line(problem)}"]
+    lines, often, end = [], scoring.names(at_end=False), scoring.names(at_end=True)
+    if often:
+        one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
+        lines.append(
+            f"about {_short(one_s)} an evaluation of {', '.join(often)}, {_short(one_s * times)} for {times:,} of them"
+            " (measured with a few batches)"
+        )
+    if end:
+        lines.append(f"about {_short(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end")
+    return lines
+
+
+def _short(seconds: float) -> str:
+    """A duration, of less than a second in milliseconds."""
+    return duration(seconds) if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _evaluations(parts: Parts) -> int:
+    """How many evaluations the run makes; in a run of millions of steps about."""
+    steps, due = parts.length.steps, parts.timetable.evaluate_due
+    seen = min(steps, _LOOKED_AT)
+    return round(sum(map(due, range(1, seen + 1))) * steps / seen)
 
 
 def chosen(parts: Parts, where: list[str], *, precision_chosen: str | None = None) -> list[str]:

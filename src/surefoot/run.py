@@ -7,7 +7,7 @@ beginning and at the end in `sitting.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +66,7 @@ class Run:
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
+    about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -111,6 +112,7 @@ class Run:
         files: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
         example: str | None = None,
+        about_data: Sequence[str] = (),
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -235,6 +237,7 @@ class Run:
             sample=sample,
             files=checked_files(files or {}),
             example=example,
+            about_data=tuple(about_data),
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

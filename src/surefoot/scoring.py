@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -58,6 +59,25 @@ class Scoring:
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}
         return found
+
+    def seconds(self, name: str, *, batches: int = 3) -> float:
+        """About how long it takes to score a split now: as measured with so many of its batches, without the judging."""
+        split, forward = self.splits[name], self._forward()
+        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
+        took_s, seen = 0.0, 0
+        for batch in self.supply.split(split.dataset, batch_size=split.batch_size, most=batches):
+            begun = perf_counter()
+            scored(
+                forward,
+                [batch],
+                loss=self.loss if split.loss else None,
+                scores=split.score_functions,
+                precision=self.precision,
+                seed=self.supply.seed,
+                outputs=split.outputs,
+            )
+            took_s, seen = took_s + perf_counter() - begun, seen + len(batch.ids)
+        return took_s * samples / max(1, seen)
 
     def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).

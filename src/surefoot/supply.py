@@ -53,8 +53,8 @@ class Supply:
             finally:
                 feed.close()
 
-    def split(self, dataset: Any, *, batch_size: int | None) -> Iterator[MicroBatch]:
-        """Every sample of another data set once, in order."""
+    def split(self, dataset: Any, *, batch_size: int | None, most: int | None = None) -> Iterator[MicroBatch]:
+        """Every sample of another data set once, in order; with `most` only so many batches, spread over it."""
         return in_order(
             dataset,
             batch_size=batch_size or self._rows,
@@ -63,6 +63,7 @@ class Supply:
             workers=self.workers,
             count=self.count,
             collate=self.collate,
+            most=most,
         )
 
     @property

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 
 from forked import Forked, variants_are_forked
+from surefoot.cli import programs, variant
+from surefoot.cli.asked import asked_of, planned_of, trial
 from surefoot.cli.main import main
 from surefoot.sinks import records
 
@@ -357,6 +360,26 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
     assert said in told
     assert len(told.splitlines()) <= 5
     assert not Path("runs").exists()
+
+
+def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here: Path) -> None:
+    """What a file says is for its own optimizer; what was typed beside --vary is for all of them."""
+    (here / "file.toml").write_text("[optimizer]\nlr = 0.5\nweight_decay = 0.75\n")
+    program = programs.found("program.py")
+    shared = ["--config", "file.toml", "--optimizer.weight-decay", "0.25", "--optimizer.frozen", "0.bias"]
+    rest, asked = asked_of([*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"])
+    plan, _ = planned_of(program, rest, asked, verb="surefoot compare")
+    asked_search = replace(asked, search=2)
+    search, _ = planned_of(program, rest, asked_search, verb="surefoot compare")
+    trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
+    for each in (plan, replace(search, variants=trials)):
+        for name in each.names:
+            described = variant._built(each, here / "out", name).parts.described["optimizer"]
+            assert described["name"] in name
+            assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
+            assert described["weight_decay"] == 0.25
+            assert described["rates"] == [{"frozen": ["0.bias"]}]
+        assert len(each.names) == 2
 
 
 @pytest.mark.parametrize(

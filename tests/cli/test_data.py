@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
     main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes", "--column=body", "--processes=1"])
     said = capsys.readouterr()
-    assert said.err == "1 files: 1 .jsonl\n4,059 tokens in 1 shards in shards\n"
+    assert said.err == "1 file: 1 .jsonl\n4,059 tokens in 1 shard in shards\n"
     assert said.out == ""
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--sample-tokens=0"]
     main(["train", "gpt", "--data.path=shards", "--length=3 steps", "--cloze-questions=0", "--out=runs/a", *small])
@@ -43,7 +43,7 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
         ([], 2, "data what?"),
         (["get"], 2, "no 'get'"),
         (["prepare", "out"], 2, "which text, and where to?"),
-        (["prepare", "out", "a.jsonl"], 2, "tokenizer"),
+        (["prepare", "out", "a.jsonl"], 2, "error: --tokenizer is missing"),
         (["prepare", "out", "a.jsonl", "--tokenizer=bpe"], 2, "is trained on text first"),
         (["prepare", "out", "a.jsonl", "--tokeniser=bytes"], 2, "did you mean --tokenizer?"),
         (["prepare", "out", "a.jsonl", "--tokenizer=gpt2"], 3, "in the place of gpt2"),
@@ -71,3 +71,30 @@ def test_neither_the_verb_nor_its_processes_import_torch() -> None:
     command = [sys.executable, "-c", code, "data", "prepare", "out", "a.jsonl", "--tokenizer=bytes", "--column=body"]
     ended = subprocess.run([*command, "--processes=1"], check=True, capture_output=True, text=True)
     assert ended.stdout == "False\n"
+
+
+def test_a_damaged_shard_stops_a_run_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes", "--column=body", "--processes=1"])
+    data = bytearray(Path("shards/shard-00000.bin").read_bytes())
+    data[100] ^= 1
+    Path("shards/shard-00000.bin").write_bytes(data)
+    with pytest.raises(SystemExit) as end:
+        main(["train", "gpt", "--data.path=shards", "--out=runs/a", "--length=2 steps", "--model.layers=1"])
+    said = capsys.readouterr().err
+    assert end.value.code == 3
+    assert "shards/shard-00000.bin is damaged" in said
+    assert "surefoot data prepare shards" in said
+    assert not Path("runs/a").exists()
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("surefoot.data.prepare.prepare_shards", stopped)
+    with pytest.raises(SystemExit) as end:
+        main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "\nstopped; the same command goes on\n"

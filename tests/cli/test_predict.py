@@ -192,4 +192,6 @@ def test_a_program_that_predicts_nothing_says_so(
         "                  train=(torch.ones(9, 1),), batch_size=3, length='2 steps', optimizer=sf.adamw(lr=0.1), out='runs/a')\n"
     )
     main(["train", "program.py:build"])
-    assert "defines no predict()" in refused(capsys, "a", "x")
+    said = refused(capsys, "a", "x")
+    assert "does not say how its model is used: it defines no predict()" in said
+    assert "surefoot.load_weights(model, " in said

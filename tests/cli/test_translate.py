@@ -93,7 +93,34 @@ def test_a_long_sentence_is_named_by_its_line_in_a_long_file(
 ) -> None:
     (tmp_path / "in.txt").write_text("\n" * 40 + "cat " * 600)
     error = refused(capsys, str(trained), "--file", str(tmp_path / "in.txt"), "--batch-size", "1", status=3)
-    assert "sentence 41 has" in error
+    assert "in.txt, line 41 has" in error
+
+
+def test_what_cannot_be_translated_has_an_empty_line_among_the_answers(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bad line of a thousand must not cost the other answers."""
+    (tmp_path / "in.txt").write_bytes(b"cat 12\n" + b"cat " * 600 + b"\ntw\xff\ncat 7\n")
+    expected = [said(capsys, str(trained), one) for one in ("cat 12", "cat 7")]
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(trained), "--file", str(tmp_path / "in.txt")])
+    answered = capsys.readouterr()
+    assert end.value.code == 3
+    assert answered.out == f"{expected[0]}\n\n{expected[1]}"
+    assert "in.txt, line 2 has 600 tokens" in answered.err
+    assert "in.txt, line 3 is not UTF-8 text" in answered.err
+    assert "error: 2 of 4 lines could not be translated" in answered.err
+
+
+def test_an_empty_input_is_answered_by_an_empty_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = said(capsys, str(trained), "cat 12")
+    assert said(capsys, str(trained), "") == "\n"
+    assert said(capsys, str(trained), "cat 12", "", "cat 12") == f"{answer}\n{answer}"
+
+
+def test_a_file_in_utf_16_is_called_that(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("cat 12\n", encoding="utf-16")
+    assert "iconv -f utf-16 -t utf-8" in refused(capsys, str(trained), "--file", str(tmp_path / "in.txt"), status=3)
 
 
 def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
@@ -110,7 +137,7 @@ def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
     [
         (["x", "--beam", "0"], 2, "beam = 0"),
         (["x", "--length-penalty", "-1"], 2, "length_penalty = -1.0"),
-        (["cat " * 600], 3, "sentence 1 has"),
+        (["cat " * 600], 3, "input 1 has 600 tokens, and the model takes 511"),
         (["--file", "no such file"], 3, "no such file cannot be read"),
         (["x", "--bean", "2"], 2, "did you mean --beam?"),
     ],

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import surefoot
 from surefoot.cli.main import main
 from surefoot.sinks import records
 
@@ -283,8 +285,17 @@ def test_resuming_a_script_s_run_names_its_command(
     monkeypatch.setattr(sys, "argv", ["my script.py", "--fast"])
     found("program.py:plain").build().train()  # as a script does
     assert tomllib.loads(Path("runs/plain/config.toml").read_text())["program"]["kind"] == "script"
-    assert refused("resume", "plain") == 2
-    assert "python 'my script.py' --fast" in capsys.readouterr().err
+    for verb in ("resume", "evaluate", "predict"):
+        assert refused(verb, "plain") == 2
+        said = capsys.readouterr().err
+        assert "python 'my script.py' --fast" in said
+        assert "run.scores() inside `with run:`" in said
+    code = said.splitlines()[-1].strip().removeprefix("error: ")  # what it says works as it stands
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].weight.zero_()
+    exec(code, {"surefoot": surefoot, "model": model})
+    assert model[0].weight.any()
 
 
 def test_a_changed_program_is_named_when_it_is_resumed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -463,3 +474,38 @@ def test_commands_to_type_are_those_that_work_here(
     said = capsys.readouterr().out
     assert "  surefoot evaluate runs/mine" in said
     assert "  tensorboard --logdir" in said
+
+
+def test_a_mean_of_checkpoints_is_said_to_be_of_their_steps_and_the_best_to_be_the_best(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "8 steps"])
+    capsys.readouterr()
+    main(["evaluate", "mine", "--checkpoint", "average 3"])
+    said = capsys.readouterr()
+    assert said.err.startswith("scoring the mean of steps 4, 6, 8 of runs/mine on all")
+    assert said.out.startswith("mean_of_steps=4,6,8 all/loss=")
+    main(["evaluate", "mine", "--checkpoint", "best"])
+    assert ", the best, of runs/mine on all" in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_names_predict_where_its_program_has_one(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "4 steps", "--out", "runs/a"])
+    assert "use it:" not in capsys.readouterr().out
+    program.write_text(PROGRAM + "\nclass Predict: ...\ndef predict(): ...\n")
+    main(["train", "program.py:build", "--length", "4 steps", "--out", "runs/b"])
+    assert "surefoot predict runs/b INPUT" in capsys.readouterr().out
+
+
+def test_another_data_set_is_named_before_all_that_goes_with_it(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "program.py:build", "--length", "4 steps"])
+    program.write_text(PROGRAM.replace("randn(40, 4", "randn(50, 4").replace("randn(40, 1", "randn(50, 1"))
+    assert refused("train", "program.py:build", "--length", "8 steps") == 4
+    said = capsys.readouterr().err
+    assert "it was trained on another data set\n  data.samples was 40, now 50\n" in said
+    assert "--init" not in said
+    assert "choose another --out" in said

@@ -101,7 +101,7 @@ def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
         (b'{"text": 3}', r"line 1: 'text' is a int, not text"),
         (b'{"text"', "line 1 is no JSON"),
         (b"[1]", "line 1 has no 'text': there is a list"),
-        (b'{"text": "\xff"}', "line 1 is not UTF-8: its byte 10 is 0xff"),
+        (b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 11 of the line is 0xff"),
         (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "cannot be read: Compressed file ended"),
         (b"", "is empty: 0 bytes"),
     ],
@@ -134,7 +134,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 
 def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\xff")
-    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text: byte 3 is 0xff"):
+    with pytest.raises(DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xff"):
         read(tmp_path / "a.txt")
     with pytest.raises(DataError, match="no file or directory"):
         document_files([tmp_path / "missing"])

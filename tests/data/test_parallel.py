@@ -141,7 +141,7 @@ def test_bytes_that_are_no_text_are_told_with_file_and_line(gz: str, tmp_path: P
     write_both(tmp_path, "train", PAIRS, gz=gz)
     data = b"one\ntwo\nth\xfcree\n"
     (tmp_path / f"train.en{gz}").write_bytes(gzip.compress(data) if gz else data)
-    assert f"train.en{gz}, line 3 is not UTF-8 text: byte 10 is 0xfc" in refused(tmp_path)
+    assert f"train.en{gz}, line 3 is not UTF-8 text: byte 3 of the line is 0xfc" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("side", ["en", "de"])
@@ -175,7 +175,7 @@ def test_one_language_twice_is_refused(tmp_path: Path) -> None:
         ("c.tsv", "only one column", "line 3: 1 column, and a source and a target are needed"),
         ("c.tsv", "one\t ", "line 3: the target is empty, and its source is 'one'"),
         ("c.jsonl", '{"en": "x", "fr": "y"}', "line 3: no text under 'en' and 'de'; its keys: en, fr"),
-        ("c.jsonl", '{"translation": {"en": "x", "de": 7}}', "line 3: no text under 'en' and 'de'"),
+        ("c.jsonl", '{"translation": {"en": "x", "de": 7}}', "line 3: the value of 'de' is no text: 7"),
         ("c.jsonl", "[1]", "line 3: no text under 'en' and 'de'; its keys: none"),
         ("c.jsonl", '{"en": ', "line 3 is no JSON"),
         ("c.jsonl", "", "line 3 is no JSON"),

@@ -99,7 +99,7 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     assert whole(tmp_path / "out") == whole(tmp_path / "whole")
     assert said[0] == "3 files: 2 .jsonl, 1 .txt"
     assert ("going on after" in said[1]) == (shards > 0)
-    assert shards == 0 or f"{shards} shards with {1000 * shards:,} tokens" in said[1]
+    assert shards == 0 or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
 
 
 def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
@@ -264,3 +264,43 @@ def test_a_place_that_cannot_be_written_is_an_error_that_says_so(inputs: list[Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write into"):
         prepared(tmp_path / "file" / "out", inputs)
+
+
+def test_until_there_is_a_shard_the_settings_may_change(inputs: list[Path], tmp_path: Path) -> None:
+    """`--column txt`, then `--column text`."""
+    with pytest.raises(DataError, match="has no 'txt'"):
+        prepared(tmp_path / "out", inputs[:1], column="txt")
+    prepared(tmp_path / "out", inputs, shard_tokens=2000)
+    prepared(tmp_path / "whole", inputs, shard_tokens=2000)
+    assert whole(tmp_path / "out") == whole(tmp_path / "whole")
+
+
+def test_a_file_of_which_nothing_is_in_a_shard_yet_may_be_mended(inputs: list[Path], tmp_path: Path) -> None:
+    good = inputs[2].read_bytes()
+    inputs[2].write_bytes(b"{}\n" + good)
+    with pytest.raises(DataError, match=r"c\.jsonl, line 1 has no 'text'"):
+        prepared(tmp_path / "out", inputs)
+    assert (tmp_path / "out" / "shard-00000.bin").exists()
+    inputs[2].write_bytes(good)
+    said: list[str] = []
+    prepared(tmp_path / "out", inputs, say=said.append)
+    assert "c.jsonl has changed since" in said[1]
+    assert "going on after" in said[2]
+    prepared(tmp_path / "whole", inputs)
+    assert whole(tmp_path / "out") == whole(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_is_in_a_shard_may_not_change_and_what_to_do_is_said(
+    ended: bool, inputs: list[Path], tmp_path: Path
+) -> None:
+    good = inputs[0].read_bytes()
+    inputs[0].write_bytes(good if ended else good + b"{}\n")
+    if ended:
+        prepared(tmp_path / "out", inputs)
+    else:
+        with pytest.raises(DataError, match="has no 'text'"):
+            prepared(tmp_path / "out", inputs)
+    inputs[0].write_bytes(good + b"\n")
+    with pytest.raises(DataError, match=rf"a\.jsonl has changed since.*\n.*delete {'this one' if ended else tmp_path}"):
+        prepared(tmp_path / "out", inputs)

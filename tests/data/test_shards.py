@@ -137,3 +137,20 @@ def test_fingerprint_follows_the_contents(tmp_path):
         write_shards(np.arange(9) + add, tmp_path / name, vocabulary=20) for name, add in (("a", 0), ("b", 0), ("c", 1))
     )
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+
+
+def test_one_flipped_byte_is_found_and_the_shard_named(tmp_path: Path) -> None:
+    """Sizes are as they were: trained on, nobody would notice."""
+    shards = write_shards(np.arange(4000) % 256, tmp_path, vocabulary=256, shard_tokens=1000)
+    assert shards.refuse_damaged() == 4
+    place = tmp_path / "shard-00002.bin"
+    data = bytearray(place.read_bytes())
+    data[77] ^= 1
+    place.write_bytes(data)
+    with pytest.raises(DataError, match=r"token shard .*shard-00002\.bin is damaged"):
+        TokenShards.open(tmp_path).refuse_damaged()
+
+
+def test_of_a_large_set_so_many_bytes_are_read(tmp_path: Path) -> None:
+    shards = write_shards(np.arange(4000) % 256, tmp_path, vocabulary=256, shard_tokens=1000)
+    assert shards.refuse_damaged(most_bytes=4000) == 2  # of 8,000

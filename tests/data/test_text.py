@@ -56,7 +56,7 @@ def test_a_directory_without_text_says_which_files_count(tmp_path):
 
 def test_a_file_that_is_no_text_is_named_with_the_byte(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 noir")
-    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text: byte 3 is 0xe9"):
+    with pytest.raises(DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9"):
         load_documents(tmp_path)
 
 

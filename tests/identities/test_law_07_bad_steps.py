@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import small_runs
 import surefoot as sf
 from surefoot.checkpoint.store import Store
 from surefoot.precision import LossScale
@@ -443,3 +444,17 @@ def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None
 
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)  # fp16 holds eleven bits
     assert scale_of(run)[0] == 131072.0  # one step, one decision
+
+
+def test_a_run_that_was_never_finite_is_not_told_to_lower_its_rate(tmp_path: Path) -> None:
+    """Nothing has been updated yet: no rate and no warm-up made that loss."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        return model(batch[0]).mean() * torch.tensor(float("nan"))
+
+    with pytest.raises(sf.DivergedError) as ended:
+        small_runs.build(tmp_path / "run", loss=loss, length="20 steps", evaluate={}, early_stopping=None).train()
+    said = str(ended.value)
+    assert "the model had not been updated yet" in said
+    assert "optimizer.lr" not in said
+    assert len(said.splitlines()) <= 5

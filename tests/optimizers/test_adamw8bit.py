@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.checkpoint.contents import load_optimizer, optimizer_tensors
 from surefoot.optimizers.adamw8bit import AdamW8bit, quantisation
 
 
@@ -59,3 +60,24 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
     with pytest.raises(sf.ConfigError, match=r'pip install "surefoot\[quant\]"'):
         quantisation()
+
+
+def test_codes_that_lie_otherwise_after_a_resume_are_read_in_order(library, monkeypatch):
+    """On CUDA the library writes what it reads in order of memory, into a tensor that lies as the codes do."""
+
+    def as_on_cuda(codes, **settings):
+        assert codes.is_contiguous(), "would be mixed up"
+        return read(codes, **settings)
+
+    weight = nn.Parameter(torch.randn(64, 80, generator=torch.Generator().manual_seed(0)).t())
+    names = {weight: "weight"}
+    optimizer = AdamW8bit([weight], lr=0.01)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    load_optimizer(optimizer, *optimizer_tensors(optimizer, names), names)
+    read = optimizer.quantisation.dequantize_blockwise
+    monkeypatch.setattr(optimizer.quantisation, "dequantize_blockwise", as_on_cuda)
+    before = weight.detach().clone()
+    optimizer.step()
+
+    assert not torch.equal(weight.detach(), before)

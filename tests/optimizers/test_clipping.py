@@ -300,3 +300,24 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
     assert len(set(found)) > 1
+
+
+def test_a_step_without_gradients_is_not_among_the_recent_norms():
+    """Else a model that is trained in every third step alone would be limited to 0, and stay as it is."""
+    run = build(
+        None,
+        model={"first": Net, "second": Net},
+        optimizer={"first": sf.sgd(0.1), "second": sf.sgd(0.1)},
+        loss=None,
+        clip="auto 0.5",
+    )
+    norms = []
+    with run:
+        for step in run.steps():
+            name = "second" if step.index % 3 == 2 else "first"
+            sf.forward_backward(step, lambda models, batch, name=name: loss(models[name], batch))
+            sf.update(step)  # both
+            norms += [float(step.norms["second"])] if name == "second" else []
+    remembered = run.state.trained["second"].clipping.remembered["norms"]
+    assert remembered[torch.isfinite(remembered)].tolist() == norms
+    assert len(norms) == 2

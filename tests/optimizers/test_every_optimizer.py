@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.optimizers.groups import Group
 from surefoot.optimizers.memory import state_bytes
+from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
 
 SAMPLES, BATCH, STEPS = 32, 4, 8
@@ -159,13 +160,38 @@ def test_steps_do_not_depend_on_how_the_batch_is_cut(name: str) -> None:
 
 
 @SPECS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch.dtype) -> None:
+    moved = []
+    for kind in (torch.float32, dtype):
+        model = nn.Linear(64, 80, bias=False, dtype=kind)
+        with torch.no_grad():
+            model.weight.fill_(0.5)
+        group = Group("all", 0.1, [model.weight], ["weight"], hidden=name == "muon")
+        spec: OptimizerSpec = MAKERS[name]()
+        optimizer = spec.build([group])
+        for group_of_torch in optimizer.param_groups:
+            group_of_torch["lr"] = 0.1
+            if group_of_torch.get("eps") == 1e-8:
+                group_of_torch["eps"] = 1e-3  # what float16 can hold
+        gradient = torch.randn(80, 64, generator=torch.Generator().manual_seed(0))
+        model.weight.grad = (gradient + gradient.sign()).to(kind)  # none so small that its square is 0 in float16
+        skipping(optimizer, torch.device("cpu")).apply(optimizer, torch.tensor(0.0))
+        moved.append(0.5 - model.weight.detach().float())
+
+    assert float(moved[0].abs().max()) > 0.01
+    wrong = (moved[1] - moved[0]).norm() / moved[0].norm()
+    assert float(wrong) < 0.1
+
+
+@SPECS
 def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
     spec: OptimizerSpec = MAKERS[name]()
     model = nn.Linear(4, 4)
     group = Group("all", 0.0, list(model.parameters()), ["weight", "bias"], hidden=False)
     groups = [
-        replace(group, parameters=[model.weight], hidden=name == "muon", rate=0.25),
-        replace(group, parameters=[model.bias]),
+        replace(group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25),
+        replace(group, parameters=[model.bias], names=["bias"]),
     ]
     rates = [made["lr"] for made in spec.build(groups).param_groups]
 

@@ -35,6 +35,18 @@ def test_what_is_subtracted(flag):
     torch.testing.assert_close(targets, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits_move_in_vectors_too(dtype):
+    """Of which torch's fused SGD on the CPU writes only what is left over after the last whole vector."""
+    targets, amounts = [torch.full((99,), 2.0, dtype=dtype)], [torch.full((99,), 0.5, dtype=dtype)]
+    guarded.subtract(targets, amounts, rate=0.5, decay=0.25, found_inf=torch.tensor(0.0))
+    assert targets[0].tolist() == [1.5] * 99
+    guarded.move_towards(targets, amounts, share=0.5, found_inf=torch.tensor(0.0))
+    assert targets[0].tolist() == [1.0] * 99
+    guarded.subtract(targets, amounts, found_inf=torch.tensor(1.0))
+    assert targets[0].tolist() == [1.0] * 99
+
+
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("flag", FLAGS)
 def test_where_an_average_moves(flag):

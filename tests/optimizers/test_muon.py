@@ -13,6 +13,7 @@ import surefoot as sf
 from surefoot.optimizers.groups import Group, parameter_groups
 from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.muon import MuonWithAdamW
+from surefoot.optimizers.skipping import skipping
 
 
 def net():
@@ -82,6 +83,22 @@ def test_a_kernel_is_trained_as_the_matrix_of_its_outputs():
 
     assert torch.equal(kernel.detach().view(8, 12), matrix.detach())
     assert torch.equal(*(next(iter(optimizer.state.values()))["momentum_buffer"] for optimizer in pair))
+
+
+@pytest.mark.parametrize("in_a_run", [True, False])
+def test_a_gradient_that_is_let_go_keeps_no_memory(in_a_run):
+    kernel, matrix = nn.Parameter(torch.ones(8, 3, 2, 2)), nn.Parameter(torch.ones(8, 12))
+    optimizer = MuonWithAdamW([{"params": [kernel, matrix], "hidden": True}], lr=0.1)
+    kernel.grad, matrix.grad = torch.ones(8, 3, 2, 2), torch.ones(8, 12)
+    if in_a_run:
+        skipping(optimizer, torch.device("cpu")).apply(optimizer, torch.tensor(0.0))
+    else:
+        optimizer.step()
+    assert kernel.grad is not None
+    assert matrix.grad is not None
+    kernel.grad = matrix.grad = None
+
+    assert all(part.grad is None for group in optimizer.matrices for part in group)
 
 
 def test_a_state_that_torch_saved_and_loaded_goes_on():
@@ -164,5 +181,10 @@ def test_splitting_groups_keeps_all_that_they_say():
 
 
 def test_a_model_without_hidden_matrices_is_refused():
-    with pytest.raises(sf.ConfigError, match="no hidden matrix"):
+    with pytest.raises(sf.ConfigError, match="no hidden matrix or kernel is trained"):
         built(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)))
+
+
+def test_a_last_layer_that_is_a_convolution_is_the_head():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Conv2d(8, 2, 1))
+    assert names(model, hidden_matrices(model)) == ["0.weight", "1.weight"]

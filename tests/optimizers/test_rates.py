@@ -17,6 +17,8 @@ from surefoot.cli.main import main
 from surefoot.models.gpt import GPT, GPTShape
 from surefoot.optimizers.groups import parameter_groups, table
 from surefoot.optimizers.rates import factors_of
+from surefoot.optimizers.settings import KINDS
+from surefoot.optimizers.specs import named
 from surefoot.recipes.settings import Optimizer
 from surefoot.sinks import records
 
@@ -252,6 +254,22 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     assert logged == [0.5 * factor(step) for step in range(8)]
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
+    run = run_of(
+        model=lambda: mlp(layers=4), optimizer=named(name, lr=0.5, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")])
+    )
+    names = {held: title for title, held in run.state.models["model"].named_parameters()}
+    found = {
+        names[held]: group["initial_lr"]
+        for group in run.state.trained["model"].optimizer.param_groups
+        for held in group["params"]
+    }
+    rates = {"0": 0.0625, "2": 0.125, "4": 0.25, "6": 0.5}
+    assert found == {title: rates[title[0]] for title in names.values() if title != "0.bias"}
+    run.train()
+
+
 # --- frozen ----------------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +302,23 @@ def test_a_pattern_that_fits_nothing_is_told_what_there_is():
 def test_all_frozen_is_nothing_to_train():
     with pytest.raises(sf.ConfigError, match="nothing to train"):
         run_of(optimizer=sf.sgd(0.1, rates=sf.frozen("*")))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema"), [(sf.adamw, 0.9), (sf.schedule_free, None)], ids=["ema", "schedule-free"]
+)
+def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
+    run_of(out=tmp_path / "first", seed=1).train()
+    run = run_of(init=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.frozen("0.*")), ema=ema)
+    with run:
+        start = weights(run)
+        twin = dict(run.parts.scoring.models()["model"].named_parameters())
+        assert all(torch.equal(held, start[name]) for name, held in twin.items())
+        for _ in run:
+            pass
+    run.parts.scoring.models()  # brings it up to date
+    assert torch.equal(twin["0.weight"], start["0.weight"])
+    assert not torch.equal(twin["2.weight"], start["2.weight"])
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

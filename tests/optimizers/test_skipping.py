@@ -367,3 +367,29 @@ class NothingRead(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func is not torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
+
+
+def test_a_fused_sgd_that_would_not_train_is_refused():
+    weights = [nn.Parameter(torch.ones(99, dtype=torch.bfloat16))]
+    with pytest.raises(ConfigError, match="fused SGD leaves weights of 16 bits"):
+        skipping(torch.optim.SGD(weights, lr=0.1, fused=True), CPU)
+    assert isinstance(skipping(torch.optim.SGD(weights, lr=0.1), CPU), BranchOnCpu)
+
+
+def test_a_subclass_is_not_taken_for_what_it_extends():
+    class Louder(Lion):
+        """Writes whatever the flag says."""
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(2.0)
+
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = Louder([weight], lr=0.1)
+    skipping(optimizer, CPU).apply(optimizer, BAD)
+
+    assert weight.tolist() == [1.0, 1.0, 1.0]

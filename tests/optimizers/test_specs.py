@@ -207,3 +207,16 @@ def test_a_specification_does_not_import_torch():
     code = "import sys, surefoot.optimizers as o; o.adamw(0.1); sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_parameter_with_gaps_in_memory_is_refused_by_name():
+    """Torch's fused kernels on the CPU would train what lies between its numbers instead."""
+    whole = torch.randn(6, 8)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(5, 6))
+    model[0].weight = nn.Parameter(whole.t().contiguous().t())  # in another order, without gaps
+    groups = parameter_groups(model, 0.1)
+    assert adamw(0.1).build(groups)
+
+    model[1].weight = nn.Parameter(whole[:, :5])
+    with pytest.raises(ConfigError, match=r"the numbers of 1\.weight do not lie together"):
+        adamw(0.1).build(parameter_groups(model, 0.1))

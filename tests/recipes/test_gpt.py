@@ -240,7 +240,7 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     main(["evaluate", str(tmp_path / "run")])
     after = capsys.readouterr()
     assert after.out == before.out
-    assert "these scores are not of the run's own data" in after.err
+    assert after.err.count("the data are others than the run was trained on") == 1
 
 
 def test_a_sample_of_a_model_that_overflows_is_a_warning_and_the_run_ends_saved(
@@ -379,6 +379,13 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
     asked.optimizer.spec()
     asked.schedule.spec()
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "gpt2-124m", "gpt2-1558m", "modern-124m"])
+def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: str) -> None:
+    asked = layered(gpt.Config, [("preset", gpt.PRESETS[name]), ("flag", {"preset": name})])[0]
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+        gpt.build(asked)
 
 
 @pytest.mark.parametrize(

@@ -430,7 +430,7 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     tree(tmp_path / "data")
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.corrupt": "skip"}))
-    assert f"1 damaged pictures are left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
+    assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
     assert run.parts.described["settings"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
@@ -506,6 +506,7 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
     asked = [str(shades / f"{name}.png") for name in ("light", "dark")]
     lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top", "1").splitlines()]
     assert [(line["image"], list(line["classes"])) for line in lines] == [(asked[0], ["light"]), (asked[1], ["dark"])]
+    assert all(chance == round(chance, 4) for line in lines for chance in line["classes"].values())
 
 
 @pytest.mark.parametrize(

@@ -272,8 +272,62 @@ def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     assert said.startswith("note: ")
     assert "of 1,000 pairs to train on are longer than 4 and 128 tokens" in said
     assert len(run.parts.scoring.splits["validation"].dataset) == 40
-    with pytest.raises(sf.DataError, match="a pair to be scored has"):
-        translation.build(config(folder, **{"model.context": 4, "data.max_source": 4, "data.max_target": 4}))
+
+
+def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_line(folder: Path) -> None:
+    val = folder / "val.en"
+    lines = val.read_text().splitlines()
+    val.write_text("\n".join([*lines[:6], "one " * 40, *lines[7:]]))
+    with pytest.raises(sf.DataError, match=r"val\.en, line 7: a pair to be scored has .* the model's context of 32"):
+        translation.build(config(folder, **SHORT))
+
+
+def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_scored(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [(folder / f"train.{language}").read_text().splitlines() for language in ("en", "de")]
+    pairs = [f"{one}\t{other}" for one, other in zip(*sides, strict=True)]
+    (folder / "own.tsv").write_text("\n".join(pairs) + "\n")
+    before = translation.build(
+        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.held_out_fraction": 0.1})
+    )
+    capsys.readouterr()
+    (folder / "own.tsv").write_text("\n".join([*pairs, *(f"{number} {'one ' * 40}\tx" for number in range(99))]) + "\n")
+    run = translation.build(
+        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.held_out_fraction": 0.1})
+    )
+    said = capsys.readouterr().err
+    assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
+    splits = [len(made.parts.scoring.splits["validation"].dataset) for made in (before, run)]
+    assert splits[0] == splits[1]
+    assert run.scores()["validation/bleu"] >= 0  # as many translations as references
+
+
+SHORT = {"model.context": 32, "data.max_source": 32, "data.max_target": 32}
+
+
+def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = folder / "train.de"
+    lines = train.read_text().splitlines()
+    train.write_text("\n".join(["", *lines[1:6], " ", *lines[7:9], "", "", *lines[11:]]))
+    with pytest.raises(sf.DataError) as refused:
+        translation.build(config(folder))
+    said = str(refused.value).splitlines()
+    assert [line.partition(": the")[0] for line in said[:-1]] == [f"{train}, line {number}" for number in (1, 7, 10)]
+    assert said[-1].startswith("  4 pairs have an empty side: ")
+    assert "--data.empty skip" in said[-1]
+    run = translation.build(config(folder, **{"data.empty": "skip"}))
+    assert "4 pairs with an empty side are left out" in capsys.readouterr().err
+    assert len(run.parts.supply.dataset) == 996
+
+
+@pytest.mark.parametrize("name", ["multi30k", "base", "big"])
+def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
+    asked = layered(translation.Config, [("preset", translation.PRESETS[name]), ("flag", {"preset": name})])[0]
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+        translation.build(asked)
 
 
 # --- what is given to predict ------------------------------------------------------------------------------------------------
@@ -290,7 +344,8 @@ def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
     alone = [translated(run.state.models["model"], [one], **settings)[0] for one in sentences]
     assert found == alone
     (tmp_path / "in.txt").write_bytes(b"a\r\nb\n\nc")
-    assert sentences_of(["x\ny\n", "z"], str(tmp_path / "in.txt")) == ["x", "y", "z", "a", "b", "", "c"]
+    read = sentences_of(["x\ny\n", "", "z"], str(tmp_path / "in.txt"))
+    assert [one.text for one in read] == ["x", "y", "", "z", "a", "b", "", "c"]
 
 
 def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:

@@ -106,3 +106,18 @@ def test_a_program_without_standard_output_prints_nothing(monkeypatch: pytest.Mo
     console.write(train(10))
     console.say("so it goes")
     console.close()
+
+
+def test_what_takes_more_than_a_minute_is_said_once() -> None:
+    stream, clock = StringIO(), [0.0]
+    console = Console(100, stream, now=lambda: clock[0])
+    for clock[0] in (0.0, 30.0, 59.0, 61.0, 90.0, 200.0):
+        console.doing("evaluating held-out")
+    assert stream.getvalue() == "still evaluating held-out ...\n"
+    console.write({"kind": "scores", "step": 20, "held-out/loss": 1.25})
+    for clock[0] in (300.0, 359.0):
+        console.doing("evaluating held-out")
+    assert stream.getvalue().count("still") == 1
+    clock[0] = 361.0
+    console.doing("evaluating held-out")
+    assert stream.getvalue().count("still") == 2

@@ -1,6 +1,6 @@
 """Checkpoints: what one is on disk, which exist, and how a run becomes one and comes back from it."""
 
-from surefoot.checkpoint.average import averaged
+from surefoot.checkpoint.average import averaged, last_steps
 from surefoot.checkpoint.disk import Disk, Files
 from surefoot.checkpoint.format import Contents, Damage, DamageError, read, read_manifest, verify, write
 from surefoot.checkpoint.manifest import Manifest
@@ -17,6 +17,7 @@ __all__ = [
     "Store",
     "Writer",
     "averaged",
+    "last_steps",
     "read",
     "read_manifest",
     "verify",

@@ -23,7 +23,7 @@ def averaged(store: Store, count: int) -> Contents:
     newest one's. All else (optimizer, clock) is as in the newest, so it is for scoring and use, and not for going on.
     Raises `CheckpointError` where there are not so many, or one is damaged, or they are not of one model.
     """
-    steps = [step for step in store.steps() if step > 0][-count:]
+    steps = last_steps(store, count)
     if count < 1 or len(steps) < count:
         there = ", ".join(str(step) for step in steps) or "none"
         raise CheckpointError(
@@ -39,6 +39,11 @@ def averaged(store: Store, count: int) -> Contents:
             _add(sums[name], other.files[name], step=step)
     means = {name: _narrowed(sums[name], newest.files[name], count) for name in weights}
     return replace(newest, files={**newest.files, **means})
+
+
+def last_steps(store: Store, count: int) -> list[int]:
+    """The steps of the `count` newest checkpoints, step 0 not among them; fewer where there are fewer."""
+    return [step for step in store.steps() if step > 0][-count:]
 
 
 def _wide(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

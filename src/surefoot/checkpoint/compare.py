@@ -13,6 +13,8 @@ from surefoot.schedules import Joined, Schedule
 
 Described = Mapping[str, Any]
 
+_WHICH_DATA = (".sha256", ".type", ".indices")  # ends of settings that say which data these are
+
 
 def flat(described: Described, prefix: str = "") -> dict[str, Any]:
     """Nested settings as dotted keys.
@@ -49,6 +51,20 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
             + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
             + "\n  with these settings it would be another run: choose another --out, or start from its weights with --init"
         )
+
+
+def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
+    """Raise `CheckpointError` where the data are others, by type or hash: that alone is said first, then what goes with it."""
+    own = [{name: value for name, value in one["data"].items() if name != "plan"} for one in (saved, now)]
+    found = differences({"data": own[0]}, {"data": own[1]})
+    if not any(line.split()[0].endswith(_WHICH_DATA) for line in found):
+        return
+    with_it = [{name: one[name] for name in ("length", "seed", "settings")} for one in (saved, now)]
+    raise CheckpointError(
+        f"cannot resume {where}: it was trained on another data set"
+        + "".join(f"\n  {line}" for line in shortened([*found, *differences(*with_it)], 3))
+        + "\n  for a run on these data choose another --out"
+    )
 
 
 def refuse_another_length(

@@ -45,14 +45,14 @@ class Store:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | str,
         *,
         keep: int = 3,
         keep_every: Callable[[int], bool] | None = None,
         disk: Files = DISK,
     ) -> None:
         check_keep(keep)
-        self.directory, self.keep, self.keep_every, self.disk = directory, keep, keep_every, disk
+        self.directory, self.keep, self.keep_every, self.disk = Path(directory), keep, keep_every, disk
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from surefoot.cli import programs
+from surefoot.cli.building import from_file, layers_below
 from surefoot.cli.flags import configured, typed
-from surefoot.cli.options import number, one_of, whole
+from surefoot.cli.options import number, one_of, option, options, whole
 from surefoot.cli.programs import Program
-from surefoot.cli.verbs import _in_file, _layers, _option, _options
-from surefoot.config import flatten
+from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
 from surefoot.tune.planned import Planned
 from surefoot.tune.search import Pruner, Sampler, corners, parameter
@@ -52,11 +52,11 @@ OWN += ["--search", "--sampler", "--pruner"]
 def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
     """The arguments that are left, settings of the runs, and what is asked of the comparison."""
     paired = "--paired" in arguments
-    rest, vary = _options([argument for argument in arguments if argument != "--paired"], "--vary")
-    rest, variants = _options(rest, "--variant")
+    rest, vary = options([argument for argument in arguments if argument != "--paired"], "--vary")
+    rest, variants = options(rest, "--variant")
     given: dict[str, str | None] = {}
     for name in ("seeds", "jobs", "threads", "target", "reference", "score", "out", "search", "sampler", "pruner"):
-        rest, given[name] = _option(rest, f"--{name}")
+        rest, given[name] = option(rest, f"--{name}")
     return rest, Asked(
         vary=vary,
         variants=variants,
@@ -87,7 +87,7 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
             "  let it take a dataclass: def build(config: Config), with a field `out: str`"
         )
-    rest, in_file = _in_file(program, arguments)
+    rest, in_file = from_file(program, arguments)
     space = _space(asked) if asked.search is not None else None
     texts = _combinations(asked) if space is None else corners(space)
     configurations = _configurations(program, in_file, rest, texts, verb=verb)
@@ -134,9 +134,14 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     program = programs.again(dict(plan.program), run=Path(name))
     assert program.config is not None
     flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
-    values = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])
-    varied = {setting: values[setting] for setting in _plain(chosen)}
-    return Variant(name, name, varied, varied)
+    meant = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])
+    varied = {setting: meant[setting] for setting in _plain(chosen)}
+    # what was typed for all trials stands beside what varies: no other optimizer makes it fall away
+    by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
+    below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
+    values = flatten(layered(program.config, [("comparison", below), ("flag", by_hand | varied)])[0])
+    unlike = {setting: value for setting, value in values.items() if value != plan.base.get(setting)}
+    return Variant(name, name, varied, unlike | varied)
 
 
 def _combinations(asked: Asked) -> list[dict[str, str]]:
@@ -180,7 +185,7 @@ def _configurations(
     def made(text: Mapping[str, str]) -> tuple[Any, dict[str, str]]:
         own = [part for setting, value in text.items() for part in typed(kind, setting, value)]
         flags = [*_without(rest, text), *own]
-        return configured(kind, _layers(program, in_file, flags), flags, verb=verb, own=[name[2:] for name in OWN])
+        return configured(kind, layers_below(program, in_file, flags), flags, verb=verb, own=[name[2:] for name in OWN])
 
     for combination in texts:
         text = dict(combination)

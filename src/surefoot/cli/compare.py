@@ -269,14 +269,14 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
 
 def _compare_runs(names: Sequence[str], asked: Asked) -> None:
     """Compare runs that are there; nothing in them is changed."""
-    from surefoot.cli.verbs import _run_directory
+    from surefoot.cli.options import run_directory
     from surefoot.directory import RunDirectory
     from surefoot.tune.comparison import Compared
     from surefoot.tune.tables import text
     from surefoot.tune.trained import read_run
     from surefoot.tune.variants import Variant, flags
 
-    paths = [_run_directory([name]) for name in names]
+    paths = [run_directory([name]) for name in names]
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("one of these runs is named twice")
     runs = [read_run(path, score=asked.score) for path in paths]
@@ -308,16 +308,16 @@ def _compare_runs(names: Sequence[str], asked: Asked) -> None:
 
 def _scored_again(path: Path, run: Any) -> dict[str, Any]:
     """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
-    from surefoot.cli.verbs import _built, _of_run
+    from surefoot.cli.building import built, of_run
     from surefoot.errors import SurefootError
     from surefoot.tune.batches import scores_by_batch
 
     print(f"scoring {path} batch by batch", file=sys.stderr)
     try:
-        program, config = _of_run(path, [], verb="surefoot compare")
+        program, config = of_run(path, [], verb="surefoot compare")
         if config is not None:
             config = dataclasses.replace(config, out=str(path))
-        return scores_by_batch(_built(program, config, of=path), run)
+        return scores_by_batch(built(program, config, of=path), run)
     except SurefootError as problem:
         return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
 

@@ -34,6 +34,11 @@ def data(arguments: list[str]) -> None:
     if len(named) < 2 and "--help" not in flags:
         raise ConfigError("which text, and where to? surefoot data prepare OUT INPUT... --tokenizer NAME")
     verb = "surefoot data prepare OUT INPUT..."
+    if not any(flag.startswith(("--token", "--help")) for flag in flags):
+        raise ConfigError(
+            "--tokenizer is missing: what turns the text into tokens\n"
+            "  gpt2, bytes, or a tokenizer's file or directory (a run's, say): --tokenizer NAME"
+        )
     asked = configured(Prepare, [], flags, verb=verb)[0]
     if asked.tokenizer in ("bpe", "characters"):
         raise ConfigError(
@@ -43,12 +48,16 @@ def data(arguments: list[str]) -> None:
     from surefoot.data.prepare import prepare_shards
     from surefoot.recipes.corpus import named_tokenizer
 
-    prepare_shards(
-        named[0],
-        named[1:],
-        tokenizer=named_tokenizer(asked.tokenizer),
-        column=asked.column,
-        processes=asked.processes,
-        shard_tokens=asked.shard_tokens,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    try:
+        prepare_shards(
+            named[0],
+            named[1:],
+            tokenizer=named_tokenizer(asked.tokenizer),
+            column=asked.column,
+            processes=asked.processes,
+            shard_tokens=asked.shard_tokens,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on", file=sys.stderr)
+        raise

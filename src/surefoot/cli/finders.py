@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING
 
 from surefoot.batching import batching
 from surefoot.cli import programs
+from surefoot.cli.building import built, from_file, layers_below, of_run, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
-from surefoot.cli.options import number, whole
-from surefoot.cli.verbs import (
-    _built,
-    _checkpoint,
-    _in_file,
-    _layers,
-    _of_run,
-    _option,
-    _refuse_fp16_on_a_cpu,
-    _refuse_settings,
-    _run_directory,
-)
+from surefoot.cli.options import number, option, run_directory, whole
+from surefoot.cli.trained import checkpoint_of
 from surefoot.config import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
@@ -35,10 +26,10 @@ _SHOWN = 20  # rows of losses, of a test of any length
 
 def find_lr(arguments: list[str]) -> None:
     """`surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from] [--to] [--steps] [--out DIR]`: a range test."""
-    rest, low = _option(arguments, "--from")
-    rest, high = _option(rest, "--to")
-    rest, steps = _option(rest, "--steps")
-    rest, out = _option(rest, "--out")
+    rest, low = option(arguments, "--from")
+    rest, high = option(rest, "--to")
+    rest, steps = option(rest, "--steps")
+    rest, out = option(rest, "--out")
     lowest = number("--from", low or "1e-6", example="1e-6")
     highest = number("--to", high or "10", example="10")
     count = whole("--steps", steps or "100")
@@ -74,8 +65,8 @@ def find_lr(arguments: list[str]) -> None:
 
 def find_batch(arguments: list[str]) -> None:
     """`surefoot find-batch RECIPE|FILE.py:build|RUN [settings] [--target-batch N] [--memory 8GB]`: micro-batch sizes measured."""
-    rest, target = _option(arguments, "--target-batch")
-    rest, memory = _option(rest, "--memory")
+    rest, target = option(arguments, "--target-batch")
+    rest, memory = option(rest, "--memory")
     if target is not None:
         batching(target, None)
     if memory is not None:
@@ -112,22 +103,22 @@ def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[
     name, rest = arguments[0], list(arguments[1:])
     said = f"surefoot {verb} {name}"
     if name not in NAMES and ":" not in name and not name.endswith(".py") and _is_run(name):
-        path = _run_directory([name])
-        rest, which = _option(rest, "--checkpoint")
-        program, config = _of_run(path, rest, verb=said, own=[*own, "checkpoint"])
+        path = run_directory([name])
+        rest, which = option(rest, "--checkpoint")
+        program, config = of_run(path, rest, verb=said, own=[*own, "checkpoint"])
         if config is not None and "out" in flatten(config):
             config = dataclasses.replace(config, out=str(path))
-        run = _built(program, config, of=path)
-        run.load(_checkpoint(path, which))
+        run = built(program, config, of=path)
+        run.load(checkpoint_of(path, which))
         return run, set() if config is None else set(flatten(config))
     program = programs.found(name)
-    rest, in_file = _in_file(program, rest)
+    rest, in_file = from_file(program, rest)
     if program.config is None:
-        _refuse_settings(program, rest)
-        return _built(program, None), set()
-    config, _ = configured(program.config, _layers(program, in_file, rest), rest, verb=said, own=own)
-    run = _built(program, config)
-    _refuse_fp16_on_a_cpu(run)
+        refuse_settings(program, rest)
+        return built(program, None), set()
+    config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=said, own=own)
+    run = built(program, config)
+    refuse_fp16_on_a_cpu(run)
     return run, set(flatten(config))
 
 

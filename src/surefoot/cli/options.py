@@ -1,11 +1,35 @@
-"""The values of a verb's own options: numbers and choices, each refused with the option named."""
+"""Options of a verb's own among its arguments, their values, and the run that they are about."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError
+
+
+def option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """The arguments without one option of the verb's own, and its value."""
+    rest = list(arguments)
+    for place, argument in enumerate(rest):
+        if argument == name:
+            if place + 1 == len(rest):
+                raise ConfigError(f"{name} needs a value")
+            return rest[:place] + rest[place + 2 :], rest[place + 1]
+        if argument.startswith(f"{name}="):
+            return rest[:place] + rest[place + 1 :], argument.partition("=")[2]
+    return rest, None
+
+
+def options(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """The arguments without an option that may be given several times, and its values."""
+    rest, found = list(arguments), list[str]()
+    while (taken := option(rest, name))[1] is not None:
+        rest, value = taken
+        found.append(str(value))
+    return rest, found
 
 
 def whole(option: str, text: str, *, least: int = 1) -> int:
@@ -39,3 +63,33 @@ def one_of(option: str, text: str, choices: tuple[Any, ...]) -> Any:
     if text not in choices:
         raise ConfigError(f"{option} {text!r} is none of {', '.join(choices)}")
     return text
+
+
+def run_directory(arguments: list[str]) -> Path:
+    """The directory of the run that the first argument names: a path, a name below runs/, or latest."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError("which run? give its directory, its name under runs/, or latest")
+    given = arguments[0]
+    if given == "latest":
+        found = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise ConfigError(f"no run below {Path('runs').resolve()}")
+        return found[-1].parent
+    for path in (Path(given), Path("runs") / given):
+        if (path / "config.toml").is_file():
+            return path
+    place = Path(given)
+    if place.parent.name == "checkpoints" and place.is_dir():
+        step = int("".join(filter(str.isdigit, place.name)) or 0)
+        raise ConfigError(f"{given} is a checkpoint: give its run, {place.parent.parent}, and --checkpoint {step}")
+    there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
+    raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
+
+
+def file_text(path: Path) -> str:
+    """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot read {path}: {why}") from problem

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import programs, verbs
+from surefoot.cli import programs
+from surefoot.cli.building import built, from_file, layers_below
 from surefoot.cli.flags import configured
+from surefoot.cli.options import option
 from surefoot.config import flatten, nearest
 from surefoot.curves import TAKES
 from surefoot.durations import Length, in_steps, planned
@@ -45,11 +47,11 @@ class Basis:
 
 def compare_schedules(arguments: list[str]) -> None:
     """`surefoot compare --schedules LIST [RECIPE|FILE.py:build] [--out PATH] [settings]`: a picture and a table; trains nothing."""
-    rest, written = verbs._option(arguments, "--schedules")
+    rest, written = option(arguments, "--schedules")
     if not written:
         raise ConfigError(f"compare which schedules? --schedules LIST, {_FORM}")
-    rest, out = verbs._option(rest, "--out")
-    if verbs._option(rest, "--schedule.name")[1] is not None:
+    rest, out = option(rest, "--out")
+    if option(rest, "--schedule.name")[1] is not None:
         raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
     found = _basis(rest, given=written)
     chosen = schedules(written, found.length, shared=found.settings)
@@ -151,10 +153,10 @@ def _basis(arguments: list[str], *, given: str) -> Basis:
 
         return Basis(steps_alone(plain.length), _settings(flatten(plain)), None)
     program = programs.found(arguments[0])
-    rest, in_file = verbs._in_file(program, arguments[1:])
+    rest, in_file = from_file(program, arguments[1:])
     if program.config is None:
         return _of_run(program)
-    layers = verbs._layers(program, in_file, rest)
+    layers = layers_below(program, in_file, rest)
     config = configured(program.config, layers, rest, verb=f"{verb} {arguments[0]}", own=own)[0]
     if program.described["kind"] != "recipe":
         return _of_run(program, config)
@@ -162,13 +164,13 @@ def _basis(arguments: list[str], *, given: str) -> Basis:
     settings = _settings(values)
     length = _known(str(values["length"]), f"{given} {settings}")
     if length is None:  # in passes over data, which must be read to know how many steps that is
-        length = verbs._built(program, config).parts.length
+        length = built(program, config).parts.length
     return Basis(length, settings, float(config.optimizer.spec().lr))
 
 
 def _of_run(program: Program, *config: Any) -> Basis:
     """The basis that is a run of the user's own making: its schedule's warm-up and floor are taken over."""
-    parts = verbs._built(program, *(config or (None,))).parts
+    parts = built(program, *(config or (None,))).parts
     settings: dict[str, Any] = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
         settings["floor"] = parts.schedule.floor

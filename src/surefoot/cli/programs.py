@@ -90,7 +90,9 @@ def again(described: dict[str, Any], *, run: Path) -> Program:
             import shlex
 
             raise ConfigError(
-                f"this run was made by a script, and only that can build it again:\n  {shlex.join(command)}"
+                f"{run} was made by a script, and only that can build it again:\n  {shlex.join(command)}\n"
+                "  there, run.scores() inside `with run:` scores it; and its weights are given to a model of yours by\n"
+                f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run / 'checkpoints')!r}).newest_intact()[0])"
             )
     raise ConfigError("config.toml does not say what made this run: [program] is missing or damaged")
 

@@ -86,10 +86,11 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
         raise ConfigError(f"{program.described['path']}: build() takes no settings any more")
     settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}
     own = {**settings, "out": str(directory / name)}
-    shared = {setting: value for setting, value in plan.base.items() if setting not in own}
-    config, origins = layered(program.config, [("comparison", shared), ("variant", own)])
+    # one layer, not two: what another optimizer makes fall away fell away when this was planned
+    config, origins = layered(program.config, [("comparison", {**plan.base, **own})])
     kept = {
-        key: plan.origins.get(key, "default") if origin == "comparison" else origin for key, origin in origins.items()
+        key: "variant" if key in own else plan.origins.get(key, "default") if origin == "comparison" else origin
+        for key, origin in origins.items()
     }
     run = program.run(config)
     run.configuration = to_toml(config, kept, program.described)

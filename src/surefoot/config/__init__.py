@@ -2,10 +2,11 @@
 
 from surefoot.config.files import from_toml, origins, program, to_toml, values
 from surefoot.config.settings import Settings, clipping, run_arguments
-from surefoot.config.tree import LEADS, differences, flatten, layered, nearest, unflatten
+from surefoot.config.tree import LEADS, STAYS, differences, flatten, layered, nearest, unflatten
 
 __all__ = [
     "LEADS",
+    "STAYS",
     "Settings",
     "clipping",
     "differences",

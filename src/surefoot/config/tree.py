@@ -20,6 +20,8 @@ from surefoot.errors import ConfigError
 T = TypeVar("T")
 LEADS: Mapping[str, Any] = {"leads": True}
 """As the metadata of a field: where a layer changes it, what lower layers set beside it falls away."""
+STAYS: Mapping[str, Any] = {"stays": True}
+"""As the metadata of a field beside one that leads: it means the same whatever leads."""
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -75,9 +77,9 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
         found = [_unknown(name, known) for name in values if name not in known]
         found += [problem for name, value in values.items() if (problem := _ill_typed(name, value, known)) is not None]
         problems += [f"{problem}  [{origin}]" for problem in found]
-        for leader, default in _leaders(kind):
+        for leader, default, followers in _leaders(kind):
             if leader in values and values[leader] != merged.get(leader, default):
-                for name in [name for name in merged if name.startswith(leader.rpartition(".")[0] + ".")]:
+                for name in followers & merged.keys():
                     merged.pop(name)
                     origins[name] = "default"
         merged |= values
@@ -223,15 +225,16 @@ def _names(kind: Any, prefix: str = "") -> dict[str, Any]:
     return names
 
 
-def _leaders(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted names of the fields that lead, with their defaults."""
-    hints, found = typing.get_type_hints(kind), list[tuple[str, Any]]()
+def _leaders(kind: Any, prefix: str = "") -> list[tuple[str, Any, set[str]]]:
+    """Dotted names of the fields that lead, with their defaults and the names of those that fall away with them."""
+    hints, found = typing.get_type_hints(kind), list[tuple[str, Any, set[str]]]()
     for field in dataclasses.fields(kind):
         name = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(hints[field.name]):
             found += _leaders(hints[field.name], f"{name}.")
         elif field.metadata.get("leads"):
-            found.append((name, _default(field)))
+            beside = {f"{prefix}{other.name}" for other in dataclasses.fields(kind) if not other.metadata.get("stays")}
+            found.append((name, _default(field), beside - {name}))
     return found
 
 

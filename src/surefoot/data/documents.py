@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.text import SUFFIXES
+from surefoot.data.utf8 import decoded
 from surefoot.errors import ConfigError, DataError
 
 _LINES = (".jsonl", ".ndjson")
@@ -81,7 +82,7 @@ def kinds(files: Sequence[DocumentFile]) -> str:
     '4 files: 2 .jsonl, 1 .txt, 1 of no kind, read as text'
     """
     counts = Counter(_kind(file.path) or "of no kind, read as text" for file in files)
-    return f"{len(files):,} files: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
+    return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
 
 
 def _below(directory: Path, *, out: Path | None) -> list[Path]:
@@ -119,14 +120,7 @@ def _kind(path: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    data = b"".join(_lines(path))
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(
-            f"{path} is not UTF-8 text: byte {problem.start} is 0x{data[problem.start]:02x}\n"
-            "  is it a binary file? Otherwise convert it: iconv -f latin1 -t utf-8"
-        ) from problem
+    return decoded(b"".join(_lines(path)), str(path))
 
 
 def _json_lines(path: Path, *, column: str, start: int) -> Iterator[str]:
@@ -135,11 +129,7 @@ def _json_lines(path: Path, *, column: str, start: int) -> Iterator[str]:
     for number, line in islice(lines, start, None):
         where = f"{path}, line {number}"
         try:
-            record = json.loads(line.decode("utf-8-sig"))
-        except UnicodeDecodeError as problem:
-            raise DataError(
-                f"{where} is not UTF-8: its byte {problem.start} is 0x{line[problem.start]:02x}"
-            ) from problem
+            record = json.loads(decoded(line, str(path), first_line=number))
         except (ValueError, RecursionError) as problem:
             raise DataError(f"{where} is no JSON: {problem}\n  one JSON object a line is expected") from problem
         if not isinstance(record, dict) or column not in record:

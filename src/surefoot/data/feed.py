@@ -127,10 +127,12 @@ def in_order(
     workers: int = 0,
     count: Count | None = None,
     collate: Collate | None = None,
+    most: int | None = None,
 ) -> Iterator[MicroBatch]:
     """Every sample of a data set once, first to last; the last batch holds what is left, and the workers end with it.
 
-    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it.
+    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `most` only
+    so many of the batches, spread evenly, and read in this process.
     """
     samples = len(dataset[0]) if is_tensors(dataset) else len(dataset)
     plan = InOrder(samples=samples, batch_size=batch_size)
@@ -139,12 +141,18 @@ def in_order(
         plan,
         seed=seed,
         device=device,
-        workers=workers,
+        workers=workers if most is None else 0,
         count=count,
         collate=collate if hasattr(dataset, "__getitem__") else None,
     )
     steps = -(-samples // batch_size)
     try:
+        if most is not None and most < steps:
+            for place in range(most):
+                step = (2 * place + 1) * steps // (2 * most)  # the middle of each part
+                feed.start(step, stop=step + 1)
+                yield from feed.micro_batches(step)
+            return
         feed.start(0, stop=steps)
         for step in range(steps):
             yield from feed.micro_batches(step)

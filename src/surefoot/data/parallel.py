@@ -9,30 +9,66 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Literal, get_args
 
+from surefoot.data.utf8 import decoded
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
+Empty = Literal["stop", "skip"]  # what a pair with an empty side does
 
 _VALIDATION = ("val", "valid", "validation", "dev")
 _TABLES = (".tsv", ".jsonl")
 _ONE_IN = 1 << 64
+_SIDES = ("source", "target")
+_TOLD = 3  # pairs with an empty side that are named
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the pairs of a part were read: the file (of two, that of the source), and the line of each, from 1."""
+
+    file: Path
+    lines: Sequence[int]
+
+    def of(self, place: int) -> str:
+        """File and line of one pair."""
+        return f"{self.file}, line {self.lines[place]}"
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part)."""
+    """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part).
+
+    The origins are those of parts with files of their own; None of what is held out of the training pairs. `left_out`
+    counts the pairs with an empty side, where such are skipped.
+    """
 
     training: Sentences
     held_out: Sentences
     test: Sentences | None
+    held_out_origin: Origin | None = field(default=None, compare=False)
+    test_origin: Origin | None = field(default=None, compare=False)
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    pairs: Sentences
+    origin: Origin
+    left_out: int
 
 
 def load_pairs(
-    path: Path | str, *, source: str = "en", target: str = "de", held_out_fraction: float = 0.02
+    path: Path | str,
+    *,
+    source: str = "en",
+    target: str = "de",
+    held_out_fraction: float = 0.02,
+    empty: Empty = "stop",
 ) -> Parallel:
     """Parallel text at `path`; `source` and `target` name the languages as the files do.
 
@@ -43,14 +79,18 @@ def load_pairs(
     training pairs is held out, by a hash of the source, so that equal sources stay together.
 
     Lines end in a line feed and nothing else; white space around a sentence is taken away. Raises `DataError` for what
-    cannot be read, naming file and line.
+    cannot be read, naming file and line, and for pairs with an empty side, unless `empty` is "skip".
     """
+    if empty not in get_args(Empty):
+        raise ConfigError(f"empty = {empty!r}: stop, or skip")
     if source == target:
         raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
     path = Path(path)
     if not path.is_dir():
-        return _divided(_file(path, source, target), held_out_fraction, test=None)
-    parts = {name: found for name in _names(path, source, target) if (found := _part(path, name, source, target))}
+        return _divided(_file(path, source, target, empty), held_out_fraction, test=None)
+    parts = {
+        name: found for name in _names(path, source, target) if (found := _part(path, name, source, target, empty))
+    }
     if "train" not in parts:
         raise DataError(_nothing_to_train_on(path, source, target))
     training = parts.pop("train")()
@@ -59,7 +99,16 @@ def load_pairs(
     validation = next((name for name in _VALIDATION if name in parts), None)
     if validation is None:
         return _divided(training, held_out_fraction, test=test)
-    return Parallel(training, parts[validation](), test)
+    held_out = parts[validation]()
+    left_out = training.left_out + held_out.left_out + (0 if test is None else test.left_out)
+    return Parallel(
+        training.pairs,
+        held_out.pairs,
+        None if test is None else test.pairs,
+        held_out_origin=held_out.origin,
+        test_origin=None if test is None else test.origin,
+        left_out=left_out,
+    )
 
 
 def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sentences, Sentences]:
@@ -82,9 +131,12 @@ def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sente
     return training, held_out
 
 
-def _divided(pairs: Sentences, held_out_fraction: float, *, test: Sentences | None) -> Parallel:
-    training, held_out = held_out_pairs(pairs, held_out_fraction=held_out_fraction)
-    return Parallel(training, held_out, test)
+def _divided(part: _Part, held_out_fraction: float, *, test: _Part | None) -> Parallel:
+    training, held_out = held_out_pairs(part.pairs, held_out_fraction=held_out_fraction)
+    left_out = part.left_out + (0 if test is None else test.left_out)
+    if test is None:
+        return Parallel(training, held_out, None, left_out=left_out)
+    return Parallel(training, held_out, test.pairs, test_origin=test.origin, left_out=left_out)
 
 
 def _names(path: Path, source: str, target: str) -> list[str]:
@@ -94,28 +146,28 @@ def _names(path: Path, source: str, target: str) -> list[str]:
     return sorted({file.name.removesuffix(end) for file in path.iterdir() for end in ends if file.name.endswith(end)})
 
 
-def _part(path: Path, name: str, source: str, target: str) -> Callable[[], Sentences] | None:
+def _part(path: Path, name: str, source: str, target: str, empty: Empty) -> Callable[[], _Part] | None:
     """How to read one part of a directory; None where its files are not there, but for a part of which only one side is."""
     for end in _TABLES:
         table = _there(path / f"{name}{end}")
         if table is not None:
-            return lambda: _table(table, source, target)
+            return lambda: _table(table, source, target, empty)
     sides = [_there(path / f"{name}.{language}") for language in (source, target)]
     if sides == [None, None]:
         return None
     if None in sides and name != "train" and name not in _VALIDATION and not name.startswith("test"):
         return None
-    return lambda: _lines_of_both(path / name, source, target)
+    return lambda: _lines_of_both(path / name, source, target, empty)
 
 
-def _file(path: Path, source: str, target: str) -> Sentences:
+def _file(path: Path, source: str, target: str, empty: Empty) -> _Part:
     """All pairs of one file, or of the two that a common beginning names."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if plain.suffix in _TABLES and path.is_file():
-        return _table(path, source, target)
+        return _table(path, source, target, empty)
     stem = plain.with_suffix("") if plain.suffix in (f".{source}", f".{target}") else path
     if any(_there(Path(f"{stem}.{language}")) for language in (source, target)):
-        return _lines_of_both(stem, source, target)
+        return _lines_of_both(stem, source, target, empty)
     if path.is_file():
         raise DataError(
             f"{path} is neither .tsv nor .jsonl, nor does its name end in .{source} or .{target}\n"
@@ -139,7 +191,7 @@ def _there(path: Path) -> Path | None:
     return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
-def _lines_of_both(stem: Path, source: str, target: str) -> Sentences:
+def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
     files = [_there(stem.with_name(f"{stem.name}.{language}")) for language in (source, target)]
     for language, file in zip((source, target), files, strict=True):
         if file is None:
@@ -161,11 +213,10 @@ def _lines_of_both(stem: Path, source: str, target: str) -> Sentences:
             "  a line may hold other line breaks than a line feed: was one of them written by a program that splits there?"
         )
     pairs = [(one.strip(), other.strip()) for one, other in zip(sources, targets, strict=True)]
-    _refuse_empty(pairs, lambda place, side: f"{(first, second)[side]}, line {place + 1}")
-    return pairs
+    return _without_empty(pairs, (first, second), first_line=1, empty=empty)
 
 
-def _table(path: Path, source: str, target: str) -> Sentences:
+def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
     """The pairs of a TSV or JSON lines file."""
     lines = _lines(path)
     if path.name.removesuffix(".gz").endswith(".jsonl"):
@@ -182,8 +233,7 @@ def _table(path: Path, source: str, target: str) -> Sentences:
                     f" with a tab between them\n  found: {lines[place][:60]!r}"
                 )
             pairs.append((row[columns[0]].strip(), row[columns[1]].strip()))
-    _refuse_empty(pairs, lambda place, _: f"{path}, line {place + first + 1}")
-    return pairs
+    return _without_empty(pairs, (path, path), first_line=first + 1, empty=empty)
 
 
 def _of_json(line: str, path: Path, place: int, source: str, target: str) -> tuple[str, str]:
@@ -193,6 +243,12 @@ def _of_json(line: str, path: Path, place: int, source: str, target: str) -> tup
         raise DataError(f"{path}, line {place + 1} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
     inner = found.get("translation", found) if isinstance(found, dict) else None
     if not isinstance(inner, dict) or not all(isinstance(inner.get(language), str) for language in (source, target)):
+        if isinstance(inner, dict) and source in inner and target in inner:
+            key = next(language for language in (source, target) if not isinstance(inner[language], str))
+            raise DataError(
+                f"{path}, line {place + 1}: the value of {key!r} is no text: {json.dumps(inner[key])[:60]}\n"
+                "  write it as one, in quotes, or take the line out"
+            )
         keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, it is {line[:40]!r}"
         raise DataError(
             f"{path}, line {place + 1}: no text under {source!r} and {target!r}; its keys: {keys}\n"
@@ -217,15 +273,7 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} is damaged: {problem}\n  is it whole, and compressed by gzip?") from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        line = problem.object[: problem.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}, line {line} is not UTF-8 text: byte {problem.start} is 0x{problem.object[problem.start]:02x}\n"
-            "  convert it: iconv -f latin1 -t utf-8"
-        ) from problem
-    lines = text.split("\n")
+    lines = decoded(data, str(path)).split("\n")
     if lines[-1] == "":
         lines.pop()
     if not lines:
@@ -233,11 +281,24 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def _refuse_empty(pairs: Sequence[tuple[str, str]], where: Callable[[int, int], str]) -> None:
-    for place, pair in enumerate(pairs):
-        if not all(pair):
-            side = pair.index("")
-            raise DataError(
-                f"{where(place, side)}: the {('source', 'target')[side]} is empty, and its {('target', 'source')[side]} is"
-                f" {pair[1 - side][:60]!r}\n  take the pair out of the data, on both sides"
+def _without_empty(pairs: Sentences, files: tuple[Path, Path], *, first_line: int, empty: Empty) -> _Part:
+    """The pairs of which both sides hold something; `DataError` counts the others, unless they are to be skipped."""
+    wrong = [place for place, pair in enumerate(pairs) if not all(pair)]
+    if wrong and empty == "stop":
+        told = []
+        for place in wrong[:_TOLD]:
+            side = pairs[place].index("")
+            told.append(
+                f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and its {_SIDES[1 - side]} is"
+                f" {pairs[place][1 - side][:60]!r}"
             )
+        many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
+        told.append(
+            f"  {many} an empty side: take them out of the data on both sides, or leave them out: --data.empty skip"
+        )
+        raise DataError("\n".join(told))
+    kept = [place for place, pair in enumerate(pairs) if all(pair)]
+    if not kept:
+        raise DataError(f"{files[0]}: no pair has text on both sides")
+    lines = [place + first_line for place in kept]
+    return _Part([pairs[place] for place in kept], Origin(files[0], lines), len(wrong))

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -78,17 +78,17 @@ def prepare_shards(
         "shard_tokens": shard_tokens,
         "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
-    noted = _noted(directory, settings)
+    _tell(say, kinds(files))
+    noted = _noted(directory, settings, say)
     sound = next((place for place, one in enumerate(noted) if is_damaged(directory, one.shard)), len(noted))
     made = noted[:sound]
-    _tell(say, kinds(files))
     if sound < len(noted):
         _tell(say, f"{directory / noted[sound].shard.name} is missing or damaged: made again from there on")
     elif (directory / INDEX).exists():
         _tell(say, f"{directory} holds all {sum(one.shard.count for one in made):,} tokens, undamaged: nothing to do")
         return TokenShards.open(directory)
     elif made:
-        _tell(say, f"going on after {len(made)} shards with {sum(one.shard.count for one in made):,} tokens")
+        _tell(say, f"going on after {_shards(len(made))} with {sum(one.shard.count for one in made):,} tokens")
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / INDEX).unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def prepare_shards(
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
     with _writing(directory):
         shards = write_index([one.shard for one in made], directory, vocabulary=tokenizer.vocabulary)
-    _tell(say, f"{len(shards):,} tokens in {len(made)} shards in {directory}")
+    _tell(say, f"{len(shards):,} tokens in {_shards(len(made))} in {directory}")
     return shards
 
 
@@ -180,8 +180,12 @@ def _told(
         yield place, tokens
 
 
-def _noted(directory: Path, settings: dict[str, Any]) -> list[Made]:
-    """What a call before this one has made in a directory; `DataError` where that was anything else."""
+def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None] | None) -> list[Made]:
+    """What a call before this one has made in a directory; `DataError` where that was anything else.
+
+    Until there is a shard, another call may have any settings. While there is more to do, files may change of which
+    nothing is in a shard yet: what is made is what would have been made of them from the start.
+    """
     place = directory / _NOTES
     if not place.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
@@ -195,13 +199,32 @@ def _noted(directory: Path, settings: dict[str, Any]) -> list[Made]:
         made = [Made(Shard(**one["shard"]), Place(*one["next"])) for one in found["shards"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(f"{place} cannot be read ({problem}): delete {directory}, and begin again") from problem
-    other = [_difference(name, before.get(name), now) for name, now in settings.items() if before.get(name) != now]
-    if other:
-        raise DataError(
-            f"{directory} holds shards of other settings or texts: {'; '.join(other)}\n"
-            "  choose another directory, or delete this one first"
-        )
-    return made
+    other = {name: now for name, now in settings.items() if before.get(name) != now}
+    if not other:
+        return made
+    unfinished = not (directory / INDEX).exists()
+    if unfinished and not made:
+        _tell(say, f"{directory} holds no shard yet: begun anew")
+        return []
+    if unfinished and list(other) == ["files"] and _unread(before["files"], settings, made):
+        _tell(say, f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
+        return made
+    told = "; ".join(_difference(name, before.get(name), now) for name, now in other.items())
+    anew = "delete this one first" if not unfinished else f"begin again: delete {directory}, then the same command"
+    raise DataError(
+        f"{directory} holds {_shards(len(made))} of other settings or texts: {told}\n  choose another directory, or {anew}"
+    )
+
+
+def _unread(before: Sequence[Any], settings: Mapping[str, Any], made: Sequence[Made]) -> bool:
+    """Whether all files of which something is in a shard are as they were, and all shards full: the last may hold a rest."""
+    read = made[-1].next.file + 1
+    full = all(one.shard.count == settings["shard_tokens"] for one in made)
+    return full and before[:read] == settings["files"][:read]
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'s' * (count != 1)}"
 
 
 def _difference(name: str, before: Any, now: Any) -> str:

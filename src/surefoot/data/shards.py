@@ -9,6 +9,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ from surefoot.errors import DataError
 Tokens = NDArray[Any]
 
 INDEX = "tokens.json"
+_READ_AT_ONCE = 8
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -47,7 +49,7 @@ class TokenShards:
     def open(cls, directory: Path | str) -> Self:
         """The shards of a directory; raises `DataError` where one is missing, empty, or of another size than when written.
 
-        Sizes are compared, contents are not: `damaged()` reads everything.
+        Sizes are compared, contents are not: `damaged()` and `refuse_damaged()` read them.
         """
         directory = Path(directory)
         vocabulary, dtype, shards = _index(directory)
@@ -78,6 +80,29 @@ class TokenShards:
     def damaged(self) -> list[str]:
         """The names of the shards whose bytes are not those that were written; reads all of them."""
         return [shard.name for shard in self.shards if is_damaged(self.directory, shard)]
+
+    def refuse_damaged(self, *, most_bytes: int = 4 << 30) -> int:
+        """Raise `DataError` naming the shards whose bytes are not those that were written; returns how many were read.
+
+        Of a set larger than `most_bytes` so many are read, spread over it. Several are read at once.
+        """
+        sizes = [shard.count * self.arrays[0].itemsize for shard in self.shards]
+        stride = max(1, -(-sum(sizes) // most_bytes))
+        chosen = self.shards[::stride]
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            found = list(pool.map(lambda shard: is_damaged(self.directory, shard), chosen))
+        wrong = [str(self.directory / shard.name) for shard, damaged in zip(chosen, found, strict=True) if damaged]
+        if wrong:
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            prepared = (self.directory / "prepare.json").is_file()
+            anew = (
+                f"the same surefoot data prepare {self.directory} ... makes it anew" if prepared else "write it again"
+            )
+            raise DataError(
+                f"token shard {wrong[0]}{more} is damaged: its bytes are not those that were written (another SHA-256)\n"
+                f"  copy it again, or {anew}"
+            )
+        return len(chosen)
 
     def fingerprint(self) -> dict[str, Any]:
         """The hashes noted when the shards were written."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from surefoot.data.tokenizers import Tokenizer
+from surefoot.data.utf8 import decoded
 from surefoot.errors import DataError
 
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
@@ -136,12 +137,7 @@ def _is_source(path: Path) -> bool:
 
 def _decoded(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(
-            f"{file} is not UTF-8 text: byte {problem.start} is 0x{problem.object[problem.start]:02x}\n"
-            "  is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
-        ) from problem
+        return decoded(file.read_bytes(), str(file))
     except OSError as problem:
         raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
 

@@ -82,6 +82,9 @@ class AdamW8bit(Optimizer):
         if codes.dtype is not torch.uint8:
             return codes.clone()
         largest, code = state[f"{key}_largest"], self.maps[key, codes.device]
+        codes = (
+            codes.contiguous()
+        )  # after a resume they lie as the parameter does, and its CUDA kernel would mix them up
         found: Tensor = self.quantisation.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
         return found
 

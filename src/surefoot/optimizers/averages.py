@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -26,6 +27,13 @@ class Averages(Protocol):
     def refresh(self, live: nn.Module) -> None:
         """Make the twin what is to be evaluated now, the live buffers included; before it is scored or saved."""
         ...
+
+
+@torch.no_grad()
+def copy_parameters(live: nn.Module, twin: nn.Module) -> None:
+    """Give the twin the parameters of the live model, frozen ones too: no average ever moves those."""
+    for held, parameter in zip(twin.parameters(), live.parameters(), strict=True):
+        held.copy_(parameter)
 
 
 def copy_buffers(live: nn.Module, twin: nn.Module) -> None:

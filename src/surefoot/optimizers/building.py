@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import AdamW8bit
 from surefoot.optimizers.groups import Group
+from surefoot.optimizers.guarded import fused_sgd_writes
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
@@ -23,6 +25,7 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
 
     NAdam and RAdam count on the device where that is not the host, so that a skipped step can be undone there.
     """
+    _refuse_gaps(groups)
     parameters = [parameter for group in groups for parameter in group.parameters]
     real = all(parameter.is_floating_point() for parameter in parameters)
     on_device = all(parameter.is_cuda for parameter in parameters)
@@ -36,7 +39,8 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
         case "adam":
             return torch.optim.Adam(held, lr=lr, fused=real, **own)
         case "sgd":
-            return torch.optim.SGD(held, lr=lr, fused=real, **own)
+            fused = real and all(fused_sgd_writes(parameter) for parameter in parameters)
+            return torch.optim.SGD(held, lr=lr, fused=fused, **own)
         case "nadam":
             return torch.optim.NAdam(held, lr=lr, decoupled_weight_decay=True, capturable=on_device, **own)
         case "radam":
@@ -44,6 +48,28 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
     if not real:
         raise ConfigError(f"optimizer.name = {name!r} cannot train complex parameters: use adamw, adam or sgd")
     return _of_this_folder(name, groups, held, lr=lr, own=own)
+
+
+def _refuse_gaps(groups: Sequence[Group]) -> None:
+    """Raise `ConfigError` for parameters with other numbers between theirs: fused kernels walk memory and would take those."""
+    named = [pair for group in groups for pair in zip(group.names, group.parameters, strict=True)]
+    gaps = [name for name, parameter in named if not _lies_whole(parameter)]
+    if gaps:
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise ConfigError(
+            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
+            "  give the model a copy of its own: nn.Parameter(part.clone())"
+        )
+
+
+def _lies_whole(tensor: Tensor) -> bool:
+    """True where a tensor fills its stretch of memory, in whatever order of its dimensions."""
+    numbers = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != numbers:
+            return False
+        numbers *= size
+    return True
 
 
 def _of_this_folder(

@@ -165,7 +165,9 @@ class ByRecentNorms:
         }
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """Whether the norm was above the quantile."""
+        """Whether the norm was above the quantile. Of no gradients there is none, and nothing to remember."""
+        if not gradients:
+            return torch.zeros_like(skipped)
         applied, entered = torch.eq(skipped, 0), self.remembered["entered"]
         replaced = torch.eq(self._all, torch.remainder(entered, RECENT)) & applied
         self.remembered["norms"] = norms = torch.where(replaced, norm, self.remembered["norms"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
-from surefoot.optimizers.averages import copy_buffers
+from surefoot.optimizers.averages import copy_buffers, copy_parameters
 
 
 def check_decay(decay: float) -> None:
@@ -47,7 +47,7 @@ class Ema:
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it."""
-        torch._foreach_copy_(self._averages, self._live)
+        copy_parameters(live, self.model)
         torch._foreach_add_(self._averages, 0.0)
         copy_buffers(live, self.model)
 

@@ -15,6 +15,15 @@ from torch import Tensor
 _FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
 
 
+def fused_sgd_writes(target: Tensor) -> bool:
+    """Whether torch's fused SGD moves such a tensor: on the CPU (torch 2.13) it leaves most numbers of 16 bits as they are.
+
+    >>> fused_sgd_writes(torch.zeros(1)), fused_sgd_writes(torch.zeros(1, dtype=torch.bfloat16))
+    (True, False)
+    """
+    return not (target.device.type == "cpu" and target.dtype in (torch.bfloat16, torch.float16))
+
+
 def subtract(
     targets: Sequence[Tensor],
     amounts: Sequence[Tensor],
@@ -73,7 +82,7 @@ def _apply(
     found_inf: Tensor | None,
 ) -> None:
     for device, own, given in _of_one_kind(targets, amounts):
-        if device.type in _FUSED:
+        if device.type in _FUSED and fused_sgd_writes(own[0]):
             torch._fused_sgd_(
                 own,
                 given,
@@ -89,8 +98,9 @@ def _apply(
             )
             continue
         for target, amount in zip(own, given, strict=True):
-            whole = target * decay - amount if negated else amount + target * decay
-            replace(target, target - whole * rate, found_inf=found_inf)
+            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
+            whole = wide * decay - given_wide if negated else given_wide + wide * decay
+            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
 
 
 def _of_one_kind(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
 from surefoot.config import nearest
 from surefoot.errors import ConfigError
 from surefoot.optimizers.groups import Group
+from surefoot.optimizers.roles import final_layer
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -20,8 +20,8 @@ _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weig
 def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) -> set[nn.Parameter]:
     """The weights of Linear layers, of attention's projections and of convolutions, but for the head's and embeddings'.
 
-    The head is every Linear whose weight is an embedding's; where there is none, the last Linear in the order of the model's
-    modules. `excepted` names modules or parameters to leave out instead of it. A convolution in groups is not hidden: its
+    The head is every Linear whose weight is an embedding's; where there is none, the last layer with a matrix (`final_layer`).
+    `excepted` names modules or parameters to leave out instead of it. A convolution in groups is not hidden: its
     kernel is several matrices in one tensor. Nor are tensors that another kind of module owns: what they are, nobody knows.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
@@ -31,10 +31,10 @@ def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) 
     embedded = {
         dict(module.named_parameters())["weight"] for module in model.modules() if isinstance(module, _EMBEDDINGS)
     }
-    linears: list[Any] = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if excepted is None:
-        tied = any(linear.weight in embedded for linear in linears)
-        left_out: set[nn.Parameter] = set() if tied or not linears else {linears[-1].weight}
+        tied = any(module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear))
+        head = None if tied else final_layer(model)
+        left_out: set[nn.Parameter] = set() if head is None else set(head.parameters(recurse=False))
     else:
         left_out = _called(model, excepted)
     found = {weight for module in model.modules() for weight in _matrices(module)}

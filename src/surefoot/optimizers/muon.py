@@ -39,7 +39,7 @@ class MuonWithAdamW(Optimizer):
         others = [group for group in groups if not group["hidden"]]
         if not hidden:
             raise ConfigError(
-                "muon: the model has no hidden matrix or kernel: all it has are embeddings, a head, vectors, or of kinds unknown\n"
+                "muon: no hidden matrix or kernel is trained: all there is are embeddings, a head, vectors, or of kinds unknown\n"
                 "  use adamw; or name what is no hidden matrix, and all others are: --optimizer.adamw_for MODULE"
             )
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
@@ -71,6 +71,13 @@ class MuonWithAdamW(Optimizer):
                 if held is not parameter:
                     held.grad = None if parameter.grad is None else parameter.grad.reshape(held.shape)
 
+    def let_go(self) -> None:
+        """Give up the views of kernels' gradients: kept until the next step, they would take their memory once more."""
+        for group, matrices in zip(self.param_groups, self.matrices, strict=False):  # Muon's groups are the first
+            for parameter, held in zip(group["params"], matrices, strict=True):
+                if held is not parameter:
+                    held.grad = None
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each part. A run steps or skips them one by one: `skipping.PartByPart`."""
         loss = None
@@ -80,6 +87,7 @@ class MuonWithAdamW(Optimizer):
         self.hand_over()
         for part in self.parts:
             part.step()
+        self.let_go()
         return loss
 
 

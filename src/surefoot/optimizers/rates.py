@@ -31,7 +31,6 @@ class Rates:
     ...     lambda model: {name: 0.1 for name, held in model.named_parameters() if held.ndim == 1},
     ...     described={"slow_biases": 0.1},
     ... )
-    >>> from torch import nn
     >>> slow_biases.factors(nn.Linear(2, 2))
     {'bias': 0.1}
     """

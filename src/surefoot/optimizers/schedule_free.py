@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.optimizers.averages import copy_buffers
+from surefoot.optimizers.averages import copy_buffers, copy_parameters
 from surefoot.optimizers.guarded import add_to_each, made_steps, move_towards, subtract
 
 
@@ -107,6 +107,7 @@ class ScheduleFreeAverage:
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it before the first step."""
+        copy_parameters(live, self.model)
         self._moved = True
         self.refresh(live)
 

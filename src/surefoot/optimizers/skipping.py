@@ -18,6 +18,7 @@ from surefoot.errors import ConfigError
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import AdamW8bit
 from surefoot.optimizers.fused_adamw import straight_to_kernel
+from surefoot.optimizers.guarded import fused_sgd_writes
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
@@ -52,9 +53,14 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
             "  use another optimizer, such as surefoot.adamw(...)"
         )
+    if isinstance(optimizer, torch.optim.SGD) and not _writes(optimizer):
+        raise ConfigError(
+            "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
+            "  build it with SGD(..., fused=False), or keep the weights in float32"
+        )
     if isinstance(optimizer, MuonWithAdamW):
         return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
-    if isinstance(optimizer, Lion | Adafactor | AdamW8bit | ScheduleFree):
+    if type(optimizer) in (Lion, Adafactor, AdamW8bit, ScheduleFree):  # a subclass may do more
         return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
     if _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)
@@ -112,6 +118,7 @@ class PartByPart:
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
+        optimizer.let_go()
 
 
 @dataclass(frozen=True)
@@ -199,6 +206,15 @@ def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     if device.type not in ("cpu", "cuda") or not all(group["fused"] for group in optimizer.param_groups):
         return False
     return not _is_dampened_sgd(optimizer)
+
+
+def _writes(optimizer: torch.optim.SGD) -> bool:
+    return all(
+        fused_sgd_writes(parameter)
+        for group in optimizer.param_groups
+        if group["fused"]
+        for parameter in group["params"]
+    )
 
 
 def _is_dampened_sgd(optimizer: Optimizer) -> bool:

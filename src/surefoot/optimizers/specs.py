@@ -133,7 +133,8 @@ def adafactor(
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
     As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, which counts as
-    `smallest_scale` where it is below; an update whose root mean square is above `clip_threshold` is scaled to it.
+    `smallest_scale` where it is below; an update whose root mean square is above `clip_threshold` is scaled to it. So once
+    1 / sqrt(step) is below lr, a lower lr (of a schedule, a part of the model, a plateau) is felt only below that.
 
     >>> adafactor().lr
     0.01

@@ -28,6 +28,22 @@ class Bilingual:
     target: Any  # the same object as `source` where one vocabulary serves both sides
     chosen: str
     """What the settings say of the tokenizers; compared when a run goes on."""
+    about: str
+    """Which pairs they are, in words."""
+
+    @property
+    def in_words(self) -> list[str]:
+        """Lines that say which pairs these are, how many are for what, and how many subwords there are."""
+        test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
+        sizes = [
+            f"{one.vocabulary:,}"
+            for one in ((self.source,) if self.source is self.target else (self.source, self.target))
+        ]
+        return [
+            self.about,
+            f"{len(self.training):,} pairs to train on, {len(self.held_out):,} held out, {test}",
+            f"{' and '.join(sizes)} subwords{' for both languages' if len(sizes) == 1 else ''}",
+        ]
 
     @property
     def files(self) -> dict[str, str]:
@@ -35,17 +51,9 @@ class Bilingual:
         own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
         return {TOKENIZER: self.source.to_json(), **own}
 
-    def pairs(self, sentences: Sentences, *, context: int) -> Any:
-        """Sentences to score as tokens, all of them: `DataError` for one that is longer than the model's context."""
-        made = sf.Pairs.encoded(sentences, source=self.source, target=self.target)
-        longest = int(made.lengths.max())
-        if longest > context:
-            place = int(made.lengths.max(axis=1).argmax())
-            raise sf.DataError(
-                f"a pair to be scored has {longest} tokens, more than the model's context of {context}:"
-                f" {sentences[place][0][:60]!r} ...\n  take it out, or give a larger --model.context"
-            )
-        return made
+    def pairs(self, sentences: Sentences) -> Any:
+        """Sentences to score, as tokens."""
+        return sf.Pairs.encoded(sentences, source=self.source, target=self.target)
 
 
 def bilingual(
@@ -60,11 +68,16 @@ def bilingual(
     shared: bool,
     max_source: int,
     max_target: int,
+    empty: Literal["stop", "skip"],
+    context: int,
     seed: int,
     saved: Path | None = None,
     init: str | None = None,
 ) -> Bilingual:
     """The pairs at `path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
+
+    Those to be scored that are longer than the model's `context` are left out too where they were held out of the training
+    pairs, and refused where they stand in files of their own. `empty` says what a pair with an empty side does.
 
     saved: the tokenizer that the run wrote when it began; with it the run goes on. init: the weights it starts from, whose
     tokenizer is taken where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
@@ -75,7 +88,7 @@ def bilingual(
         )
         parts = sf.Parallel(training, held_out, None)
     else:
-        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction)
+        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction, empty=empty)
     size = _VOCABULARY if vocabulary is None else vocabulary
     chosen = f"{tokenizer}, {size} tokens" + ("" if shared else " for each side")
     place = saved if saved is not None or init is None else beside(Path(init))
@@ -100,13 +113,46 @@ def bilingual(
         made = _trained(parts.training, kind=tokenizer, vocabulary=size, shared=shared)
     limits = {"max_source": max_source, "max_target": max_target}
     pairs = sf.Pairs.encoded(parts.training, source=made[0], target=made[1], **limits)
-    if pairs.left_out:
-        print(
-            f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
-            f" {max_source} and {max_target} tokens (data.max_source, data.max_target) and left out",
-            file=sys.stderr,
+    if parts.left_out:
+        one = parts.left_out == 1
+        _note(
+            f"{parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
         )
-    return Bilingual(pairs, parts.held_out, parts.test, *made, chosen if init is None else f"that of init, or {chosen}")
+    if pairs.left_out:
+        _note(
+            f"{pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f" {max_source} and {max_target} tokens (data.max_source, data.max_target) and left out"
+        )
+    held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
+    test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
+    phrase = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
+    about = phrase if path is None else f"pairs of {path}, {source} to {target}"
+    chosen = chosen if init is None else f"that of init, or {chosen}"
+    return Bilingual(pairs, held_out, test, *made, chosen, about)
+
+
+def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
+    """The sentences to score that fit the model; those of files of their own must all fit: `DataError` names the first."""
+    lengths = sf.Pairs.encoded(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
+    long = (lengths > context).nonzero()[0].tolist()
+    if long and (origin is not None or len(long) == len(sentences)):
+        where = "a pair to be scored" if origin is None else f"{origin.of(long[0])}: a pair to be scored"
+        more = f"; so are {len(long) - 1:,} more" if len(long) > 1 else ""
+        raise sf.DataError(
+            f"{where} has {lengths[long[0]]} tokens, more than the model's context of {context}{more}:\n"
+            f"  {sentences[long[0]][0][:60]!r} ...\n  take it out, or give a larger --model.context"
+        )
+    if long:
+        one = len(long) == 1
+        _note(
+            f"{len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
+            f" {context} tokens (model.context) and not scored"
+        )
+    return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:

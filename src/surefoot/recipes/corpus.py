@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +26,20 @@ class Corpus:
     tokenizer: Any
     chosen: str
     """What the settings say of the tokenizer; compared when a run goes on."""
+    origin: str
+    """Which text it is, in words."""
+    parted: str
+    """How much it is and which part of it is held out, in words."""
+
+    @property
+    def in_words(self) -> list[str]:
+        """Lines that say which text it is, what of it is held out, and what tokens it has."""
+        return [
+            self.origin,
+            self.parted,
+            f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
+            f" {self.tokenizer.vocabulary:,} different ones in the vocabulary",
+        ]
 
     @property
     def targets_per_byte(self) -> float:
@@ -73,7 +89,8 @@ def corpus(
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
             there = named_tokenizer(tokenizer) if made is None or _is_there(tokenizer) else made
             made, chosen = made or there, _shown(there)
-    return Corpus(sf.encode_documents(training, made), sf.encode_documents(held_out, made), made, chosen)
+    tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
+    return Corpus(*tokens, made, chosen, _origin(path), _parted(documents, held_out))
 
 
 def saved(out: str | None) -> Path | None:
@@ -128,6 +145,17 @@ def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
     return None if found is None else sf.load_tokenizer(found)
 
 
+def _origin(path: str | None) -> str:
+    return "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
+
+
+def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
+    characters = sum(map(len, documents.values()))
+    files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
+    which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
+    return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them are held out: {which}"
+
+
 def _shown(tokenizer: Any) -> str:
     return f"{tokenizer.vocabulary} tokens, {sha256(tokenizer.to_json().encode()).hexdigest()[:16]}"
 
@@ -163,6 +191,13 @@ def _of_shards(
     path: Path, *, tokenizer: str | None, vocabulary: int | None, made: Any, held_out_fraction: float
 ) -> Corpus:
     shards = sf.TokenShards.open(path)
+    checked = shards.refuse_damaged()
+    if checked < len(shards.shards):
+        print(
+            f"note: {checked:,} of the {len(shards.shards):,} token shards in {path} were compared with their hashes; all of"
+            " them: the same surefoot data prepare once more",
+            file=sys.stderr,
+        )
     kept = path / TOKENIZER  # by `surefoot data prepare`
     own = sf.load_tokenizer(kept) if kept.is_file() else None
     if made is None and tokenizer is None:
@@ -190,4 +225,7 @@ def _of_shards(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
     training, held_out = shards.divided(held_out_fraction)
-    return Corpus(training, held_out, made, tokenizer or "that of init, or of the shards")
+    count = len(shards.shards)
+    origin = f"{count:,} token shard{'s' * (count != 1)} of {path}"
+    parted = f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them"
+    return Corpus(training, held_out, made, tokenizer or "that of init, or of the shards", origin, parted)

@@ -16,7 +16,7 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
 from surefoot.recipes import questions as asked_questions
 from surefoot.recipes.prompts import Predict, continuations
-from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +147,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"model.family": "modern", "model.tied": True},
 }
 
+_LARGE = "text or token shards, of billions of tokens: --data.path PATH"
+_MEANT_FOR = {name: _LARGE for name in PRESETS if name.endswith("m")} | {
+    "shakespeare": "a text of about a million characters, such as tiny-shakespeare: --data.path FILE",
+}
+
 
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
@@ -158,6 +163,7 @@ def check(config: Config) -> list[Any]:
         lambda: check_run(config, config.schedule),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
         lambda: _refuse_negative(config),
+        lambda: refuse_default_data(config.preset, data.path, _MEANT_FOR),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     )
 
@@ -227,6 +233,7 @@ def build(config: Config) -> sf.Run:
         best=BEST,
         files={texts.TOKENIZER: tokenizer.to_json()},
         example="",
+        about_data=found.in_words,
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **settings,
     )

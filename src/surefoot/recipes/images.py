@@ -17,7 +17,7 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import networks, pictures
 from surefoot.recipes.networks import Model
 from surefoot.recipes.pictures import Predict
-from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,9 @@ BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where f
 
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _MEANT_FOR = {
-    "fashion-mnist": "the directory of Fashion-MNIST's four files",
-    "cifar10": "the directory of CIFAR-10's binary version",
-    "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class",
+    "fashion-mnist": "the directory of Fashion-MNIST's four files: --data.path DIR",
+    "cifar10": "the directory of CIFAR-10's binary version: --data.path DIR",
+    "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class: --data.path DIR",
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -165,7 +165,7 @@ def check(config: Config) -> list[Any]:
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
         lambda: refuse_fraction(config.data.held_out_fraction),
-        lambda: _refuse_missing_data(config),
+        lambda: refuse_default_data(config.preset, config.data.path, _MEANT_FOR),
     )
 
 
@@ -187,7 +187,13 @@ def build(config: Config) -> sf.Run:
         corrupt=data.corrupt,
     )
     if found.left_out:
-        print(f"warning: {len(found.left_out)} damaged pictures are left out: {found.left_out[0]} ...", flush=True)
+        count, first = len(found.left_out), found.left_out[0]
+        what = (
+            f"1 damaged picture is left out: {first}"
+            if count == 1
+            else f"{count} damaged pictures are left out: {first} ..."
+        )
+        print(f"warning: {what}", flush=True)
     fits, names = found.fitting, list(found.classes)
     shape = {"size": fits.size, "channels": fits.channels}
     strange = None if held is None else held.strange(names, **shape)
@@ -234,6 +240,8 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         best=BEST,
         files={pictures.FILE: keep.to_json()},
+        example="picture.png",
+        about_data=_in_words(found, data.path),
         settings={
             "data": {"classes": names, "left_out": _left_out(found)},
             "model": networks.described(config.model, name),
@@ -246,6 +254,17 @@ def build(config: Config) -> sf.Run:
 def _augmentation(changes: Changes) -> sf.Augmentation:
     own = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")
     return sf.Augmentation(**{name: getattr(changes, name) for name in own})
+
+
+def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
+    """Lines that say which images these are, and how many are for what."""
+    test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
+    return [
+        "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
+        f"{len(found.training):,} to train on, {len(found.held_out):,} held out, {test}",
+        f"{len(found.classes)} classes; {found.fitting.size} x {found.fitting.size} pixels,"
+        f" {found.fitting.channels} channel{'s' * (found.fitting.channels != 1)}",
+    ]
 
 
 def _left_out(found: sf.ImageSets) -> dict[str, Any]:
@@ -264,14 +283,6 @@ def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
 def _refuse_smoothing(changes: Changes) -> None:
     if not 0 <= changes.label_smoothing < 1:
         raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
-
-
-def _refuse_missing_data(config: Config) -> None:
-    if config.data.path is None and config.preset in _MEANT_FOR:
-        raise sf.ConfigError(
-            f"--preset {config.preset} is for data of yours, and data.path is absent\n"
-            f"  give {_MEANT_FOR[config.preset]}: --data.path DIR"
-        )
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:

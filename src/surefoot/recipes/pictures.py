@@ -11,6 +11,7 @@ from typing import Any
 import surefoot as sf
 
 FILE = "images.json"  # in the run's directory
+_DIGITS = 4  # of a probability, after the point
 _SETTINGS: dict[str, type | tuple[type, ...]] = {
     "classes": list,
     "size": int,
@@ -120,4 +121,5 @@ def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iter
         if len(inputs) == 1:
             yield from (f"{chance:.4f}  {name}\n" for name, chance in found.items())
         else:
-            yield json.dumps({"image": path, "classes": found}, ensure_ascii=False) + "\n"
+            rounded = {name: round(chance, _DIGITS) for name, chance in found.items()}
+            yield json.dumps({"image": path, "classes": rounded}, ensure_ascii=False) + "\n"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.data.utf8 import decoded
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
@@ -40,8 +42,12 @@ def continuations(
 ) -> Iterator[str]:
     """The texts that go on from the inputs and the lines of `asked.file`, or from `otherwise` where there are none.
 
+    An input "-" alone is standard input.
+
     In pieces: of one input as it grows, of several one JSON object a line. `ConfigError` and `DataError` come before the first.
     """
+    if list(inputs) == ["-"]:
+        inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
     prompts = [*inputs, *([] if asked.file is None else _lines(Path(asked.file)))] or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     empty = [place for place, tokens in enumerate(encoded) if not tokens]
@@ -84,8 +90,8 @@ def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
+        text = decoded(path.read_bytes(), str(path))
+    except OSError as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
     found = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
     if not found:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
 import surefoot as sf
 from surefoot import schedules
-from surefoot.config import LEADS, Settings, run_arguments
+from surefoot.config import LEADS, STAYS, Settings, run_arguments
 
 # What a recipe starts from where it is not told: a rate, and a decay of matrices. For a first run, not the best there is:
 # they were chosen among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
@@ -34,7 +34,7 @@ class Optimizer:
     name: Literal[
         "adamw", "adam", "sgd", "lion", "adafactor", "muon", "nadam", "radam", "adamw8bit", "schedule-free"
     ] = field(default="adamw", metadata=LEADS)
-    """The optimizer; with another one, what a preset says of its own is forgotten."""
+    """The optimizer; with another one, what a preset says of its own is forgotten, but for layers, width and frozen."""
     lr: float | None = None
     """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
     muon and schedule-free 1e-2."""
@@ -63,11 +63,11 @@ class Optimizer:
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
-    layer_decay: float | None = None
+    layer_decay: float | None = field(default=None, metadata=STAYS)
     """Rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Absent: lr for all."""
-    base_width: int | None = None
+    base_width: int | None = field(default=None, metadata=STAYS)
     """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Absent: lr at any width."""
-    frozen: tuple[str, ...] | None = None
+    frozen: tuple[str, ...] | None = field(default=None, metadata=STAYS)
     """Parameters that are not trained, by name, such as "embedding.*". Absent: none."""
 
     def spec(self) -> Any:
@@ -132,6 +132,14 @@ class Schedule:
 def check_run(config: Settings, schedule: Schedule) -> None:
     """Raise one `ConfigError` with everything that is wrong with the settings that every run has."""
     sf.check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
+
+
+def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
+    if path is None and preset is not None and preset in meant_for:
+        raise sf.ConfigError(
+            f"--preset {preset} is for data of yours, and data.path is absent\n  give {meant_for[preset]}"
+        )
 
 
 def steering(config: Settings, watch: str) -> dict[str, Any]:

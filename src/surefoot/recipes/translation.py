@@ -14,7 +14,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
-from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, steering
+from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
 from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translations import Predict, answers, judged, translated
 
@@ -45,6 +45,8 @@ class Data:
     """Pairs with more tokens in the source are not trained on."""
     max_target: int = 128
     """Pairs with more tokens in the target are not trained on."""
+    empty: Literal["stop", "skip"] = "stop"
+    """Stop at pairs with an empty side, or leave such out, counted and reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "length_penalty": 0.6,
     },
 }
+_LARGE = "a directory with train.en and train.de, or a .tsv or .jsonl file, of millions of pairs: --data.path PATH"
+_MEANT_FOR = {
+    "multi30k": "the directory of Multi30k (train.en, train.de, val.en, val.de ...): --data.path DIR",
+    "base": _LARGE,
+    "big": _LARGE,
+}
+
 PRESETS["big"] = PRESETS["base"] | {
     "model.heads": 16,
     "model.width": 1024,
@@ -172,6 +181,7 @@ def check(config: Config) -> list[Any]:
         lambda: check_run(config, config.schedule),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
+        lambda: refuse_default_data(config.preset, data.path, _MEANT_FOR),
     )
 
 
@@ -190,6 +200,8 @@ def build(config: Config) -> sf.Run:
         shared=data.shared,
         max_source=data.max_source,
         max_target=data.max_target,
+        empty=data.empty,
+        context=config.model.context,
         seed=config.seed,
         saved=saved(config.out),
         init=config.init,
@@ -215,7 +227,7 @@ def build(config: Config) -> sf.Run:
             return [found.target.decode(one.tokens) for one in said]
 
         return sf.Split(
-            found.pairs(ordered, context=network.context),
+            found.pairs(ordered),
             scores=of_tokens,
             batch_size=64,
             loss=False,
@@ -250,6 +262,7 @@ def build(config: Config) -> sf.Run:
         best=best,
         files=found.files,
         example=scored[0][0],
+        about_data=found.in_words,
         settings={
             "data": {"tokenizer": found.chosen},
             "model": asdict(network),

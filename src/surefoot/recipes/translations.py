@@ -38,17 +38,13 @@ def translated(
     beam: int,
     length_penalty: float,
     batch_size: int = 32,
-    first: int = 0,
 ) -> list[str]:
-    """The translation of each sentence in one line; of an empty one an empty one. `first`: the first one's number, from 0."""
+    """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
     rows = {place: source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()}
-    most = model.shape.context
-    long = next((place for place, row in rows.items() if len(row) >= most), None)
-    if long is not None:
-        raise sf.DataError(
-            f"sentence {first + long + 1} has {len(rows[long])} tokens, and the model takes {most - 1}: {sentences[long][:60]!r} ...\n"
-            "  give it in parts, one sentence a line"
-        )
+    for place in rows:
+        why = _too_long(model, source, sentences[place])
+        if why is not None:
+            raise sf.DataError(f"sentence {place + 1} {why}")
     found = sf.beam.searched(
         model,
         [[*row.tolist(), sf.beam.END] for row in rows.values()],
@@ -87,40 +83,81 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
     return judge
 
 
-def sentences_of(inputs: Sequence[str], file: str | None) -> list[str]:
-    """All lines of the inputs and of the file, or of standard input where there are neither."""
-    texts = list(inputs)
+@dataclass(frozen=True)
+class Sentence:
+    """One line to translate, where it stands, and why it cannot be read, where that is so."""
+
+    text: str
+    where: str
+    refused: str | None = None
+
+
+def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
+    """All lines of the inputs (an empty one is an empty line) and of the file; of standard input for "-", or without either.
+
+    A line that is not UTF-8 is empty and says so. `DataError` for a file that cannot be read, or is UTF-16.
+    """
+    piped = list(inputs) == ["-"]
+    found = [
+        Sentence(line.removesuffix("\r"), f"input {number}")
+        for number, text in enumerate([] if piped else inputs, start=1)
+        for line in text.removesuffix("\n").split("\n")
+    ]
     if file is not None:
-        texts.append(_read(Path(file)))
-    if not inputs and file is None:
-        if sys.stdin is None or sys.stdin.isatty():
+        found += _lines(_bytes(Path(file)), file)
+    if piped or (not inputs and file is None):
+        if sys.stdin is None or (sys.stdin.isatty() and not piped):
             raise sf.ConfigError(
                 'nothing to translate: give a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
                 "  a file with one a line (--file), or lines on standard input"
             )
-        texts.append(_text(sys.stdin.buffer.read(), "standard input"))
-    # a line feed ends a line, and none is missing where the last has none
-    return [line.removesuffix("\r") for text in texts if text for line in text.removesuffix("\n").split("\n")]
+        found += _lines(sys.stdin.buffer.read(), "standard input")
+    return found
 
 
 def answers(
     model: Any, inputs: Sequence[str], asked: Predict, *, source: Any, target: Any, beam: int, length_penalty: float
 ) -> Iterator[str]:
-    """The translations, one a line, as many lines as there are in the inputs; several hundred at a time."""
+    """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
+
+    What cannot be translated (a line that is no text, or longer than the model takes) has an empty line, is told on
+    standard error at once, and counted by a `DataError` after the last answer.
+    """
     sentences = sentences_of(inputs, asked.file)
-    at_once = 16 * asked.batch_size  # so that a long file is answered as it goes, and sentences of one length are many
-    for first in range(0, len(sentences), max(1, at_once)):
+    failed = 0
+    at_once = max(1, 16 * asked.batch_size)  # a long file is answered as it goes, and sentences of one length are many
+    for first in range(0, len(sentences), at_once):
+        texts = []
+        for sentence in sentences[first : first + at_once]:
+            why = sentence.refused or _too_long(model, source, sentence.text)
+            if why is not None:
+                failed += 1
+                print(f"warning: {sentence.where} {why}", file=sys.stderr)
+            texts.append("" if why is not None else sentence.text)
         found = translated(
             model,
-            sentences[first : first + at_once],
+            texts,
             source=source,
             target=target,
             beam=beam if asked.beam is None else asked.beam,
             length_penalty=length_penalty if asked.length_penalty is None else asked.length_penalty,
             batch_size=asked.batch_size,
-            first=first,
         )
         yield "".join(f"{line}\n" for line in found)
+    if failed:
+        lines = "line" if len(sentences) == 1 else "lines"
+        raise sf.DataError(
+            f"{failed:,} of {len(sentences):,} {lines} could not be translated: empty in the answers, named in the warnings"
+        )
+
+
+def _too_long(model: Any, source: Any, text: str) -> str | None:
+    """Why a sentence is not translated; None where the model takes it."""
+    most = model.shape.context - 1  # an end follows
+    tokens = len(source.encode(text.strip()))
+    if tokens <= most:
+        return None
+    return f"has {tokens} tokens, and the model takes {most}: {text[:60]!r} ...: give it in parts, one sentence a line"
 
 
 def _line(text: str) -> str:
@@ -128,18 +165,25 @@ def _line(text: str) -> str:
     return " ".join(text.split("\n")).replace("\r", " ")
 
 
-def _read(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
-        return _text(path.read_bytes(), str(path))
+        return path.read_bytes()
     except OSError as problem:
         raise sf.DataError(f"{path} cannot be read: {problem.strerror}") from problem
 
 
-def _text(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        line = problem.object[: problem.start].count(b"\n") + 1
-        raise sf.DataError(
-            f"{where}, line {line} is not UTF-8 text\n  convert it: iconv -f latin1 -t utf-8"
-        ) from problem
+def _lines(data: bytes, where: str) -> list[Sentence]:
+    from surefoot.data.utf8 import decoded, is_utf_16
+
+    if is_utf_16(data):
+        decoded(data, where)
+    found = []
+    # a line feed ends a line, and none is missing where the last has none
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
+        place = f"{where}, line {number}"
+        try:
+            text = decoded(line, where) if number == 1 else line.decode()
+            found.append(Sentence(text.removesuffix("\r"), place))
+        except (sf.DataError, UnicodeDecodeError):
+            found.append(Sentence("", place, "is not UTF-8 text"))
+    return found

@@ -12,6 +12,7 @@ from surefoot.record import OWN, Record, Sink, scores_in
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
+_LONG_S = 60.0  # of doing the same, after which that is said
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
@@ -60,9 +61,12 @@ class Console:
         self.said = Said(stream)
         self.printed_at: float | None = None
         self.held: Record | None = None  # of training, newer than what was printed
+        self.what = ""
+        self.begun: float | None = None  # when that which is being done was begun; None once that was said
 
     def write(self, record: Record) -> None:
         """Print one record."""
+        self.what = ""
         kind, step = record["kind"], record["step"]
         if kind == "train":
             self.held = record
@@ -80,7 +84,12 @@ class Console:
         self._print(text)
 
     def doing(self, what: str) -> None:
-        """Nothing: lines tell of what was done."""
+        """One line where the same is still being done after a minute: otherwise lines tell of what was done."""
+        if what != self.what:
+            self.what, self.begun = what, self.now()
+        elif self.begun is not None and self.now() - self.begun >= _LONG_S:
+            self.begun = None  # said
+            self.say(f"still {what} ...")
 
     def close(self) -> None:
         """Print what was held back."""

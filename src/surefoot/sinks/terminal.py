@@ -70,8 +70,9 @@ class Terminal:
 
     def doing(self, what: str) -> None:
         """Show on the live line what is being done from now on, until the next record."""
-        self.phrase = in_line(what)
-        self._draw()
+        if in_line(what) != self.phrase:
+            self.phrase = in_line(what)
+            self._draw()
 
     def close(self) -> None:
         """Take the live line away: what follows stands on a line of its own."""

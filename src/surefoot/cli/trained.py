@@ -1,0 +1,159 @@
+"""The verbs for a run that is there: evaluate and predict, and which of its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot.cli.building import built, of_run
+from surefoot.cli.flags import configured
+from surefoot.cli.options import option, options, run_directory
+from surefoot.cli.programs import Program
+from surefoot.config import flatten
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.recipes.questions import named
+
+if TYPE_CHECKING:
+    from surefoot.checkpoint import Contents
+    from surefoot.run import Run
+
+
+def evaluate(arguments: list[str]) -> None:
+    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"] [--on SPLIT|[NAME=]FILE]...`: score a checkpoint.
+
+    On all splits that the run has; with `--on` on some of them, or on files that its recipe knows how to score.
+    """
+    run_path = run_directory(arguments)
+    rest, which = option(arguments[1:], "--checkpoint")
+    rest, on = options(rest, "--on")
+    program, config = of_run(run_path, rest, verb="surefoot evaluate RUN", own=["checkpoint", "on"])
+    of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
+    files = _files(program, of_files, run_path)
+    own = [given for given in on if given not in of_files]
+    if config is not None and "out" in flatten(config):
+        config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
+    chosen = checkpoint_of(run_path, which)
+    scored = _Scored.of(run_path, which, chosen)
+    if own or not on:
+        _evaluate_splits(built(program, config, of=run_path), own, run_path=run_path, chosen=chosen, scored=scored)
+    if files:
+        print(f"scoring {scored.words} of {run_path} on {', '.join(files)}", file=sys.stderr)
+        for name, value in program.names["judged"](config, files, run=run_path, checkpoint=chosen):
+            print(f"{scored.key} {name}={value!r}", flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """Whose scores they are: in words, and as a line of scores begins."""
+
+    words: str
+    key: str
+
+    @classmethod
+    def of(cls, run: Path, which: str | None, chosen: Contents) -> _Scored:
+        """Of what `--checkpoint` asked for, and what that came to."""
+        from surefoot.checkpoint import Store, last_steps
+
+        match (which or "").split():
+            case ["average", count]:
+                steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
+                return cls(f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}")
+        words = f"step {chosen.step}" + (", the best," if which == "best" else "")
+        return cls(words, f"step={chosen.step}")
+
+
+def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: Contents, scored: _Scored) -> None:
+    """Print the scores of a run's own splits, or of some of them."""
+    scoring = run.parts.scoring
+    unknown = [name for name in only if name not in scoring.splits]
+    if unknown:
+        there = ", ".join(scoring.splits) or "none"
+        raise ConfigError(
+            f"--on {unknown[0]}: no split of this run, which has: {there}, nor a file here\n  a file: --on NAME=FILE"
+        )
+    at_end = scoring.names(at_end=True)
+    names = only or scoring.names(at_end=False) or at_end
+    print(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
+    if at_end and not only and names != at_end:
+        print(
+            f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}",
+            file=sys.stderr,
+        )
+    if run.load(chosen):
+        print("warning: the data are others than the run was trained on: these scores are of those", file=sys.stderr)
+    for name, value in run.scores(*names).items():
+        print(f"{scored.key} {name}={value!r}")
+
+
+def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
+    """The files of `--on NAME=FILE` and `--on FILE` by name."""
+    files = named(given, setting="--on")
+    if files and "judged" not in program.names:
+        raise ConfigError(
+            f"--on {given[0]}: files of questions are scored by runs of gpt, and {run} is none\n"
+            "  --on SPLIT names one of the run's own splits"
+        )
+    return files
+
+
+def predict(arguments: list[str]) -> None:
+    """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP|"average N"] [settings]`: use the model that a run has trained.
+
+    One prompt is continued as it is made; several, or those of `--file`, one JSON object a line. A line to translate is
+    answered by a line.
+    """
+    run_path = run_directory(arguments)
+    rest, which = option(arguments[1:], "--checkpoint")
+    place = next((place for place, argument in enumerate(rest) if argument.startswith("--")), len(rest))
+    inputs, flags = rest[:place], rest[place:]
+    program, config = of_run(run_path, [], verb="surefoot predict RUN")
+    if "predict" not in program.names or "Predict" not in program.names:
+        raise ConfigError(
+            f"what {run_path} was made by does not say how its model is used: it defines no predict()\n"
+            "  in Python, give its weights to a model of yours:\n"
+            f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run_path / 'checkpoints')!r}).newest_intact()[0])"
+        )
+    asked = configured(
+        program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT", own=["checkpoint"]
+    )[0]
+    from surefoot.sinks.console import Said
+
+    said = Said(None)
+    for piece in program.names["predict"](
+        config, asked, inputs, run=run_path, checkpoint=checkpoint_of(run_path, which)
+    ):
+        said.put(piece)
+        if said.gone:  # nobody reads any more
+            break
+
+
+def checkpoint_of(run: Path, which: str | None) -> Contents:
+    """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
+    from surefoot.checkpoint import Store, averaged
+
+    store = Store(run / "checkpoints")
+    match (which or "").split():
+        case ["average", count] if count.isascii() and count.isdigit():
+            return averaged(store, int(count))
+    contents = store.newest_intact()
+    if contents is None:
+        raise CheckpointError(f"{run} holds no checkpoint")
+    chosen, damaged = contents
+    for damage in damaged:
+        print(f"warning: {damage}", file=sys.stderr)
+    if which in (None, "newest"):
+        return chosen
+    if which == "best":
+        best = (chosen.state.get("watch") or {}).get("step")
+        if best is None:
+            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
+        return store.at(best)
+    if not (which.isascii() and which.isdigit()):
+        raise ConfigError(
+            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"
+            ' or "average 5", of the last five'
+        )
+    return store.at(int(which))
