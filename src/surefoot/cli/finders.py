@@ -72,7 +72,7 @@ def find_batch(arguments: list[str]) -> None:
 
         parsed_bytes(memory, setting="memory")
     run, _ = _meant(rest, "find-batch", own=["target-batch", "memory"])
-    from surefoot.tune.find_batch import find_batch
+    from surefoot.tune.find_batch import find_batch, what_changes_with_it
 
     shown = sys.stderr is not None and sys.stderr.isatty()
 
@@ -86,7 +86,7 @@ def find_batch(arguments: list[str]) -> None:
         if shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     print(found)
-    print("  which samples a step sees does not depend on it; which units dropout drops does")
+    print(f"  {what_changes_with_it(run)}")
 
 
 def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[Run, set[str]]:
