@@ -84,7 +84,7 @@ class Parts:
             scored=self.scored,
             evaluation_due=evaluation_due,
             ended=ended,
-            first_scores={name: repr(value) for name, value in (first_scores or {}).items()},
+            first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
             machine=machine(self.device, deterministic=self.deterministic),
             stopped_early=self.out_of_patience,
         )

@@ -110,7 +110,7 @@ class PartByPart:
     @property
     def description(self) -> str:
         """How, in a phrase."""
-        return "; ".join(dict.fromkeys(skip.description for _, skip in self.parts))
+        return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step or skip every part."""
