@@ -246,7 +246,6 @@ def test_clipping_reads_kind_and_limit(written, meant):
 @pytest.mark.parametrize(
     "written",
     [
-        "1.0",
         "norm",
         "norm -1",
         "norm 0",
@@ -267,6 +266,15 @@ def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
     assert all(
         form in str(told.value) for form in ("'norm 1.0'", "'value 0.5'", "'adaptive 0.01'", "'auto 0.9'", "'off'")
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"), [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", '--clip "norm 0.5"')]
+)
+def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, typed):
+    with pytest.raises(ConfigError, match="does not say what it is a limit of") as told:
+        clipping(given)
+    assert f"try: {typed}" in str(told.value)
 
 
 @settings(deadline=None)  # the machine may be busy

@@ -14,6 +14,7 @@ from torch import nn
 import surefoot as sf
 from small_runs import Augmented, build
 from surefoot.sinks import records
+from surefoot.sinks.console import number
 
 ASKED: list[int] = []
 
@@ -206,3 +207,14 @@ def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "warning: no scores after step 5: the logits are not finite" in printed
     assert "warning: no scores of test: the logits are not finite" in printed
+
+
+def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain: dict[str, Any] = {"length": "12 steps", "evaluate_every": "4 steps", "early_stopping": None}
+    build(tmp_path / "run", stop_after="8 steps", **plain).train()
+    build(tmp_path / "run", console=True, **plain).train()
+    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores")
+    assert first["step"] == 4
+    assert f"from {number(first['held-out/loss'])} at step 4 to" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import signal
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -329,6 +330,22 @@ def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.C
     assert "going on at step 7 with 0.5 of the schedule's rate" in capsys.readouterr().out
 
 
+def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run = build(None, console=True, length="10 steps")  # the second reduction would come after step 10
+    run.train()
+    said = capsys.readouterr().out
+    assert "from step 10 on" not in said
+    assert "the learning rate was lowered to 0.5 of the schedule's" in said
+    assert run.state.rate_factor == 0.5
+
+
+def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run = build(None, console=True, early_stopping=sf.EarlyStopping("min held-out/same", 4))
+    run.train()
+    assert "from step 10 on" not in capsys.readouterr().out
+    assert (run.state.step, run.state.rate_factor) == (10, 0.5)
+
+
 def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
     held: list[sf.Run] = []
 
@@ -434,3 +451,16 @@ def test_flags_that_make_no_plateau_are_refused(
     assert end.value.code == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("plateau", range(1, 8))
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
+    try:
+        sf.check_settings(length="9 steps", batch_size=8, plateau=plateau, early_stopping=stop)
+    except sf.ConfigError as refused:
+        for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
+            tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
+            sf.check_settings(length="9 steps", batch_size=8, **tried)
+    else:
+        assert stop > plateau

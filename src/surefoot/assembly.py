@@ -127,7 +127,8 @@ def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> lis
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     falls = schedule.described()["shape"] != "constant"
     return [
-        f"schedule-free needs no falling rate, and {schedule.described()['shape']} lets it fall: --schedule.name constant"
+        f"schedule-free needs no falling rate, and {schedule.described()['shape']} lets it fall:"
+        " schedule=surefoot.constant(...), or --schedule.name constant"
         for trained in optimizers.values()
         if falls and isinstance(trained.optimizer, ScheduleFree)
     ]

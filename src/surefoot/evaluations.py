@@ -22,7 +22,7 @@ class Evaluations:
     def __init__(self, parts: Parts, journal: Journal) -> None:
         self.parts, self.journal, self.state = parts, journal, parts.state
         self.scores: dict[str, float] = {}  # the last ones
-        self.first: dict[str, float] = {}  # of this sitting, with their step
+        self.first: dict[str, float] = {}  # of the run, with their step
         self.due = False  # those of the newest step, given up for a signal
         self.ended = False  # what is scored when the run is over has been scored
         self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
@@ -31,6 +31,7 @@ class Evaluations:
         """Go on with what a checkpoint says is owed."""
         self.parts = parts
         self.due = bool(found.state["evaluation_due"])
+        self.first = {name: float(value) for name, value in found.state.get("first_scores", {}).items()}
         self.ended = bool(found.state["ended"]) and parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
@@ -60,15 +61,15 @@ class Evaluations:
             return
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
+        watch = self.parts.whole.watch
+        if watch is not None:  # first: it may end the run, and then there are no rates to steer
+            improved = watch.improved(self.state.step, self._watched(watch.score))
+            if improved and self.parts.saving is not None:
+                self.parts.saving.asked = True
         steered, told = self._steered()
         self.journal.write({"kind": "scores", "step": self.state.step, **found, **steered})
         if told is not None:
             self.parts.say(told)
-        watch = self.parts.whole.watch
-        if watch is None:
-            return
-        if watch.improved(self.state.step, self._watched(watch.score)) and self.parts.saving is not None:
-            self.parts.saving.asked = True
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
@@ -115,13 +116,18 @@ class Evaluations:
         """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.
 
         Scores taken only because the run ends here do not count, so that a run made longer goes on as one of that length.
+        After the last step there is nothing to lower: a reduction is kept for a run made longer, and is not told.
         """
         feedback, step, told = self.parts.whole.feedback, self.state.step, None
         if feedback is None:
             return {}, None
         if self.parts.timetable.evaluate.due(step):
+            before = feedback.standing.factor
             told = feedback.saw(step, self._watched(feedback.plateau.score))
-            self.state.rate_factor = feedback.standing.factor
+            if not self.parts.finished:
+                self.state.rate_factor = feedback.standing.factor
+            elif feedback.standing.factor != before:
+                told = None
         return {"rate_factor": self.state.rate_factor}, told
 
     def _watched(self, score: str) -> float:

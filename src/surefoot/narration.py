@@ -179,7 +179,7 @@ def _at_end(parts: Parts, step: int, scores: dict[str, float]) -> list[str]:
 
 
 def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float], skipped: int) -> list[str]:
-    """One sentence from what is known: how a score moved in this sitting, and where the time of all sittings went."""
+    """One sentence from what is known: how a score moved in the run, and where the time of all sittings went."""
     watch = parts.whole.watch
     told = [] if not scores else _moved(watch.score if watch is not None else next(iter(scores)), first, scores)
     if parts.state.rate_factor < 1:
@@ -204,7 +204,7 @@ def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]
 
 
 def _moved(score: str, first: dict[str, float], scores: dict[str, float]) -> list[str]:
-    """How one score changed since the first of this sitting; nothing where it was taken once.
+    """How one score changed since the first of the run; nothing where it was taken once.
 
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
     ['a/loss fell from 2 at step 5 to 1.5']

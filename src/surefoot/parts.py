@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -73,7 +73,9 @@ class Parts:
         """True when no step is left to be made, in this sitting or any other."""
         return self.state.step >= self.length.steps or self.out_of_patience
 
-    def packed(self, *, evaluation_due: bool = False, ended: bool = False) -> Contents:
+    def packed(
+        self, *, evaluation_due: bool = False, ended: bool = False, first_scores: Mapping[str, float] | None = None
+    ) -> Contents:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
             self.whole,
@@ -82,6 +84,7 @@ class Parts:
             scored=self.scored,
             evaluation_due=evaluation_due,
             ended=ended,
+            first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
             machine=machine(self.device, deterministic=self.deterministic),
             stopped_early=self.out_of_patience,
         )

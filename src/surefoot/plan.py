@@ -132,16 +132,20 @@ def parameters_by_group(parts: Parts) -> list[str]:
             # where parameters are divided between optimizers, which ones are whose
             by = f", by {group['by']}: {_shown(names[held] for held in group['params'])}" if "by" in group else ""
             lines.append(
-                f"  group {place}: {len(group['params'])} tensors, {numbers:,} numbers, lr {group['initial_lr']:g}, "
+                f"  group {place}: {_tensors(len(group['params']))}, {numbers:,} numbers, lr {group['initial_lr']:g}, "
                 f"weight decay {group.get('weight_decay', 0):g}{by}"
                 + (f": {first_and_last([names[held] for held in group['params']])}" if rates_differ and not by else "")
             )
         frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
         if frozen:
             lines.append(
-                f"  frozen: {len(frozen)} tensors, {_numbers(frozen):,} numbers: {first_and_last([*frozen.values()])}"
+                f"  frozen: {_tensors(len(frozen))}, {_numbers(frozen):,} numbers: {first_and_last([*frozen.values()])}"
             )
     return lines
+
+
+def _tensors(number: int) -> str:
+    return f"{number} tensor{'s' * (number != 1)}"
 
 
 def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:

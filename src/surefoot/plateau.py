@@ -167,8 +167,10 @@ def refuse_end_before_reduction(plateau: Plateau, early_stopping: EarlyStopping)
     same = plateau.watch == early_stopping.watch
     never_later = early_stopping.minimum_improvement >= plateau.minimum_improvement
     if same and never_later and early_stopping.patience <= plateau.patience:
+        waits, several = early_stopping.patience, early_stopping.patience != 1
+        shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
         raise ConfigError(
-            f"early stopping waits {early_stopping.patience} evaluations and plateau {plateau.patience} for the same score:"
+            f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
             " the run would end before its learning rate is ever lowered\n"
-            f"  try: --plateau {max(1, early_stopping.patience // 3)}, or --early-stopping {3 * plateau.patience}"
+            f"  try: {shorter}--early-stopping {3 * plateau.patience}"
         )

@@ -325,5 +325,6 @@ class Sitting:
         return () if watch is None or watch.step is None else (watch.step,)
 
     def _packed(self) -> Contents:
-        contents = self.parts.packed(evaluation_due=self.evaluations.due, ended=self.evaluations.ended)
+        owed = self.evaluations
+        contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())

@@ -87,6 +87,24 @@ def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureF
     assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
 
 
+@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps N"), ("find-batch", "--memory SIZE")])
+def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
+    verb: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(verb, "images", "--help") == 0
+    said = capsys.readouterr().out
+    assert 0 <= said.index(own) < said.index("--batch-size INT")
+
+
+def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/config.toml").write_text(
+        '[program]\nkind = "recipe"\nname = "images"\n[optimizer]\nname = "adamw"\n'
+    )
+    assert refused("find-lr", "mine", "--optimizer.name", "sgd") == 2
+    assert "was trained with adamw, and its state is that one's\n  leave it out" in capsys.readouterr().err
+
+
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
     main(["find-batch", "program.py:build", "--target-batch", "32", "--memory", "1 GB"])
     said = capsys.readouterr().out
@@ -102,11 +120,17 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
 
     main(["train", "program.py:build", "--length", "8 steps"])
     before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    capsys.readouterr()
     at_the_end = refused("find-lr", "mine")
     assert at_the_end == 2
-    assert "finished, at step 8" in capsys.readouterr().err
-    main(["find-lr", "runs/mine", "--checkpoint", "0", "--steps", "20"])
-    assert "from step 0" in capsys.readouterr().out
+    said_at_the_end = capsys.readouterr()
+    assert "finished, at step 8" in said_at_the_end.err
+    assert said_at_the_end.out == ""
+    assert refused("find-lr", "runs/mine", "--checkpoint", "0", "--steps", "20") == 1  # too noisy for a suggestion
+    said = capsys.readouterr().out
+    assert "from step 0" in said
+    assert "the test went to the highest rate, 10; the table shows 20 of 20 rates" in said
+    assert "no suggestion" in said
     main(["find-batch", "latest", "--memory", "1 GB"])
     assert "recommended" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before

@@ -188,3 +188,9 @@ def test_a_model_without_hidden_matrices_is_refused():
 def test_a_last_layer_that_is_a_convolution_is_the_head():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Conv2d(8, 2, 1))
     assert names(model, hidden_matrices(model)) == ["0.weight", "1.weight"]
+
+
+def test_how_it_skips_is_a_phrase_that_ends_a_sentence():
+    description = skipping(built(net()), torch.device("cpu")).description
+    assert description.startswith("by not calling Muon (")
+    assert description.endswith("), and inside the fused AdamW kernel")

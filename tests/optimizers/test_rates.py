@@ -401,9 +401,9 @@ def test_everything_wrong_with_them_is_told_at_once():
 def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
     run = run_of(optimizer=sf.adamw(0.1, weight_decay=0.1, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")]))
     text = "\n".join(str(section) for section in plan.sections(run.parts))
-    assert "group 0: 1 tensors, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text
-    assert "group 4: 1 tensors, 128 numbers, lr 0.025, weight decay 0.1: 0.weight" in text
-    assert "frozen: 1 tensors, 16 numbers: 0.bias" in text
+    assert "group 0: 1 tensor, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text
+    assert "group 4: 1 tensor, 128 numbers, lr 0.025, weight decay 0.1: 0.weight" in text
+    assert "frozen: 1 tensor, 16 numbers: 0.bias" in text
     assert "these are of group 0; groups have of it: 1, 0.5, 0.25" in text
 
 

@@ -212,7 +212,9 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
     build(schedule=sf.warmup_cosine(), console=True)
     build(schedule=sf.constant("2 steps"), console=True)
 
-    assert capsys.readouterr().out.count("schedule-free needs no falling rate") == 1
+    said = capsys.readouterr().out
+    assert said.count("schedule-free needs no falling rate") == 1
+    assert "schedule=surefoot.constant(...), or --schedule.name constant" in said
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:

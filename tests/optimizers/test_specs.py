@@ -169,7 +169,12 @@ def test_described_is_json_and_names_every_number():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("adamw", {"momentum": 0.9}, "optimizer.momentum = 0.9 is foreign to adamw"),
+        (
+            "adamw",
+            {"momentum": 0.9},
+            r"(?s)momentum = 0.9 is foreign to adamw, .* layer_decay, base_width, frozen\n.* of: sgd, muon",
+        ),
+        ("sgd", {"eps": 0.1}, "which knows: lr, weight_decay, momentum, nesterov, layer_decay, frozen\n"),
         ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is foreign to sgd"),
         ("adamww", {}, "did you mean adamw"),
         ("lbfgs", {}, "one of: adamw, adam, sgd, lion"),
@@ -179,6 +184,7 @@ def test_described_is_json_and_names_every_number():
         ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
         ("adamw", {"eps": -1.0}, "optimizer.eps"),
         ("lion", {"eps": 1e-8}, "foreign to lion, which knows: lr, weight_decay, betas"),
+        ("schedule_free", {}, "did you mean schedule-free"),
         ("muon", {"ns_steps": 0}, "optimizer.ns_steps"),
         ("muon", {"adamw_for": "head"}, "names of modules"),
         ("muon", {"momentum": 0.0}, "needs a momentum"),

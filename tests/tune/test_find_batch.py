@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from small_runs import build
 from surefoot.tune.batch_sizes import Tried, chosen, searched
+from surefoot.tune.find_batch import what_changes_with_it
 
 
 def divisors(whole: int) -> list[int]:
@@ -43,7 +44,7 @@ def test_the_largest_divisor_that_fits_is_found_and_none_that_does_not_is_tried(
     whole: int, each: int, holds: int
 ) -> None:
     device = Device(whole, fixed=500, each=each, holds=holds)
-    rows = searched(device.attempt, divisors(whole), limit_bytes=holds, standing_bytes=500)
+    rows = searched(device.attempt, divisors(whole), deadly_bytes=holds, standing_bytes=500)
     fitting = [size for size in divisors(whole) if device.needs(size) <= holds]
     assert [row.size for row in rows if row.fits][-1:] == fitting[-1:]
     assert [size for size in device.tried if device.needs(size) > holds] in ([], [1])
@@ -54,7 +55,7 @@ def test_the_largest_divisor_that_fits_is_found_and_none_that_does_not_is_tried(
 
 def test_what_is_not_tried_is_shown_with_what_it_would_need() -> None:
     device = Device(96, fixed=100, each=10, holds=600)
-    rows = searched(device.attempt, divisors(96), limit_bytes=600, standing_bytes=100)
+    rows = searched(device.attempt, divisors(96), deadly_bytes=600, standing_bytes=100)
     assert (rows[-1].size, rows[-1].memory_bytes) == (96, 1060)
     assert rows[-1].problem.startswith("not tried")
     assert not rows[-1].fits
@@ -65,7 +66,7 @@ def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_s
         fits = size < 48
         return Tried(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
 
-    rows = searched(attempt, divisors(96), limit_bytes=10_000, standing_bytes=0)
+    rows = searched(attempt, divisors(96), deadly_bytes=10_000, standing_bytes=0)
     assert max(row.size for row in rows if row.fits) == 32
 
 
@@ -118,7 +119,7 @@ def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and
     assert 4 * 2 * WIDE <= each[0] <= 4 * 5 * WIDE  # of each sample: two layers of activations, and gradients of them
 
 
-def test_what_needs_more_than_nine_tenths_of_the_memory_is_not_tried() -> None:
+def test_what_needs_more_than_nine_tenths_of_the_memory_does_not_fit() -> None:
     run = mlp_run(batch_size=4096)
     whole = sf.find_batch(run, memory="1 GB")
     half = (whole.tried[-1].memory_bytes or 0) * 0.6
@@ -126,7 +127,28 @@ def test_what_needs_more_than_nine_tenths_of_the_memory_is_not_tried() -> None:
     assert found.limit_bytes == pytest.approx(0.9 * half, rel=1e-3)
     assert found.largest.size < 4096
     assert (found.largest.memory_bytes or 0) <= found.limit_bytes < (found.tried[-1].memory_bytes or 0)
-    assert "predicted not to fit" in str(found)
+    assert found.tried[-1].problem == "does not fit"
+
+
+def test_what_would_take_more_than_the_cpu_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sf.find_batch(mlp_run(batch_size=4096), memory="1 GB").tried[-1].memory_bytes or 0
+    monkeypatch.setattr("surefoot.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
+    for memory in (None, "1 GB"):
+        assert "not tried: predicted not to fit" in str(sf.find_batch(mlp_run(batch_size=4096), memory=memory))
+
+
+def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
+    """As a loss that is computed in pieces from some size on."""
+    tried: list[int] = []
+
+    def attempt(size: int) -> Tried:
+        tried.append(size)
+        needs = 10 * size if size < 16 else 60 + size
+        return Tried(size, 96 // size, needs, float(size) if needs <= 100 else None)
+
+    rows = searched(attempt, divisors(96), deadly_bytes=1000, standing_bytes=0)
+    assert [row.size for row in rows if row.fits] == [1, 2, 4, 8, 16, 24, 32]
+    assert tried == [1, 2, 4, 8, 16, 32, 96, 48, 24]
 
 
 def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
@@ -150,8 +172,28 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
 
     found = sf.find_batch(mlp_run(model=Normalised), memory="1 GB")
     assert (found.tried[0].size, found.tried[0].fits) == (1, False)
-    assert "Expected more than 1 value" in found.tried[0].problem
+    assert found.tried[0].problem == "batch normalisation cannot train on one value"
     assert found.largest.size == 24
+    assert "the largest that was found to fit 900 MB is the whole batch" in found.reason
+    with pytest.raises(sf.ConfigError, match=r"(?s)not even a micro-batch of 2 samples fits.*1 samples: batch normal"):
+        sf.find_batch(mlp_run(model=Normalised), memory="5 kB")
+    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger --batch-size"):
+        sf.find_batch(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ([], "does not depend on it"),
+        ([nn.Dropout(0.0)], "does not depend on it"),
+        ([nn.Dropout(0.1)], "does not depend on it; which units dropout drops does"),
+        ([nn.BatchNorm1d(8)], "does not depend on it; what batch normalisation sees at once does"),
+        ([nn.BatchNorm1d(8), nn.Dropout(0.1)], "dropout drops and what batch normalisation sees at once do"),
+    ],
+)
+def test_what_another_size_changes_is_told_of_what_the_model_has(layers: list[nn.Module], told: str) -> None:
+    run = mlp_run(model=lambda: nn.Sequential(nn.Linear(32, 8), *layers, nn.Linear(8, 10)))
+    assert what_changes_with_it(run).endswith(told)
 
 
 def test_an_error_of_the_loss_at_every_size_is_raised_as_it_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import surefoot as sf
-from surefoot.tune.range_picture import draw
+from surefoot.tune.range_picture import _limit, _shown, draw
 from surefoot.tune.range_test import Curve, RangeTest, check_range, diverged, judged, smoothed, written
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
@@ -152,6 +152,38 @@ def test_of_noise_alone_there_is_seldom_a_suggestion(steps: int) -> None:
     rates = np.geomspace(1e-6, 10.0, steps)
     curves = np.random.default_rng(1).normal(2.3, 0.02, (200, steps))
     assert sum(judged(rates, curve, end="highest").suggested is not None for curve in curves) <= 16
+
+
+def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_ended() -> None:
+    rates = RATES[:-1]
+    found = judged(rates, fall(rates, 0.01), end="diverged", diverged_at=10.0)
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["rate", "loss", "smoothed"]
+    assert len(lines) <= 18
+    assert f"suggested  learning rate {written(found.suggested or 0)}" in lines
+    assert f"falls steepest at {written(found.suggested or 0)}, which is suggested" in found.reason
+    assert "stopped at 10: the running average of the losses went past four times its best" in lines[-1]
+    assert str(judged(RATES[:0], np.zeros(0), end="not finite")).startswith("no suggestion")
+    assert "highest rate, 10" in flat().ended
+
+
+def test_the_drawn_curve_ends_where_losses_count_as_less_than_they_are() -> None:
+    losses = fall(RATES, 0.01) + np.where(RATES > 1, 100.0, 0.0)
+    found = judged(RATES, losses, end="diverged", diverged_at=10.0)
+    assert RATES[_shown(found)] == RATES[RATES > 1][0]
+    assert _shown(flat()) == len(RATES)
+
+
+def test_losses_above_what_is_drawn_are_arrows_at_the_top() -> None:
+    from matplotlib.figure import Figure
+
+    for lifted in (0.0, -5.0):  # a logarithmic axis, and a linear one
+        losses = fall(RATES, 0.01) + lifted + np.where(RATES > 5, 1e6, 0.0)
+        axes = Figure().add_subplot()
+        _limit(axes, judged(RATES, losses, end="diverged", diverged_at=10.0))
+        (arrows,) = axes.lines
+        assert list(arrows.get_xdata()) == RATES[RATES > 5].tolist()
+        assert axes.get_yscale() == ("linear" if lifted else "log")
 
 
 def flat() -> RangeTest:

@@ -12,9 +12,10 @@ from surefoot.batching import batching
 from surefoot.cli import programs
 from surefoot.cli.building import built, from_file, layers_below, of_run, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
-from surefoot.cli.options import number, option, run_directory, whole
+from surefoot.cli.help import VERBS
+from surefoot.cli.options import file_text, number, option, run_directory, whole
 from surefoot.cli.trained import checkpoint_of
-from surefoot.config import flatten
+from surefoot.config import flatten, values
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 
@@ -25,7 +26,10 @@ _SHOWN = 20  # rows of losses, of a test of any length
 
 
 def find_lr(arguments: list[str]) -> None:
-    """`surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from] [--to] [--steps] [--out DIR]`: a range test."""
+    """`surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from] [--to] [--steps] [--out DIR]`: a range test.
+
+    Leaves with 1 where no rate can be suggested.
+    """
     rest, low = option(arguments, "--from")
     rest, high = option(rest, "--to")
     rest, steps = option(rest, "--steps")
@@ -44,23 +48,28 @@ def find_lr(arguments: list[str]) -> None:
     if out is not None:
         made(Path(out))  # before the test, which may take long
 
-    seen = 0
+    stride, seen = max(1, count // _SHOWN), 0
 
     def watch(rate: float, loss: float) -> None:
         nonlocal seen
-        if seen % max(1, count // _SHOWN) == 0:
+        if seen == 0:  # what is refused is refused before there is a table
+            print(f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {start:,}")
+            print("  rate     loss after it")
+        if seen % stride == 0:
             print(f"  {written(rate):<8} {loss:.4g}", flush=True)
         seen += 1
 
-    print(f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {run.state.step:,}")
-    print("  rate     loss after it", flush=True)
+    start = run.state.step
     found = find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
     flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
+    print(f"{found.ended}; the table shows {-(-seen // stride)} of {len(found.rates)} rates")
     print(f"suggested  {flag}{written(found.suggested)}" if found.suggested is not None else "no suggestion")
     print(f"  {found.reason}")
     if out is not None:
         files = draw(found, Path(out), title=f"surefoot find-lr {rest[0]}")
         print(f"drawn  {', '.join(str(file) for file in files)}")
+    if found.suggested is None:
+        sys.exit(1)
 
 
 def find_batch(arguments: list[str]) -> None:
@@ -74,7 +83,7 @@ def find_batch(arguments: list[str]) -> None:
 
         parsed_bytes(memory, setting="memory")
     run, _ = _meant(rest, "find-batch", own=["target-batch", "memory"])
-    from surefoot.tune.find_batch import find_batch
+    from surefoot.tune.find_batch import find_batch, what_changes_with_it
 
     shown = sys.stderr is not None and sys.stderr.isatty()
 
@@ -88,7 +97,7 @@ def find_batch(arguments: list[str]) -> None:
         if shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     print(found)
-    print("  which samples a step sees does not depend on it; which units dropout drops does")
+    print(f"  {what_changes_with_it(run)}")
 
 
 def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[Run, set[str]]:
@@ -101,10 +110,14 @@ def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[
             f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
         )
     name, rest = arguments[0], list(arguments[1:])
+    if {"-h", "--help"} & set(rest):
+        print(f"{VERBS[verb]}\nSettings, which come before or after these:\n", flush=True)
     said = f"surefoot {verb} {name}"
     if name not in NAMES and ":" not in name and not name.endswith(".py") and _is_run(name):
         path = run_directory([name])
         rest, which = option(rest, "--checkpoint")
+        if verb == "find-lr":
+            _refuse_another_optimizer(path, rest)
         program, config = of_run(path, rest, verb=said, own=[*own, "checkpoint"])
         if config is not None and "out" in flatten(config):
             config = dataclasses.replace(config, out=str(path))
@@ -120,6 +133,17 @@ def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[
     run = built(program, config)
     refuse_fp16_on_a_cpu(run)
     return run, set(flatten(config))
+
+
+def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
+    """Raise where a run that is there is to be tried with an optimizer whose state it does not hold."""
+    asked = option(flags, "--optimizer.name")[1]
+    own = values(file_text(run / "config.toml")).get("optimizer.name")
+    if asked is not None and own is not None and asked != own:
+        raise ConfigError(
+            f"--optimizer.name {asked}: {run} was trained with {own}, and its state is that one's\n"
+            "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
+        )
 
 
 def _is_run(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import io
 import re
 import typing
@@ -110,6 +111,10 @@ def _unboxed(text: str) -> str:
     found = " ".join(said) or text.strip()
     for pattern, words in _WORDS.items():
         found = re.sub(pattern, words, found)
+    choice = re.match(r"invalid choice '([^']*)' for argument .* Expected one of \((.*)\)", found)
+    if choice is not None:
+        meant = difflib.get_close_matches(choice[1].replace("_", "-"), re.findall(r"'([^']*)'", choice[2]), n=1)
+        found += f" Did you mean {meant[0]}?" if meant else ""
     return found
 
 

@@ -47,12 +47,14 @@ nothing and writes nothing.
 Try learning rates from the lowest to the highest, each for one step on the data
 that training would see next, and suggest the one at which the loss falls
 steepest. Settings are those of surefoot train; of a RUN, its newest checkpoint
-is where the steps begin. Trains nothing and writes nothing but --out.
+is where the steps begin. Trains nothing and writes nothing but --out. Leaves
+with 1 where no rate can be suggested.
 
   --from RATE        the lowest rate (default: 1e-6)
   --to RATE          the highest; ends where the loss diverges (default: 10)
   --steps N          how many rates (default: 100)
-  --out DIR          draw the curve: DIR/find-lr.svg and DIR/find-lr.png
+  --out DIR          draw the curve: DIR/find-lr.svg and DIR/find-lr.png; not
+                     the directory of a run, as --out is elsewhere
   --checkpoint WHICH of a RUN: newest, best, or that of a step
 
   surefoot find-lr images --optimizer.name sgd --out pictures/

@@ -58,7 +58,8 @@ class Settings:
     time_limit: str | None = None
     """Save and end before this much time is over, such as "90 min". Absent: no limit."""
     max_bad_steps: int = 5
-    """Steps in a row with a loss or gradient that is not finite, past which the run ends."""
+    """Steps in a row with a loss or gradient that is not finite, past which the run ends. That is noticed at the next
+    record (log_every); the weights are those of the last good step whenever that is."""
     ema: float | None = None
     """Decay of averaged weights, which are then the ones evaluated, such as 0.999. Absent: none."""
     early_stopping: int | None = None
@@ -71,13 +72,13 @@ class Settings:
     """Weights to start from: a .safetensors file, a checkpoint, or a run. Absent: a fresh model."""
 
 
-def clipping(text: str) -> tuple[Kind, float]:
+def clipping(text: Any) -> tuple[Kind, float]:
     """The kind and the number in "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" (no limit, so infinity).
 
     >>> clipping("norm 1.0"), clipping("off")
     (('norm', 1.0), ('off', inf))
     """
-    match text.split():
+    match text.split() if isinstance(text, str) else []:
         case ["off"]:
             return "off", math.inf
         case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
@@ -87,11 +88,25 @@ def clipping(text: str) -> tuple[Kind, float]:
                 most = math.nan
             if 0 < most < (1 if kind == "auto" else math.inf):
                 return _KINDS[kind], most
+    if (limit := _alone(text)) is not None:
+        typed = f'--clip "norm {limit}"' if isinstance(text, str) else f'clip="norm {limit}"'
+        raise ConfigError(
+            f"clip = {text!r} does not say what it is a limit of\n  try: {typed}, a limit on the norm of the whole gradient"
+        )
     raise ConfigError(
         f"clip = {text!r} is no limit on the gradient\n"
         "  write it as 'norm 1.0' (of all of it), 'value 0.5' (of each number), 'adaptive 0.01' (of each unit, as a fraction\n"
         "  of its weights), 'auto 0.9' (of all of it, that quantile of the last 100 norms) or 'off'"
     )
+
+
+def _alone(given: Any) -> float | None:
+    """The number above 0 that was given without a kind, as a number or as text."""
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        return None
+    return number if 0 < number < math.inf and not isinstance(given, bool) else None
 
 
 def run_arguments(config: Settings) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.settings import OF_PARTS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,7 +108,7 @@ def width_scaling(*, base_width: int) -> Rates:
         return {name: base_width / width for name in names.values() if name in hidden}
 
     why = "muP's factors for it are others"
-    unfit = dict.fromkeys(("sgd", "muon", "adafactor"), why)
+    unfit = dict.fromkeys(OF_PARTS["base_width"], why)
     return Rates(factors, described={"base_width": base_width}, unfit_for=unfit)
 
 

@@ -43,6 +43,9 @@ KINDS: dict[str, Kind] = {
     "schedule-free": Kind(0.0, {"betas": (0.9, 0.999), "eps": 1e-8}),
 }
 
+OF_PARTS = {"layer_decay": (), "base_width": ("sgd", "muon", "adafactor"), "frozen": ()}
+"""Settings that give parts of a model their rates, and which optimizers each does not fit."""
+
 _Check = tuple[str, Callable[[Any], bool]]  # what is needed, and whether a value is that
 
 
@@ -53,8 +56,10 @@ def problems(name: str, *, lr: Any, weight_decay: Any, given: Mapping[str, Any])
     ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
     """
     own = KINDS[name].settings
+    of_parts = [key for key, unfit in OF_PARTS.items() if name not in unfit]
     found = [
-        f"optimizer.{key} = {value!r} is foreign to {name}, which knows: lr, weight_decay, {', '.join(own)}"
+        f"optimizer.{key} = {value!r} is foreign to {name}, which knows: {', '.join(['lr', 'weight_decay', *own, *of_parts])}"
+        f"\n  {key} is a setting of: {', '.join(other for other, kind in KINDS.items() if key in kind.settings) or 'none'}"
         for key, value in given.items()
         if key not in own
     ]
@@ -83,7 +88,7 @@ def unknown(name: str) -> str:
     >>> unknown("muom")
     "optimizer.name = 'muom' is unknown; did you mean muon?"
     """
-    close = difflib.get_close_matches(name, KINDS, n=1)
+    close = difflib.get_close_matches(name.replace("_", "-"), KINDS, n=1)
     meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(KINDS)}"
     return f"optimizer.name = {name!r} is unknown; {meant}"
 

@@ -110,7 +110,7 @@ class PartByPart:
     @property
     def description(self) -> str:
         """How, in a phrase."""
-        return "; ".join(skip.description for _, skip in self.parts)
+        return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step or skip every part."""
@@ -130,7 +130,7 @@ class BranchOnCpu:
     @property
     def description(self) -> str:
         """How, in a phrase."""
-        return f"{self.name} is not called (a branch on the CPU, which waits for nothing there)"
+        return f"by not calling {self.name} (a branch on the CPU, which waits for nothing there)"
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step or do not."""
@@ -154,7 +154,7 @@ class Restoring:
     def description(self) -> str:
         """How, in a phrase, and the memory it takes."""
         return (
-            f"parameters and state of {self.name} are copied before each step and put back after a bad one"
+            f"by putting back copies of parameters and state of {self.name}, made before each step"
             f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
         )
 

@@ -66,26 +66,30 @@ class FoundBatch:
     def reason(self) -> str:
         """Why the recommended size, and which are the fastest and the largest, in words."""
         unit, best, taken = self.unit, self.fastest, self.recommended
-        limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {self.largest.size} {unit}"
+        whole = self.largest.size == self.batch_size
+        size = "the whole batch" if whole else f"{self.largest.size} {unit}"
+        limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
         if taken.size == best.size:
             return f"the fastest; {limit}"
         return f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {_of(unit)}/s); {limit}"
 
 
 def searched(
-    attempt: Callable[[int], Tried], sizes: Sequence[int], *, limit_bytes: int, standing_bytes: int
+    attempt: Callable[[int], Tried], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
 ) -> list[Tried]:
-    """Try sizes at least doubling until the limit, then the largest below it, then the neighbours of the fastest.
+    """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbours.
 
-    What a size needs is predicted by a line through the two largest that were tried (through `standing_bytes` for none and
-    the first, while it is alone), and one that is predicted not to fit is not tried: on a CPU the system would end the
-    process. Returns what was tried in order of size, and the smallest that was not, with its prediction.
+    Memory need not grow with the size: a loss of many logits is computed in pieces, which take less than fewer logits at
+    once. So one that does not fit ends nothing. Not tried is only what would need more than `deadly_bytes`, at which the
+    system would end the process, by a line through the two largest that were tried (through `standing_bytes` for none and
+    the largest, where there is one or they fall). Returns what was tried in order of size, and the smallest that was not,
+    with its prediction.
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000
     ...     return Tried(size, 96 // size, 100 + 10 * size, float(size) if fits else None)
     >>> divisors = [size for size in range(1, 97) if 96 % size == 0]
-    >>> [row.size for row in searched(attempt, divisors, limit_bytes=1000, standing_bytes=100)]
+    >>> [row.size for row in searched(attempt, divisors, deadly_bytes=1000, standing_bytes=100)]
     [1, 2, 4, 8, 16, 32, 48, 96]
     """
     found: dict[int, Tried] = {}
@@ -94,29 +98,30 @@ def searched(
         known = sorted((row.size, row.memory_bytes) for row in found.values() if row.memory_bytes is not None)
         if not known:
             return 0.0
-        (small, low), (large, high) = known[-2:] if len(known) > 1 else ((0, standing_bytes), known[0])
+        falls = len(known) == 1 or known[-1][1] <= known[-2][1]
+        (small, low), (large, high) = ((0, standing_bytes), known[-1]) if falls else known[-2:]
         return high + (high - low) / (large - small) * (size - large)
 
-    def fits(size: int) -> bool:
-        if size not in found and predicted(size) <= limit_bytes:
+    def tried(size: int) -> bool:
+        if size not in found and predicted(size) <= deadly_bytes:
             found[size] = attempt(size)
-        return size in found and (found[size].fits or found[size].memory_bytes is None)  # a size of 1 may be refused
+        return size in found
 
     size: int | None = sizes[0]
-    while size is not None and fits(size):
+    while size is not None and tried(size):
         size = _next(sizes, size)
-    if size is not None:  # it did not fit: the largest that does lies between it and the one before
-        below = max((row.size for row in found.values() if row.fits), default=0)
-        for between in sorted((held for held in sizes if below < held < size), reverse=True):
-            if fits(between):
-                break
+    largest = max((row.size for row in found.values() if row.fits), default=sizes[-1])
+    too_large = min((held for held in found if held > largest), default=sizes[-1] + 1)
+    for between in sorted((held for held in sizes if largest < held < too_large), reverse=True):
+        if tried(between) and found[between].fits:
+            break
     if working := [row for row in found.values() if row.fits]:
         place = sizes.index(max(working, key=lambda row: row.samples_per_s or 0.0).size)
         for neighbour in sizes[max(0, place - 1) : place + 2]:
-            fits(neighbour)
+            tried(neighbour)
     rows = [found[size] for size in sorted(found)]
     left = next((held for held in sizes if rows and held > rows[-1].size), None)
-    if left is not None and predicted(left) > limit_bytes:
+    if left is not None and predicted(left) > deadly_bytes:
         pieces = rows[-1].size * rows[-1].accumulation // left
         rows.append(Tried(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
     return rows

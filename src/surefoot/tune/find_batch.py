@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
@@ -22,12 +23,14 @@ from surefoot.errors import ConfigError, first_line
 from surefoot.loop import Step, forward_backward, update
 from surefoot.memory import free_bytes, in_words, parsed_bytes, peak, tensor_bytes
 from surefoot.micro_batch import MicroBatch
+from surefoot.models.dropout import Dropout
 from surefoot.optimizers.gradients import clear
 from surefoot.parts import Parts
 from surefoot.run import Run
 from surefoot.tune.batch_sizes import FoundBatch, Tried, chosen, searched
 from surefoot.tune.unchanged import unchanged
 
+_ONE_VALUE = "batch normalisation cannot train on one value"
 _MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
 _ROUNDS = 5
 _ENOUGH_S = 3.0  # of timing one size
@@ -45,10 +48,10 @@ def find_batch(
 
     Sizes tried are divisors of the batch size (or of `target_batch`, as `Run(batch_size=...)` takes it), in samples or in
     tokens as the run has it. For each, steps are made on the run's own data: their peak of memory is measured, and the
-    median time of a pass and of an update; reading data is not in it. A size that would need more than nine tenths of
-    what is free on the device, or of `memory` ("8GB"), does not fit: it is predicted from smaller ones and not tried, or
-    was tried and is let go. What is done is undone: training goes on bit for bit as if nothing had been tried.
-    `watch(text)` is told what is being tried.
+    median time of a pass and of an update; reading data is not in it. A size that needs more than nine tenths of what is
+    free on the device, or of `memory` ("8GB"), does not fit. Every size is tried, but on a CPU those that are predicted to
+    need more than is free there: the system would end the process. What is done is undone: training goes on bit for bit
+    as if nothing had been tried. `watch(text)` is told what is being tried.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -80,21 +83,52 @@ def find_batch(
                 watch(f"trying micro-batches of {size:,} {sizes.unit}")
             return trial.attempt(size, limit_bytes=limit_bytes)
 
-        rows = searched(attempt, trial.sizes(), limit_bytes=limit_bytes, standing_bytes=standing)
+        deadly_bytes = _deadly_bytes(parts.device, limit_bytes=limit_bytes, standing_bytes=standing)
+        rows = searched(attempt, trial.sizes(), deadly_bytes=deadly_bytes, standing_bytes=standing)
     found = chosen(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)
     if found is not None:
         return found
-    if trial.failed is not None:
+    measured = [row for row in rows if row.memory_bytes is not None]
+    if trial.failed is not None and not measured:
+        if rows[-1].problem == _ONE_VALUE:
+            raise ConfigError(
+                f"no micro-batch of up to {rows[-1].size} {sizes.unit} can be trained with: {_ONE_VALUE}\n"
+                "  try: a larger --batch-size"
+            )
         cause = crash.explained(trial.failed, step=run.state.step, micro_batches=())
         if cause is None:
             raise trial.failed
         raise cause from trial.failed
-    least = rows[0].memory_bytes if rows else standing
+    refused = [f"\n  {row.size} {sizes.unit}: {row.problem}" for row in rows if row.memory_bytes is None]
     raise ConfigError(
-        f"not even a micro-batch of {trial.sizes()[0]} {sizes.unit} fits: it needs "
-        f"{in_words(least or standing)}, and {in_words(limit_bytes)} may be used\n"
+        f"not even a micro-batch of {measured[0].size} {sizes.unit} fits: it needs "
+        f"{in_words(measured[0].memory_bytes or standing)}, and {in_words(limit_bytes)} may be used{''.join(refused[:1])}\n"
         "  try: a smaller model, --precision bf16, or shorter samples"
     )
+
+
+def what_changes_with_it(run: Run) -> str:
+    """Which parts of a model see another thing with another micro-batch size, in a sentence."""
+    parts = [part for model in run.state.models.values() for part in model.modules()]
+    dropping = any(
+        (isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0)
+        or (isinstance(part, Dropout) and part.drop_fraction > 0)
+        for part in parts
+    )
+    batch_norm = any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in parts)
+    changed = ["which units dropout drops"] * dropping + ["what batch normalisation sees at once"] * batch_norm
+    does = f"; {' and '.join(changed)} {'do' if len(changed) > 1 else 'does'}" if changed else ""
+    return f"which samples a step sees does not depend on it{does}"
+
+
+def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int) -> float:
+    """How much a trial may be predicted to take: of an accelerator any amount, since running out of it can be caught."""
+    if device.type != "cpu":
+        return math.inf
+    try:
+        return free_bytes(device) * _MARGIN + standing_bytes
+    except ConfigError:  # not told by this system
+        return limit_bytes
 
 
 def _target(run: Run, target_batch: int | str | None) -> Batching:
@@ -165,7 +199,7 @@ class _Trial:
         if _is_out_of_memory(failed):
             return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
-        said = first_line(failed) or type(failed).__name__
+        said = _ONE_VALUE if _is_one_value(failed) else first_line(failed) or type(failed).__name__
         return Tried(size, pieces, None, problem=said if len(said) <= 60 else f"{said[:57]}...")
 
     def _measured(self, size: int, pieces: int, limit_bytes: int) -> Tried:
@@ -257,6 +291,11 @@ def _wait(step: Step) -> None:
 def _tensors_of(model: torch.nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
+
+
+def _is_one_value(problem: Exception) -> bool:
+    """Of torch's batch normalisation in training mode, for which there is no variance of one value."""
+    return isinstance(problem, ValueError) and "more than 1 value per channel" in str(problem)
 
 
 def _is_out_of_memory(problem: Exception) -> bool:

@@ -34,9 +34,9 @@ def find_lr(
 
     The run makes its own next steps, one for each rate: same samples, accumulation, precision, clipping and optimizer. The
     rate takes the place of base rate and schedule; all groups keep the ratios of their base rates. What the test does is
-    undone: training goes on bit for bit as if there had been none. It ends early where the smoothed loss is four times its
-    best, or a loss or gradient is not finite. A loss is that after the update with its rate. `watch(rate, loss)` is told
-    each of them as they are read.
+    undone: training goes on bit for bit as if there had been none. It ends early where the running average of the losses is
+    past four times its best, or a loss or gradient is not finite. A loss is that after the update with its rate.
+    `watch(rate, loss)` is told each of them as they are read. `print` the result for a short table with the suggestion.
 
     Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), where the rate grows linearly; exponentially as fastai has it.
 

@@ -20,6 +20,7 @@ _NOISE = 3.5  # standard deviations of a fall of the smoothed loss: a smaller on
 _LEAST = 1e-3  # of the first loss: so much it has to fall by, however little noise there is
 _ROOM = 4.0  # so many times lower than the rate at which it diverged must a rate be to be suggested
 _SPIKE = 6.0  # standard deviations of one loss from the median of the five around it
+_ROWS = 12  # of the printed table, at most
 _FEW = 5  # losses from which no curve can be made
 
 
@@ -28,8 +29,10 @@ class RangeTest:
     """The losses of a range test, each at the rate of the update before it, and what follows from them.
 
     `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest
-    rate was reached, the loss went past four times its best, or a loss or gradient was not finite; in the latter two cases
-    at `diverged_at`. `suggested` is None where no rate can be, and `reason` says why in either case.
+    rate was reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient
+    was not finite; in the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits,
+    or None where none can be suggested; `reason` says why in either case, `ended` in words why the test went no further.
+    `print` shows a short table with all of it.
     """
 
     rates: Curve
@@ -41,6 +44,30 @@ class RangeTest:
     minimum: float | None
     suggested: float | None
     reason: str
+
+    @property
+    def ended(self) -> str:
+        """Where the test stopped, and why."""
+        if self.end == "highest":
+            return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
+        if self.diverged_at is None:
+            return "the test stopped before any rate: a loss or gradient was not finite"
+        why = "a loss or gradient was not finite"
+        if self.end == "diverged":
+            why = "the running average of the losses went past four times its best"
+        return f"the test stopped at {written(self.diverged_at)}: {why}"
+
+    def __str__(self) -> str:
+        """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""
+        shown = range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
+        rows = [
+            f"  {written(float(self.rates[place])):<8} {self.losses[place]:<10.4g} {self.smoothed[place]:.4g}"
+            for place in shown
+        ]
+        suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {written(self.suggested)}"
+        table = ["  rate     loss       smoothed", *rows] if rows else []
+        ended = f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"
+        return "\n".join([*table, suggested, f"  {self.reason}", ended])
 
 
 def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> RangeTest:
@@ -64,12 +91,17 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
         return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, reason)
     slope = np.gradient(curve, np.log10(rates))
     steepest, minimum = float(rates[slope[: lowest + 1].argmin()]), float(rates[lowest])
-    told = f"the smoothed loss falls steepest at {written(steepest)}; it is least, {curve[lowest]:.4g}, at {written(minimum)}"
-    suggested = steepest
-    if diverged_at is not None and steepest * _ROOM > diverged_at:
-        suggested = minimum / 10
+    near = diverged_at is not None and steepest * _ROOM > diverged_at
+    suggested = minimum / 10 if near else steepest
+    this = "" if near else ", which is suggested"
+    told = (
+        f"the smoothed loss falls steepest at {written(steepest)}{this};"
+        f" it is least, {curve[lowest]:.4g}, at {written(minimum)}"
+    )
+    if diverged_at is not None and near:
         told += (
-            f"\n  {written(diverged_at)} diverged already, too near to the steepest: so a tenth of {written(minimum)}"
+            f"\n  {written(diverged_at)} diverged already, too near to the steepest:"
+            f" so a tenth of {written(minimum)} is suggested, {written(suggested)}"
         )
     elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
         told += (
@@ -123,25 +155,40 @@ def smoothed(rates: Curve, losses: Curve) -> Curve:
     >>> smoothed(np.geomspace(1e-3, 1, 4), np.full(4, 2.5)).round(12).tolist()
     [2.5, 2.5, 2.5, 2.5]
     """
-    weights = _weights(rates)
-    first = float((weights[0] * losses).sum())
-    held = np.minimum(losses, max(first, losses[0]) + (first - losses.min()))
-    return np.asarray(weights @ held)
+    return np.asarray(_weights(rates) @ np.minimum(losses, far(rates, losses)))
+
+
+def far(rates: Curve, losses: Curve) -> float:
+    """What losses far above the first count as when they are smoothed: as far above the smoothed first as that is above the least."""
+    first = float((_weights(rates)[0] * losses).sum())
+    return float(max(first, losses[0]) + (first - losses.min()))
+
+
+def averaged(losses: Curve) -> Curve:
+    """The running average of the losses, over the past: its weight is 0.8 on what came before, corrected for the start.
+
+    This and not the smoothed curve decides where the test ends, since it is known while the test goes on.
+
+    >>> averaged(np.array([2.0, 1.0])).round(4).tolist()
+    [2.0, 1.4444]
+    """
+    total, weight, means = 0.0, 0.0, []
+    for loss in losses.tolist():
+        total, weight = 0.8 * total + 0.2 * loss, 0.8 * weight + 0.2
+        means.append(total / weight)
+    return np.array(means)
 
 
 def diverged(losses: Curve) -> int | None:
-    """The place of the first loss at which the moving average is past four times its best; None where there is none.
+    """The place of the first loss at which the running average (`averaged`) is past four times its best; None for none.
 
-    The average is over the past, as while the test goes on; its weight is 0.8 on what came before, corrected for the start.
     Of a best loss below 0 four times its size is taken upwards from it.
 
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)
     """
-    total, weight, best = 0.0, 0.0, np.inf
-    for place, loss in enumerate(losses.tolist()):
-        total, weight = 0.8 * total + 0.2 * loss, 0.8 * weight + 0.2
-        mean = total / weight
+    best = np.inf
+    for place, mean in enumerate(averaged(losses).tolist()):
         best = min(best, mean)
         if mean > best + (_DIVERGED - 1) * abs(best):
             return place
