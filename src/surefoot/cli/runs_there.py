@@ -64,7 +64,7 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
     from surefoot.tune import planned
 
     problems = []
-    for name in names:
+    for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
         plan = None if path is None else planned.read(path)
         if plan is not None:

@@ -19,6 +19,7 @@ _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what
 _SHOWN = 12  # names in the legend
 _HEAD = 0.05  # of a run: its steep beginning need not fit
 _FAR = 3.0  # times the range of the narrower variants: what lies further out would flatten them
+_LINE = 0.17  # inches of the legend
 _LONGEST, _COLUMN = 90, 48  # letters of a name in the legend, and as many as leave room for two beside each other
 
 
@@ -35,9 +36,8 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
     apart = comparison.score is not None and not comparison.score.endswith("loss")
     groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
     beyond: dict[str, str] = {}
-    legend_lines = -(-min(len(groups), _SHOWN) // 2) + 1
     with mpl.rc_context({"svg.hashsalt": "surefoot", "font.size": 9}):
-        figure = Figure(figsize=(8.0, (7.0 if apart else 4.5) + 0.16 * legend_lines), layout="constrained")
+        figure = Figure(figsize=(8.0, 7.0 if apart else 4.5), layout="constrained")
         axes: list[Any] = list(figure.subplots(2 if apart else 1, 1, sharex=True, squeeze=False)[:, 0])
         shown: list[Any] = []
         for place, runs in enumerate(groups.values()):
@@ -52,9 +52,12 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             each.grid(visible=True, color="0.9")
             each.spines[["top", "right"]].set_visible(False)
         _name_axes(axes, comparison, any(run.trained.loss for run in comparison.runs))
-        names = [_legend_name(row, off=beyond.get(row.name)) for row in comparison.rows]
+        unlike = _unlike(comparison.rows)
+        names = [_legend_name(row, unlike, off=beyond.get(row.name)) for row in comparison.rows]
         more = f"{len(names) - _SHOWN} more, behind" if len(names) > _SHOWN else None
         columns = 1 if max(map(len, names[:_SHOWN]), default=0) > _COLUMN else 2
+        lines = -(-min(len(names), _SHOWN) // columns) + (more is not None)
+        figure.set_size_inches(8.0, figure.get_figheight() + _LINE * lines)
         figure.legend(
             shown[:_SHOWN],
             names[:_SHOWN],
@@ -62,6 +65,7 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             frameon=False,
             fontsize=8,
             loc="outside lower left",
+            alignment="left",
             ncols=columns,
         )
         files = [path.with_suffix(".png"), path.with_suffix(".svg")]
@@ -70,12 +74,20 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
     return files
 
 
-def _legend_name(row: Row, *, off: str | None) -> str:
+def _unlike(rows: Sequence[Row]) -> list[str]:
+    """The settings in which variants differ; all that are varied, where there is one alone."""
+    varied = dict.fromkeys(setting for row in rows for setting in row.varied)
+    unlike = [setting for setting in varied if len({repr(row.varied.get(setting)) for row in rows}) > 1]
+    return unlike or list(varied)
+
+
+def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
     """A variant in the legend: with its settings, where its name does not tell them, and how it ended, if not as it should."""
     name = in_line(row.label)
     if row.varied and "=" not in row.name:
-        short = short_names(row.varied)
-        name += ": " + ", ".join(f"{short[setting]}={_short(value)}" for setting, value in row.varied.items())
+        short = short_names(settings)
+        own = [f"{short[name]}={_short(row.varied[name])}" for name in settings if name in row.varied]
+        name += ": " + ", ".join(own)
     told = [row.status] * (row.status != "finished") + ([] if off is None else [off])
     return within(name, _LONGEST) + (f" ({', '.join(told)})" if told else "")
 
