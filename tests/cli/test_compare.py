@@ -5,6 +5,7 @@ Variants are forked from this process; one test starts them as they are started 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from surefoot.cli.asked import asked_of, planned_of, trial
 from surefoot.cli.compare import _said_first as said_first
 from surefoot.cli.main import main
 from surefoot.sinks import records
-from surefoot.tune import planned
+from surefoot.tune import planned, progress
 from surefoot.tune.training import InOrder
 
 pytestmark = [
@@ -421,6 +422,7 @@ def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
 
 def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole.parent)
+    monkeypatch.setattr(progress, "screen", lambda: progress.Lines(io.StringIO()))  # it has read the first lines
     read, write = os.pipe()
     os.close(read)
     pipe = SimpleNamespace(fileno=lambda: write)
