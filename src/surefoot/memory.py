@@ -90,11 +90,11 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 def in_words(number: float) -> str:
     """Bytes as a person says them.
 
-    >>> in_words(853), in_words(3_400_000), in_words(1_200_000_000)
-    ('853 B', '3.4 MB', '1.2 GB')
+    >>> in_words(853), in_words(3_400_000), in_words(1_200_000_000), in_words(999_700), in_words(1.5e12)
+    ('853 B', '3.4 MB', '1.2 GB', '1 MB', '1.5 TB')
     """
-    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= one:
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= 0.9995 * one:  # which three digits round to it
             return f"{number / one:.3g} {unit}"
     return f"{number:.0f} B"
 

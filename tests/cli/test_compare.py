@@ -353,7 +353,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
         (["gpt", "--search", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),
         (["gpt", "--search", "3", "--vary", "optimizer.lr=1e-2..-"], "is no number"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "a whole number is needed"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "is not a whole number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are of a search"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for runs that are there"),
         (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),

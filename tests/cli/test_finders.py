@@ -123,7 +123,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
         (["find-lr", "program.py:build", "--steps", "many"], "'many' is not a whole number"),
         (["find-lr", "program.py:build", "--to", "ten"], "'ten' is not a number"),
-        (["find-lr", "program.py:build", "--to", "nan"], "to = nan"),
+        (["find-lr", "program.py:build", "--to", "nan"], "--to 'nan' is not a number"),
         (["find-lr", "program.py:build", "--from"], "--from needs a value"),
         (["find-lr", "program.py:build", "--form", "1e-4"], "did you mean --from?"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),

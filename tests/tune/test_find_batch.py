@@ -230,16 +230,24 @@ def test_windows_of_tokens_are_samples_of_one_length() -> None:
     assert f"--batch-size {found.batch_size} " in found.flags
 
 
-def test_throughput_counts_every_pass_and_the_update() -> None:
-    """Of a loss that takes 2 ms whatever its batch, steps of 8 passes take 8 times as long."""
-    import time
+def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loss that takes 2 ms whatever its batch, and an update of 4 ms, by a clock that nothing else moves."""
+    from surefoot.tune import find_batch
+
+    def updated(step: Any) -> None:
+        now[0] += 0.004
+        update(step)
+
+    update, now = find_batch.update, [0.0]
+    monkeypatch.setattr(find_batch, "update", updated)
+    monkeypatch.setattr(find_batch, "perf_counter", lambda: now[0])
 
     def slow(model: Any, batch: Any) -> Tensor:
-        time.sleep(0.002)
+        now[0] += 0.002
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     found = sf.find_batch(build(None, loss=slow, micro_batch_size=None, model=lambda: nn.Linear(8, 3)), memory="1 GB")
     rates = {row.size: row.samples_per_s or 0.0 for row in found.tried}
-    assert 2.0 < rates[8] / rates[1] < 9.0
-    assert rates[8] < 8 / 0.002
+    assert rates[8] == pytest.approx(8 / 0.006)
+    assert rates[1] == pytest.approx(8 / 0.020)
     assert found.recommended.size == 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +12,7 @@ from typing import Any, get_args
 from surefoot.cli import programs
 from surefoot.cli.building import from_file, layers_below
 from surefoot.cli.flags import configured, typed
-from surefoot.cli.options import option, options
+from surefoot.cli.options import number, one_of, option, options, whole
 from surefoot.cli.programs import Program
 from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
@@ -61,17 +61,17 @@ def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
     return rest, Asked(
         vary=vary,
         variants=variants,
-        seeds=_whole("--seeds", given["seeds"]) or 1,
-        jobs=_whole("--jobs", given["jobs"]) or 1,
-        threads=_whole("--threads", given["threads"]),
-        target=_real("--target", given["target"]),
+        seeds=whole("--seeds", given["seeds"] or "1"),
+        jobs=whole("--jobs", given["jobs"] or "1"),
+        threads=_given(lambda text: whole("--threads", text), given["threads"]),
+        target=_given(lambda text: number("--target", text, example="0.2"), given["target"]),
         reference=given["reference"] or "best",
         score=_score(given["score"]),
         out=given["out"],
         paired=paired,
-        search=_whole("--search", given["search"]),
-        sampler=_one_of("--sampler", given["sampler"] or "tpe", get_args(Sampler)),
-        pruner=_one_of("--pruner", given["pruner"] or "median", get_args(Pruner)),
+        search=_given(lambda text: whole("--search", text), given["search"]),
+        sampler=one_of("--sampler", given["sampler"] or "tpe", get_args(Sampler)),
+        pruner=one_of("--pruner", given["pruner"] or "median", get_args(Pruner)),
         typed=frozenset(
             [*(f"--{name}" for name, value in given.items() if value is not None)]
             + ["--vary"] * bool(vary)
@@ -278,21 +278,6 @@ def _cores() -> int:
     return min(cores, int(told)) if told.isdigit() and int(told) else cores
 
 
-def _whole(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"{option} {text}: a whole number is needed, 1 or more")
-    return int(text)
-
-
-def _real(option: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise ConfigError(f"{option} {text}: a number is needed") from None
-
-
 def _score(text: str | None) -> str | None:
     try:
         direction, score = (None, None) if text is None else parsed(text)
@@ -303,7 +288,5 @@ def _score(text: str | None) -> str | None:
     return text
 
 
-def _one_of(option: str, text: str, choices: tuple[Any, ...]) -> Any:
-    if text not in choices:
-        raise ConfigError(f"{option} {text}: one of {', '.join(choices)}")
-    return text
+def _given(value: Callable[[str], Any], text: str | None) -> Any:
+    return None if text is None else value(text)

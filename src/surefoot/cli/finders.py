@@ -12,7 +12,7 @@ from surefoot.batching import batching
 from surefoot.cli import programs
 from surefoot.cli.building import built, from_file, layers_below, of_run, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
-from surefoot.cli.options import option, run_directory
+from surefoot.cli.options import number, option, run_directory, whole
 from surefoot.cli.trained import checkpoint_of
 from surefoot.config import flatten
 from surefoot.errors import ConfigError
@@ -30,17 +30,19 @@ def find_lr(arguments: list[str]) -> None:
     rest, high = option(rest, "--to")
     rest, steps = option(rest, "--steps")
     rest, out = option(rest, "--out")
-    lowest, highest = _number(low or "1e-6", "--from"), _number(high or "10", "--to")
-    count = _whole(steps or "100", "--steps")
+    lowest = number("--from", low or "1e-6", example="1e-6")
+    highest = number("--to", high or "10", example="10")
+    count = whole("--steps", steps or "100")
     from surefoot.tune.range_test import check_range, written
 
     check_range(lowest, highest, count)
     run, settings = _meant(rest, "find-lr", own=["from", "to", "steps", "out"])
+    from surefoot.tune.drawing import made
     from surefoot.tune.find_lr import find_lr
-    from surefoot.tune.range_picture import draw, made
+    from surefoot.tune.range_picture import draw
 
     if out is not None:
-        made(Path(out))
+        made(Path(out))  # before the test, which may take long
 
     seen = 0
 
@@ -122,16 +124,3 @@ def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[
 
 def _is_run(name: str) -> bool:
     return name == "latest" or any((path / "config.toml").is_file() for path in (Path(name), Path("runs") / name))
-
-
-def _number(text: str, option: str) -> float:
-    try:
-        return float(text)
-    except ValueError as problem:
-        raise ConfigError(f"{option} {text!r} is not a number\n  write it as in {option} 1e-4") from problem
-
-
-def _whole(text: str, option: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"{option} {text!r} is not a whole number\n  write it as in {option} 100")
-    return int(text)

@@ -9,12 +9,10 @@ from typing import Any
 
 from surefoot.sinks.console import in_line
 from surefoot.tune.comparison import Compared, Comparison, Row
+from surefoot.tune.drawing import COLOURS, DASHES, drawing, write
 from surefoot.tune.progress import within
 from surefoot.tune.variants import short_names, written
 
-# Okabe and Ito 2008, distinguishable for all kinds of colour vision: https://jfly.uni-koeln.de/color/ (yellow left out: too faint)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", ":", "-.")
 _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what is compared
 _SHOWN = 12  # names in the legend
 _HEAD = 0.05  # of a run: its steep beginning need not fit
@@ -30,18 +28,17 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
     What is so far away that it would flatten the others is not shown, and the legend says so. The same comparison gives the
     same bytes.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     apart = comparison.score is not None and not comparison.score.endswith("loss")
     groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
     beyond: dict[str, str] = {}
-    with mpl.rc_context({"svg.hashsalt": "surefoot", "font.size": 9}):
+    with drawing():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(8.0, 7.0 if apart else 4.5), layout="constrained")
         axes: list[Any] = list(figure.subplots(2 if apart else 1, 1, sharex=True, squeeze=False)[:, 0])
         shown: list[Any] = []
         for place, runs in enumerate(groups.values()):
-            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": _DASHES[place // len(COLOURS) % len(_DASHES)]}
+            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
             for run in runs:
                 _curve(axes[0], run, style)
                 line = _scores(axes[-1], run, style)
@@ -68,10 +65,7 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             alignment="left",
             ncols=columns,
         )
-        files = [path.with_suffix(".png"), path.with_suffix(".svg")]
-        figure.savefig(files[0], dpi=120, metadata={"Software": None})
-        figure.savefig(files[1], metadata={"Date": None})
-    return files
+        return write(figure, path)
 
 
 def _unlike(rows: Sequence[Row]) -> list[str]:
@@ -110,7 +104,7 @@ def _name_axes(axes: Sequence[Any], comparison: Comparison, losses: bool) -> Non
     axes[-1].set_xlabel("steps")
 
 
-def _curve(axes: Any, run: Compared, style: dict[str, str]) -> None:
+def _curve(axes: Any, run: Compared, style: dict[str, Any]) -> None:
     points = _smoothed(run)
     axes.plot([step for step, _ in points], [loss for _, loss in points], linewidth=0.9, alpha=0.5, **style)
 
@@ -122,7 +116,7 @@ def _smoothed(run: Compared) -> list[tuple[int, float]]:
     return [(piece[-1][0], math.fsum(loss for _, loss in piece) / len(piece)) for piece in pieces]
 
 
-def _scores(axes: Any, run: Compared, style: dict[str, str]) -> Any:
+def _scores(axes: Any, run: Compared, style: dict[str, Any]) -> Any:
     points = [(step, score) for step, score in run.trained.scores if math.isfinite(score)]
     (line,) = axes.plot(
         [step for step, _ in points],

@@ -16,9 +16,10 @@ End = Literal["highest", "diverged", "not finite"]
 
 _WIDTH = 0.3  # decades of the rate over which the weight of a neighbouring loss falls to 1/e
 _DIVERGED = 4.0  # times the best smoothed loss
-_NOISE = 3.0  # standard deviations of the smoothed loss: a smaller fall is none
+_NOISE = 3.5  # standard deviations of a fall of the smoothed loss: a smaller one is none
 _LEAST = 1e-3  # of the first loss: so much it has to fall by, however little noise there is
 _ROOM = 4.0  # so many times lower than the rate at which it diverged must a rate be to be suggested
+_SPIKE = 6.0  # standard deviations of one loss from the median of the five around it
 _FEW = 5  # losses from which no curve can be made
 
 
@@ -56,9 +57,9 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     if len(losses) < _FEW:
         reason = _too_few(len(losses), diverged_at)
         return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, reason)
-    curve = smoothed(rates, losses)
+    curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
-    if curve[0] - curve[lowest] <= max(_NOISE * _noise(rates, losses), _LEAST * abs(curve[0])):
+    if not _falls(rates, losses, curve, lowest):
         reason = _without_fall(rates, end)
         return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, reason)
     slope = np.gradient(curve, np.log10(rates))
@@ -99,6 +100,18 @@ def check_range(low: float, high: float, steps: int) -> None:
         problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def without_spikes(losses: Curve) -> Curve:
+    """The losses, with those that stand alone far from the others around them replaced by the median of these.
+
+    One bad batch would else be the steepest fall there is. Where a loss goes down or up for good nothing is replaced.
+
+    >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
+    [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
+    """
+    around = np.array([np.median(losses[max(0, place - 2) : place + 3]) for place in range(len(losses))])
+    return np.where(np.abs(losses - around) > _SPIKE * _noise_of_one(losses), around, losses)
 
 
 def smoothed(rates: Curve, losses: Curve) -> Curve:
@@ -178,7 +191,21 @@ def _weights(rates: Curve) -> Curve:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _noise(rates: Curve, losses: Curve) -> float:
-    """The standard deviation of a smoothed loss: that of one loss, by the median step from one to the next, averaged."""
-    of_one = float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))
-    return of_one * math.sqrt(float((_weights(rates)[len(rates) // 2] ** 2).sum()))
+def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
+    """Whether the smoothed loss falls by more than noise: from its beginning, or from most of what comes before its least.
+
+    Both, since a few batches at the beginning may happen to be easy, and since some losses fall from the first rate on.
+    """
+    weights, noise = _weights(rates), _noise_of_one(losses)
+    from_start = weights[0] - weights[lowest]  # at the ends less is averaged, so they are less sure
+    from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]
+    before = float(np.median(curve[: lowest + 1]))
+    return any(
+        level - curve[lowest] > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
+        for level, apart in ((float(curve[0]), from_start), (before, from_most))
+    )
+
+
+def _noise_of_one(losses: Curve) -> float:
+    """The standard deviation of one loss, by the median step from one to the next."""
+    return float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))

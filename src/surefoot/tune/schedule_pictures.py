@@ -6,7 +6,6 @@ Above all curves in one field; below each in its own, with its peak, its lowest 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,9 @@ from numpy.typing import NDArray
 from surefoot.durations import Length, planned
 from surefoot.errors import ConfigError
 from surefoot.schedules import Joined, Schedule
+from surefoot.tune.drawing import COLOURS, DASHES, drawing, write
 from surefoot.tune.schedule_traces import Trace, traced
 
-# Okabe and Ito 2008, told apart with every kind of colour vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# as many as have no common divisor with the colours: 35 pairs, all different
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
-_SETTINGS: Any = {
-    "svg.hashsalt": "surefoot",  # the same schedules give the same file
-    "svg.fonttype": "none",  # text that can be searched
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
-    "font.size": 9.0,
-}
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels
 _COLUMNS = 3
 _POINTS = 160  # of a line, besides its jumps
@@ -65,25 +54,11 @@ def schedule_picture(
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
     """Write the picture of traces that are there already; as `schedule_picture`."""
-    import matplotlib as mpl
-
     place = Path(out)
     if place.suffix in (".png", ".svg"):
         place = place.with_suffix("")
-    with mpl.rc_context(_SETTINGS):
-        figure = _figure(traces, rate)
-        kinds: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}}
-        pictures = {kind: _rendered(figure, kind, metadata) for kind, metadata in kinds.items()}
-    files = []
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        for kind, picture in pictures.items():
-            files.append(place.with_name(f"{place.name}.{kind}"))
-            files[-1].write_bytes(picture)
-    except (OSError, ValueError) as problem:  # ValueError: no name at all
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot write a picture to {out}: {why}\n  choose another place: --out PATH") from problem
-    return files
+    with drawing():
+        return write(_figure(traces, rate), place, dpi=_DPI)
 
 
 def steps_alone(text: str) -> Length:
@@ -97,12 +72,6 @@ def steps_alone(text: str) -> Length:
             f"length = {text!r}: without data nobody knows how many steps that is\n  write it as '1000 steps'"
         )
     return planned(text, samples_per_epoch=1, batch_size=1)
-
-
-def _rendered(figure: Any, kind: str, metadata: dict[str, Any]) -> bytes:
-    held = BytesIO()
-    figure.savefig(held, format=kind, dpi=_DPI, metadata=metadata)
-    return held.getvalue()
 
 
 def _figure(traces: Sequence[Trace], rate: float | None) -> Any:
@@ -192,7 +161,7 @@ def _points(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 
 def _style(place: int) -> dict[str, Any]:
-    return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": _DASHES[place % len(_DASHES)]}
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
 
 
 def _short(name: str) -> str:
