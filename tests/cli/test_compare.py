@@ -5,6 +5,7 @@ Variants are forked from this process; one test starts them as they are started 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +25,11 @@ import pytest
 from forked import Forked, variants_are_forked
 from surefoot.cli import programs, variant
 from surefoot.cli.asked import asked_of, planned_of, trial
+from surefoot.cli.compare import _said_first as said_first
 from surefoot.cli.main import main
 from surefoot.sinks import records
+from surefoot.tune import planned, progress
+from surefoot.tune.training import InOrder
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
@@ -182,13 +187,15 @@ def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(he
 
 def test_a_process_of_its_own_comes_to_the_same_bits(real: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variants_are_forked(monkeypatch, trained=False)
-    compare("program.py:build", "--optimizer.lr", "0.01", "--variant", "optimizer.name=sgd", "--out", "own")
+    shutil.copytree(whole, real / "own")
+    shutil.rmtree(real / "own" / "name=sgd")
+    compare("own")
     assert weights(real / "own" / "name=sgd") == weights(whole / "name=sgd")
 
 
 @pytest.mark.slow
 def test_processes_of_their_own_come_to_the_same_bits_and_die_with_their_parent(real: Path, whole: Path) -> None:
-    only = ["program.py:build", "--optimizer.lr", "0.01", "--variant", "optimizer.name=sgd", "--step-s", "0.02"]
+    only = ["program.py:build", "--optimizer.lr", "0.01", "--vary", "optimizer.name=sgd,adamw", "--step-s", "0.02"]
     parent = Forked(lambda: main(["compare", *only, "--out", "own"]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with parent:
         wait_for(lambda: steps_of(real / "own" / "name=sgd") >= 8, "the eighth step")
@@ -252,8 +259,8 @@ def test_what_ends_a_process_after_it_has_said_that_it_finished_is_no_failure(
 
     trained = variant.train
     monkeypatch.setattr(variant, "train", killed)
-    found = compare("program.py:build", "--variant", "optimizer.lr=0.01", "--length", "2 steps", "--out", "said")
-    assert [row["status"] for row in found["variants"]] == ["finished"]
+    found = compare("program.py:build", "--vary", "optimizer.lr=0.01,0.02", "--length", "2 steps", "--out", "said")
+    assert [row["status"] for row in found["variants"]] == ["finished"] * 2
 
 
 def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(here: Path, capfd: Any) -> None:
@@ -305,15 +312,18 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
     assert "out of memory" in capsys.readouterr().out
 
 
-def test_what_is_not_shared_is_said(here: Path) -> None:
+def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare("program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths")
     assert "not shared: the initial weights" in found["notes"]
     assert "shared: the samples in their order" in found["notes"]
-    again = compare(*("widths/width=4", "widths/width=8"), "--paired", "--out", "paired")
-    assert [row["difference"] for row in again["variants"]] == [row["difference"] for row in found["variants"]]
+    for paired in (["--paired"], []):  # what the comparison has left beside its runs is as good
+        again = compare(*("widths/width=4", "widths/width=8"), *paired, "--out", "paired")
+        assert [row["difference"] for row in again["variants"]] == [row["difference"] for row in found["variants"]]
+    assert "written: paired/comparison.png, .svg, .md, .tsv, .json, over those of" in capsys.readouterr().out
+    shutil.rmtree(here / "widths" / "results")
     plain = compare(*("widths/width=4", "widths/width=8"), "--out", "paired")
     assert [row["difference"] for row in plain["variants"]] == [None, None]
-    assert any("was not scored batch by batch" in note for note in plain["notes"])
+    assert any("was not scored batch by batch: --paired does that" in note for note in plain["notes"])
     assert "widths/width=4: --width 4" in plain["notes"]
 
 
@@ -347,6 +357,10 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are of a search"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for runs that are there"),
         (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
+        (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--reference", "foo"], "no variant of that name; there are: lr=1, lr=2"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--score", "held-out/loss"], "--score 'held-out/loss': cannot watch"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--score", "min loss"], "a split and a score of it"),
         (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
 )
@@ -389,6 +403,9 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
         (["--score", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
         (["--score", "min test/loss"], "these runs score no such split on the way"),
+        (["--score", "min held-out/lss"], "has no such score; it has: held-out/loss"),
+        (["--reference", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
+        (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
     ],
 )
 def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
@@ -401,3 +418,50 @@ def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
     assert end.value.code == 2
     assert said in capsys.readouterr().err
     assert (whole / "compare.toml").read_bytes() == before
+
+
+def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(whole.parent)
+    monkeypatch.setattr(progress, "screen", lambda: progress.Lines(io.StringIO()))  # it has read the first lines
+    read, write = os.pipe()
+    os.close(read)
+    pipe = SimpleNamespace(fileno=lambda: write)
+    with Forked(lambda: main(["compare", "whole"]), stdout=pipe, stderr=subprocess.STDOUT) as again:
+        os.close(write)
+        assert again.wait() == 0
+
+
+def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "program.py:build", "--vary", "width=4,8", "--score", "min tset/loss", "--out", "out"])
+    assert "these runs score no such split on the way; there are: held-out" in capsys.readouterr().err
+    plan = planned.read(here / "out")
+    assert plan is not None
+    assert plan.score is None
+
+
+def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> None:
+    lines = (whole / "compare.toml").read_text().splitlines()
+    assert 'name = "adamw" # varied' in lines
+    assert "lr = 0.01 # flag" in lines
+    assert any(line.startswith("out = ") and line.endswith("# of each its own") for line in lines)
+
+
+def test_the_precision_that_was_measured_is_in_the_settings_of_every_run(here: Path) -> None:
+    """What a run leaves open is measured once, and said wherever the settings are."""
+    changed = PROGRAM.replace('precision="fp32"', "precision=config.precision")
+    (here / "program.py").write_text(changed.replace("width: int = 8", 'width: int = 8\n    precision: str = "auto"'))
+    program = programs.found("program.py")
+    rest, asked = asked_of(["--vary", "optimizer.lr=0.01,0.02", "--out", "out"])
+    plan, _ = planned_of(program, rest, asked, verb="surefoot compare")
+    plan = replace(plan, found={"precision": "bf16", "measured": "auto: 1.3 times as fast as fp32"})
+    run = variant._built(plan, here / "out", "lr=0.02")
+    assert run.parts.described["precision"] == "bf16"
+    assert 'precision = "bf16" # measured' in str(run.configuration)
+    assert plan.settled == {"precision": "bf16"}
+    chooser = InOrder(plan.names, here / "out")
+    assert said_first(plan, here / "out", chooser, jobs=1).splitlines() == [
+        f"2 runs; 1 at once, each with {plan.threads} thread{'s' * (plan.threads > 1)}; in {here / 'out'}",
+        "precision: bf16, measured once for all runs (1.3 times as fast as fp32); another time it may come out otherwise:"
+        " --precision bf16 fixes it",
+    ]

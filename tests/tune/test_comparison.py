@@ -14,13 +14,14 @@ import pytest
 from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError
 from surefoot.sinks.jsonl import line
-from surefoot.tune.comparison import Compared, compared
+from surefoot.tune import overlay
+from surefoot.tune.comparison import Compared, Comparison, compared
 from surefoot.tune.overlay import draw
 from surefoot.tune.progress import Board, Lines, Standing
 from surefoot.tune.tables import as_json, markdown, text, tsv
 from surefoot.tune.trained import Trained, read_run
-from surefoot.tune.training import Sitting
-from surefoot.tune.trials import Records, Trials
+from surefoot.tune.training import InOrder, Sitting
+from surefoot.tune.trials import Records, Trial, Trials
 from surefoot.tune.variants import Variant
 
 SCORES = [(10, 2.0), (20, 1.0), (30, 1.5)]
@@ -248,6 +249,37 @@ def test_a_picture_that_cannot_be_written_is_refused_in_words(tmp_path: Path) ->
         draw(compared([run("a")]), tmp_path / "file" / "it")
 
 
+def drawn(found: Comparison, path: Path, patch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
+    """The names in the legend of a picture, and its axes."""
+    figures: list[Any] = []
+    patch.setattr(overlay, "write", lambda figure, _: figures.append(figure))
+    draw(found, path)
+    return [text.get_text() for text in figures[0].legends[0].get_texts()], figures[0].axes
+
+
+def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = run("lr=1", [(1, 5.0), (50, 2.0), (100, 1.0)])
+    far = Compared(variant("lr=9"), trained([(1, 5.0), (50, 1e6), (100, 1e9)]), "diverged")
+    names, axes = drawn(compared([early, far, run("lr=2", [(1, 1e9)])]), tmp_path / "it", monkeypatch)
+    low, high = axes[0].get_ylim()
+    assert low < 1.0
+    assert 5.0 < high < 50.0
+    assert names == ["lr=1", "lr=9 (diverged at step 100, off the scale in part)", "lr=2 (off the scale)"]
+
+
+def test_an_axis_is_called_what_is_on_it_and_a_trial_by_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Compared(variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}), trained(loss=[]))
+    names, axes = drawn(compared([trial]), tmp_path / "it", monkeypatch)
+    assert names == ["trial-003: lr=0.0123, name=sgd"]
+    assert axes[0].get_ylabel() == "held-out/loss"
+    _, axes = drawn(compared([run("a")]), tmp_path / "it", monkeypatch)
+    assert axes[0].get_ylabel() == "training loss (lines), held-out/loss (points)"
+
+
 def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
     stream, clock = io.StringIO(), [0.0]
     lines = Lines(stream, now=lambda: clock[0])
@@ -302,6 +334,54 @@ def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
     board.leave()
     board.show({"a": Standing(step=2)})
     assert stream.getvalue() == "a  step=1\na  step=2\n"
+
+
+def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.json").write_text('{"status": "finished", "said": ""}')
+    said = io.StringIO()
+    trial = Trial("b", SimpleNamespace(), Records(tmp_path / "b" / "metrics.jsonl"), 0, fresh=True)  # type: ignore[arg-type]
+    sitting = Sitting(
+        InOrder("abcd", tmp_path),
+        Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
+        jobs=1,
+        score=("min", "held-out/loss"),
+        screen=Lines(said),
+        stopping=lambda: False,
+        shown={},
+    )
+    trial.started = time.monotonic()
+    sitting._estimate(trial, 100.0)
+    assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
+    sitting.standing["b"] = Standing()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
+    with pytest.raises(ConfigError, match="b has no such score; it has: held-out/accuracy"):
+        sitting._look(trial)
+
+
+def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:
+    found = [run("lr=1", found=batches(1.0, 2.0, 3.0)), run("lr=2", [(10, 3.0)], batches(0.5, 2.9, 3.5))]
+    told = text(compared(found, settled={"precision": "bf16"})).splitlines()[-1]
+    assert told == "best settings: --optimizer.lr 0.1 --precision bf16 (by these data no better than lr=2)"
+
+
+def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
+    found = compared([run("a", found=batches(1.0, 2.0, 3.0)), run("b", found=batches(1.1, 2.3, 3.2))])
+    assert "over 3 shared evaluation batches of 2 targets, 6 in all;" in found.notes[1]
+
+
+def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:
+    found = compared([run("a", []), run("b")])
+    assert found.notes[0].startswith("target: 1, the best of b, which is the first that has a score;")
+    assert ", which is the first;" in compared([run("a"), run("b")]).notes[0]
+
+
+def test_a_value_has_the_digits_of_its_error_and_a_step_is_whole() -> None:
+    found = compared(repeats({"a": (0.7573, 0.7773)}))
+    assert "0.767 ± 0.010" in text(found)
+    assert '"best_step": 10,' in as_json(found)
 
 
 def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None:

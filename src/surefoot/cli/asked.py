@@ -16,6 +16,7 @@ from surefoot.cli.options import number, one_of, option, options, whole
 from surefoot.cli.programs import Program
 from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
+from surefoot.stopping import parsed
 from surefoot.tune.planned import Planned
 from surefoot.tune.search import Pruner, Sampler, corners, parameter
 from surefoot.tune.variants import Variant, grid, names, refuse_twins
@@ -65,7 +66,7 @@ def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
         threads=_given(lambda text: whole("--threads", text), given["threads"]),
         target=_given(lambda text: number("--target", text, example="0.2"), given["target"]),
         reference=given["reference"] or "best",
-        score=given["score"],
+        score=_score(given["score"]),
         out=given["out"],
         paired=paired,
         search=_given(lambda text: whole("--search", text), given["search"]),
@@ -91,6 +92,11 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
     space = _space(asked) if asked.search is not None else None
     texts = _combinations(asked) if space is None else corners(space)
     configurations = _configurations(program, in_file, rest, texts, verb=verb)
+    if space is None and len(texts) == 1:
+        raise ConfigError(
+            "one variant, and nothing to compare it with\n"
+            "  add another value (--vary optimizer.lr=1e-3,3e-3), another --variant, or --seeds 3 to see what a seed changes"
+        )
     flat = [flatten(config) for config, _ in configurations]
     if "out" not in flat[0]:
         raise ConfigError(
@@ -109,7 +115,7 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
     plan = Planned(
         program=program.described,
         base=flat[0],
-        origins=configurations[0][1],
+        origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "out": "of each its own"},
         variants=variants if space is None else [],
         threads=asked.threads or max(1, _cores() // asked.jobs),
         started_in=os.getcwd(),
@@ -270,6 +276,16 @@ def _cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(told)) if told.isdigit() and int(told) else cores
+
+
+def _score(text: str | None) -> str | None:
+    try:
+        direction, score = (None, None) if text is None else parsed(text)
+    except ConfigError as problem:
+        raise ConfigError(f"--score {text!r}: {problem}") from problem
+    if score is not None and not all(score.partition("/")):
+        raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} held-out/loss'")
+    return text
 
 
 def _given(value: Callable[[str], Any], text: str | None) -> Any:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from surefoot.tune.planned import Planned
     from surefoot.tune.training import Chooser
 
-_OUT, _OUT_OF_RUNS = "runs/compare", "runs/compared"
-_DIFFERENT = 8  # settings shown that runs differ in
+_OUT = "runs/compare"
 
 
 def compare(arguments: list[str]) -> None:
@@ -51,7 +50,9 @@ def compare(arguments: list[str]) -> None:
         _train(None, Path(named[0]), asked)
     elif len(named) > 1:
         _refuse(rest, asked, {"--target", "--reference", "--score", "--out", "--paired"})
-        _compare_runs(named, asked)
+        from surefoot.cli.runs_there import compare_runs
+
+        compare_runs(named, asked)
     else:
         from surefoot.cli.asked import planned_of
 
@@ -82,9 +83,12 @@ def _refuse(rest: Sequence[str], asked: Asked, known: set[str]) -> None:
 
 def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> None:
     """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
+    from surefoot.cli.runs_there import comparison_told, files
     from surefoot.directory import RunDirectory
     from surefoot.signals import Signals
+    from surefoot.sinks.console import Said
     from surefoot.tune import planned, progress
+    from surefoot.tune.notes import of_precision
     from surefoot.tune.tables import text
     from surefoot.tune.training import Sitting
     from surefoot.tune.trials import Trials
@@ -92,6 +96,8 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
 
     from surefoot.cli.variant import command  # isort: skip
 
+    if asked_plan is not None:
+        _check_reference(asked_plan[0])
     directory = RunDirectory(path)
     directory.open()
     screen = progress.screen()
@@ -111,11 +117,15 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
         finally:
             signals.restore()
         if signals.stop is not None:
-            print(f"stopped; go on with: surefoot compare {path}", flush=True)
+            Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
-        told = _told(_trained(plan, path), path, target=plan.target, reference=plan.reference)
-        print(f"\n{text(told)}\n{_files(path)}", flush=True)
+        more = [note] if (note := of_precision(plan.found, is_setting="precision" in plan.base)) is not None else []
+        runs = _trained(plan, path)
+        told = comparison_told(
+            runs, path, target=plan.target, reference=plan.reference, settled=plan.settled, more=more
+        )
+        Said(None).put(f"\n{text(told)}\n{files(path)}\n")
         if not any(row.status == "finished" for row in told.rows):
             raise SystemExit(1)
     finally:
@@ -131,7 +141,7 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
     if asked_plan is None:
         assert held is not None
         changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
-        changes |= {"reference": asked.reference} if asked.reference != "best" else {}
+        changes |= {"reference": asked.reference} if "--reference" in asked.typed else {}
         if asked.search is not None:
             if held.search is None:
                 raise ConfigError(f"--search {asked.search}: {directory.path} is no search, its variants are given")
@@ -151,11 +161,12 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
             f"--score {plan.score!r}: what this search has tried was judged by {' '.join(judged)}\n"
             "  another search: --out DIR"
         )
-    _check_score(plan)
-    _write(plan, directory)
+    _check_score(plan, directory.path)
+    _check_reference(plan)
+    _write(plan if plan.found else dataclasses.replace(plan, score=None), directory)  # which may not be one of theirs
     if not plan.found:
         plan = dataclasses.replace(plan, found=_looked_at(plan, directory))
-        _check_score(plan)
+        _check_score(plan, directory.path)
         _write(plan, directory)
     if plan.search is None:
         return plan, InOrder(plan.names, directory.path)
@@ -211,15 +222,31 @@ def _score(plan: Planned) -> Any:
     return None if score is None else parsed(score)
 
 
-def _check_score(plan: Planned) -> None:
-    """Refuse a score of a split that these runs do not have, as far as building one has told, before any is trained."""
+def _check_score(plan: Planned, path: Path) -> None:
+    """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
     from surefoot.stopping import parsed
+    from surefoot.tune.trained import read_run
 
     splits = plan.found.get("splits")
     if plan.score is not None and splits is not None and parsed(plan.score)[1].partition("/")[0] not in splits:
         raise ConfigError(
             f"--score {plan.score!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
         )
+    for name in plan.names if plan.score is not None else []:
+        read_run(path / name, score=plan.score)
+
+
+def _check_reference(plan: Planned) -> None:
+    """Refuse a reference that no variant will be called."""
+    from surefoot.tune.comparison import refuse_reference
+    from surefoot.tune.search import trial_name
+    from surefoot.tune.variants import labels
+
+    groups = list({variant.group: variant for variant in plan.variants}.values())
+    called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
+    if plan.search is not None:
+        called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
+    refuse_reference(plan.reference, called)
 
 
 def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
@@ -244,10 +271,14 @@ def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
 
 
 def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:
-    done = f", {chooser.over} of them are done" if chooser.over else ""
-    kind = "runs" if plan.search is None else "trials"
+    from surefoot.tune.notes import of_precision
+
+    done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
+    kind = ("run" if plan.search is None else "trial") + "s" * (chooser.total != 1)
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
-    return f"{chooser.total} {kind}{done}; {jobs} at once, each with {threads}; in {path}"
+    precision = of_precision(plan.found, is_setting="precision" in plan.base)
+    first = f"{chooser.total} {kind}{done}; {jobs} at once, each with {threads}; in {path}"
+    return first if precision is None else f"{first}\n{precision}"
 
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
@@ -262,86 +293,3 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
         run = read_run(path / variant.name, score=plan.score)
         found.append(Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches")))
     return found
-
-
-# --- trained before --------------------------------------------------------------------------------------------------
-
-
-def _compare_runs(names: Sequence[str], asked: Asked) -> None:
-    """Compare runs that are there; nothing in them is changed."""
-    from surefoot.cli.options import run_directory
-    from surefoot.directory import RunDirectory
-    from surefoot.tune.comparison import Compared
-    from surefoot.tune.tables import text
-    from surefoot.tune.trained import read_run
-    from surefoot.tune.variants import Variant, flags
-
-    paths = [run_directory([name]) for name in names]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("one of these runs is named twice")
-    runs = [read_run(path, score=asked.score) for path in paths]
-    unlike = [
-        name
-        for name in dict.fromkeys(name for run in runs for name in run.settings)
-        if name != "out" and len({repr(run.settings.get(name)) for run in runs}) > 1
-    ]
-    found = []
-    for path, run in zip(paths, runs, strict=True):
-        settings = {name: run.settings.get(name) for name in unlike}
-        batches = _scored_again(path, run) if asked.paired else None
-        found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
-    out = RunDirectory(Path(asked.out or _OUT_OF_RUNS))
-    out.open()
-    try:
-        told = [
-            f"{run.variant.name}: {flags(dict(list(run.variant.settings.items())[:_DIFFERENT]))}"
-            for run in found
-            if unlike
-        ]
-        if len(unlike) > _DIFFERENT:
-            told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
-        comparison = _told(found, out.path, target=asked.target, reference=asked.reference, more=told)
-    finally:
-        out.close()
-    print(f"{text(comparison)}\n{_files(out.path)}", flush=True)
-
-
-def _scored_again(path: Path, run: Any) -> dict[str, Any]:
-    """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
-    from surefoot.cli.building import built, of_run
-    from surefoot.errors import SurefootError
-    from surefoot.tune.batches import scores_by_batch
-
-    print(f"scoring {path} batch by batch", file=sys.stderr)
-    try:
-        program, config = of_run(path, [], verb="surefoot compare")
-        if config is not None:
-            config = dataclasses.replace(config, out=str(path))
-        return scores_by_batch(built(program, config, of=path), run)
-    except SurefootError as problem:
-        return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
-
-
-# --- told ------------------------------------------------------------------------------------------------------------
-
-
-def _told(
-    runs: Sequence[Compared], path: Path, *, target: float | None, reference: str, more: Sequence[str] = ()
-) -> Any:
-    """The comparison, written as tables and drawn."""
-    from surefoot.directory import RunDirectory
-    from surefoot.tune.comparison import compared
-    from surefoot.tune.overlay import draw
-    from surefoot.tune.tables import as_json, markdown, tsv
-
-    found = compared(runs, target=target, reference=reference)
-    found = dataclasses.replace(found, notes=[*found.notes, *more])
-    directory = RunDirectory(path)
-    for name, written in (("json", as_json(found)), ("tsv", tsv(found)), ("md", markdown(found))):
-        directory.write_text(f"comparison.{name}", written)
-    draw(found, path / "comparison")
-    return found
-
-
-def _files(path: Path) -> str:
-    return f"written: {path}/comparison.png, .svg, .md, .tsv, .json"

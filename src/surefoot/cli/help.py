@@ -132,7 +132,8 @@ what is finished is not trained again. A test split is never scored by it.
   --target X            tell how soon each reaches this score
   --reference NAME      what differences are taken to: best, first or a variant
   --score "min S/LOSS"  judge by this instead of the score the runs watch
-  --out DIR             where to (default: runs/compare)
+  --out DIR             where to (default: runs/compare; of runs that are there:
+                        runs/compared, written anew each time)
   --paired              of runs that are there: score them again, batch by batch
   --search N            search with N trials in ranges: --vary optimizer.lr=1e-4..1e-2
   --sampler, --pruner   of a search: tpe or random; median, halving or none

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import programs
 from surefoot.cli.main import answered
-from surefoot.config import layered, to_toml
+from surefoot.config import flatten, layered, to_toml
 from surefoot.errors import ConfigError
 from surefoot.tune import planned
 
@@ -36,10 +36,6 @@ def train(plan: Planned, directory: Path, name: str) -> None:
     from surefoot.tune.trials import Outcome, write_outcome
 
     run = _built(plan, directory, name)
-    precision = run.parts.whole.precision
-    if precision.open:  # what is measured may come out otherwise for each, and then they would not be alike
-        precision.settle(plan.found["precision"])
-        run.parts.described["precision"] = precision.name
     _wait_until_free(directory / name)
     run.train()
     batches = scores_by_batch(run, read_run(directory / name, score=plan.score))
@@ -69,11 +65,11 @@ def look(plan: Planned, directory: Path, name: str) -> None:
     from surefoot.pace import settle_precision
 
     run = _built(plan, directory, name)
-    settle_precision(run.parts)
+    why = settle_precision(run.parts)
     watch = run.parts.whole.watch
     score = None if watch is None else f"{watch.direction} {watch.score}"
     found = {"precision": run.parts.whole.precision.name, "score": score, "splits": list(run.parts.scoring.splits)}
-    print(json.dumps(found), flush=True)
+    print(json.dumps(found | ({"measured": why} if why is not None else {})), flush=True)
 
 
 def _built(plan: Planned, directory: Path, name: str) -> Run:
@@ -93,6 +89,14 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
         for key, origin in origins.items()
     }
     run = program.run(config)
+    precision = run.parts.whole.precision
+    if precision.open and "precision" in plan.found:
+        # what is measured may come out otherwise for each, and then they would not be alike
+        precision.settle(plan.found["precision"])
+        run.parts.described["precision"] = precision.name
+        if (values := flatten(config)).get("precision") == "auto":
+            config, _ = layered(program.config, [("comparison", {**values, "precision": precision.name})])
+            kept["precision"] = "measured" if "measured" in plan.found else "auto"
     run.configuration = to_toml(config, kept, program.described)
     run.parts.scoring.leave_out_end()
     return run

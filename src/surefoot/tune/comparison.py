@@ -1,20 +1,22 @@
 """Variants side by side: one row each, the differences between them, and in words what they do and do not say.
 
-How differences and their noise are computed is in `paired.py`, how rows are printed in `tables.py`.
+How differences and their noise are computed is in `paired.py`, what is said of them in `notes.py`, how rows are printed in
+`tables.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 from surefoot.errors import ConfigError
+from surefoot.tune.notes import of_differences, of_target, of_what_is_shared
 from surefoot.tune.paired import LEVEL, Difference, holm, mean_and_error, paired_difference
 from surefoot.tune.trained import Direction, Trained
-from surefoot.tune.variants import Variant, labels, written
+from surefoot.tune.variants import Variant, labels
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows, best first, and what must be said with them."""
+    """The rows, best first, and what must be said with them. `settled` are settings that were found once for all of the runs."""
 
     score: str | None
     direction: Direction
@@ -71,9 +73,16 @@ class Comparison:
     rows: Sequence[Row]
     notes: Sequence[str]
     runs: Sequence[Compared]
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compared(runs: Sequence[Compared], *, target: float | None = None, reference: str = "best") -> Comparison:
+def compared(
+    runs: Sequence[Compared],
+    *,
+    target: float | None = None,
+    reference: str = "best",
+    settled: Mapping[str, Any] | None = None,
+) -> Comparison:
     """Put runs side by side. `reference` is the variant to which differences are taken: "best", "first", or a name.
 
     Without a target it is the best score of the first variant that has one. `ConfigError` where the runs are judged by
@@ -91,7 +100,7 @@ def compared(runs: Sequence[Compared], *, target: float | None = None, reference
     shown = labels([held[0].variant for held in groups.values()])
     rows = {name: _row(name, held, label) for (name, held), label in zip(groups.items(), shown, strict=True)}
     first = next((row for row in rows.values() if row.best is not None), None)
-    notes = [] if first is None else [_of_target(target, first)]
+    notes = [] if first is None else [of_target(target, first, is_first=first is next(iter(rows.values())))]
     if target is None and first is not None:
         target = first.best
     if target is not None:
@@ -102,9 +111,9 @@ def compared(runs: Sequence[Compared], *, target: float | None = None, reference
     if standard is not None:
         rows, more = _with_differences(rows, groups, standard, sign=sign, chosen=reference == "best")
         notes += more
-    notes += _of_what_is_shared(runs)
+    notes += of_what_is_shared(runs)
     ranked = [rows[row.name] for row in ranked]
-    return Comparison(score, direction, target, ranked, notes, runs)
+    return Comparison(score, direction, target, ranked, notes, runs, settled or {})
 
 
 def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
@@ -149,13 +158,16 @@ def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row 
         return None
     if reference in ("best", "first"):
         return ranked[0] if reference == "best" else first
-    found = next((row for row in ranked if reference in (row.name, row.label)), None)
-    if found is None:
-        raise ConfigError(
-            f"--reference {reference!r}: no variant of that name; there are: {', '.join(row.label for row in ranked[:6])}"
-            "\n  or: best, first"
-        )
-    return found
+    refuse_reference(reference, {row.name: row.label for row in ranked})
+    return next(row for row in ranked if reference in (row.name, row.label))
+
+
+def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
+    if reference in ("best", "first", *labels, *labels.values()):
+        return
+    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
+    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")
 
 
 def _with_differences(
@@ -192,7 +204,7 @@ def _with_differences(
     if uneven and differences:
         notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
     if differences:
-        notes = [*_of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
+        notes = [*of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
     return done, notes
 
 
@@ -227,70 +239,6 @@ def _verdict(difference: Difference, p: float, sign: int) -> str:
     if p >= LEVEL:
         return "inside the noise"
     return "worse" if sign * difference.mean > 0 else "better"
-
-
-def _of_target(target: float | None, first: Row) -> str:
-    if target is not None:
-        return f"target: {written(target)}, as asked; the first evaluation that was as good"
-    assert first.best is not None
-    return f"target: {first.best:.5g}, the best of {first.label}, which is the first; the first evaluation that was as good"
-
-
-def _of_differences(
-    differences: Mapping[tuple[str, str], Difference],
-    groups: Mapping[str, Sequence[Compared]],
-    *,
-    corrected: int,
-    chosen: bool,
-) -> list[str]:
-    together = f"{corrected} comparisons" if corrected > 1 else "1 comparison"
-    why = ", all pairs, since the best was chosen by looking" if chosen and corrected > 1 else ""
-    level = f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}{why}"
-    sizes = sorted({difference.pairs for difference in differences.values()})
-    pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    if any(len(runs) > 1 for runs in groups.values()):
-        return [
-            f"difference: between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed",
-            level,
-        ]
-    return [
-        f"difference: of the best weights, over {pairs} shared evaluation batches; its error is that of the data evaluated on."
-        " Another seed may change more: --seeds 3",
-        level,
-    ]
-
-
-def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
-    """Whether the runs began with the same weights and saw the same samples in the same order, by what is on disk.
-
-    Repeats of other seeds are compared among those of their own seed.
-    """
-    begun = [run for run in runs if run.trained.initial_weights is not None and run.trained.order is not None]
-    untold = [run.variant.name for run in runs if run not in begun and run.trained.scores]
-    unknown = [f"not known, as its checkpoint of step 0 is gone: what {name} began with" for name in untold]
-    by_seed: dict[Any, list[Compared]] = {}
-    repeated = len({run.variant.group for run in runs}) < len(runs)
-    for run in begun:
-        order = run.trained.order or {}
-        by_seed.setdefault(order.get("seed") if repeated else None, []).append(run)
-    if all(len(held) < 2 for held in by_seed.values()):
-        return unknown
-    weights = all(len({run.trained.initial_weights for run in held}) == 1 for held in by_seed.values())
-    unlike = [
-        name
-        for name in ("seed", "batch_size", "data", "precision")
-        if any(len({repr((run.trained.order or {}).get(name)) for run in held}) > 1 for held in by_seed.values())
-    ]
-    other = [name for name in unlike if name != "precision"]
-    rounded = ["not shared: the precision of the passes"] if "precision" in unlike else []
-    seeds = ", seed by seed" if repeated else ""
-    if weights and not other:
-        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded, *unknown]
-    lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
-    if other:
-        lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
-    kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
-    return [*lines, *(f"shared: {what}{seeds}" for what in kept)]
 
 
 def _known(value: float) -> float | None:

@@ -26,7 +26,8 @@ class Planned:
     program: what builds the runs, as config.toml names it. base: the settings of all runs by dotted name, and `origins` where
     each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
     which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
-    found: what building one of the runs has told, `precision` for those that leave it open, and `score` that they watch.
+    found: what building one of the runs has told: `score` that they watch, `splits`, `precision` for those that leave it open;
+    and, if that one did, `measured`: why.
     """
 
     program: Mapping[str, Any]
@@ -45,6 +46,12 @@ class Planned:
     def names(self) -> list[str]:
         """The names of the variants."""
         return [variant.name for variant in self.variants]
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """The precision, where it was left open and measured for all runs, as a setting: if these runs have one of that name."""
+        measured = "measured" in self.found and self.base.get("precision") == "auto"
+        return {"precision": self.found["precision"]} if measured else {}
 
     def variant(self, name: str) -> Variant:
         """The variant of that name."""

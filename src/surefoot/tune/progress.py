@@ -106,7 +106,7 @@ class Board:
         room = (self.width or get_terminal_size().columns) - 1
         longest = max((len("  ".join(["", *shown])) for shown in values.values()), default=0)
         wide = min(max((len(name) for name in names.values()), default=0), max(_NAME, room - longest))
-        lines = ["  ".join([_within(names[name], wide).ljust(wide), *shown])[:room] for name, shown in values.items()]
+        lines = ["  ".join([within(names[name], wide).ljust(wide), *shown])[:room] for name, shown in values.items()]
         if lines != self.drawn:
             start = self._start()
             self._draw(lines, start)
@@ -124,10 +124,10 @@ class Board:
         self.drawn = lines
 
 
-def _within(name: str, wide: int) -> str:
+def within(name: str, wide: int) -> str:
     """A name in so many letters; its end, where names differ most, and its beginning are kept.
 
-    >>> _within("name=sgd,momentum=0.9,lr=0.001", 20)
+    >>> within("name=sgd,momentum=0.9,lr=0.001", 20)
     'name=...0.9,lr=0.001'
     """
     if len(name) <= wide:

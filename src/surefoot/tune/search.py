@@ -58,6 +58,15 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
     return {"kind": "range", "low": low, "high": high, "log": log}
 
 
+def trial_name(number: int) -> str:
+    """What a trial of a search is called.
+
+    >>> trial_name(3)
+    'trial-003'
+    """
+    return f"trial-{number:03d}"
+
+
 def corners(space: Space) -> list[dict[str, str]]:
     """Settings with which all of a space can be checked: every choice with the lowest ends, and with the highest.
 
@@ -115,7 +124,7 @@ class Search:
         while self.left_running:
             frozen = self.left_running.pop(0)
             trial = self.optuna.Trial(self.study, frozen._trial_id)
-            name = self._name(frozen.number)
+            name = trial_name(frozen.number)
             self.going[name] = trial
             self.study.sampler = self._sampler(frozen.number)
             for setting in self.space:  # as they were; or now, where the kill came before
@@ -132,7 +141,7 @@ class Search:
             return None
         self.study.sampler = self._sampler(number)
         trial = self.study.ask({setting: self._distribution(held) for setting, held in self.space.items()})
-        name = self._name(trial.number)
+        name = trial_name(trial.number)
         self.going[name] = trial
         self.begin(name, {setting: _text(value) for setting, value in trial.params.items()})
         return name
@@ -160,9 +169,6 @@ class Search:
                 self.study.tell(trial, state=states.PRUNED)
             case _:
                 self.study.tell(trial, state=states.FAIL)
-
-    def _name(self, number: int) -> str:
-        return f"trial-{number:03d}"
 
     def _sampler(self, number: int) -> Any:
         """One for a single trial: its random numbers follow from the seed and the trial's number."""

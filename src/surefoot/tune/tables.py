@@ -11,6 +11,8 @@ from surefoot.sinks.console import duration, in_line, number
 from surefoot.tune.comparison import Comparison, Row
 from surefoot.tune.variants import flags, short_names, written
 
+_ALIKE = 4  # variants named that are no worse than the best
+
 
 def text(comparison: Comparison) -> str:
     """The table for a person, with what is to be known of it below."""
@@ -73,9 +75,30 @@ def as_json(comparison: Comparison) -> str:
 
 
 def best_flags(comparison: Comparison) -> str | None:
-    """The settings of the best variant as they are typed; None where nothing was varied or scored."""
+    """The settings of the best variant as they are typed; None where nothing was varied or scored.
+
+    What was measured for all of them at the start (`settled`) is among them: it is part of what was compared.
+    """
     row = comparison.rows[0] if comparison.rows else None
-    return None if row is None or row.best is None or not row.varied else flags(row.varied)
+    if row is None or row.best is None or not row.varied:
+        return None
+    fixed = {name: value for name, value in comparison.settled.items() if row.varied.get(name) in (None, "auto")}
+    return flags({**row.varied, **fixed})
+
+
+def _of_best(comparison: Comparison) -> list[str]:
+    """The best settings, and from which they could not be told apart."""
+    typed = best_flags(comparison)
+    if typed is None:
+        return []
+    noise = "inside the noise"
+    if comparison.rows[0].verdict == noise:
+        alike = [row.label for row in comparison.rows if row.verdict == "reference"]
+    else:
+        alike = [row.label for row in comparison.rows if row.verdict == noise and comparison.rows[0].verdict == "best"]
+    more = f" and {len(alike) - _ALIKE} more" if len(alike) > _ALIKE else ""
+    told = f" (by these data no better than {', '.join(map(in_line, alike[:_ALIKE]))}{more})" if alike else ""
+    return [f"best settings: {typed}{told}"]
 
 
 def _title(comparison: Comparison) -> str:
@@ -87,8 +110,7 @@ def _title(comparison: Comparison) -> str:
 
 def _below(comparison: Comparison) -> list[str]:
     said = [f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said]
-    typed = best_flags(comparison)
-    return [*said, *comparison.notes, *([f"best settings: {typed}"] if typed else [])]
+    return [*said, *comparison.notes, *_of_best(comparison)]
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
@@ -135,7 +157,10 @@ def _short(value: Any) -> str:
 def _with_error(value: float | None, error: float | None, several: bool) -> str:
     if value is None:
         return ""
-    return f"{number(value)} ± {error:.2g}" if several and error is not None else number(value)
+    if not several or error is None or error == 0.0:
+        return number(value)
+    digits = _digits(error)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _to_target(row: Row) -> str:
@@ -153,8 +178,17 @@ def _of_difference(row: Row) -> str:
     error = row.difference.standard_error
     if math.isnan(error) or error == 0.0:
         return f"{row.difference.mean:+.4g}"
-    digits = min(12, max(0, 1 - math.floor(math.log10(error))))
+    digits = _digits(error)
     return f"{row.difference.mean:+.{digits}f} ± {error:.{digits}f}"
+
+
+def _digits(error: float) -> int:
+    """Digits behind the point of which the last two are those of an error.
+
+    >>> _digits(0.0101), _digits(3.0), _digits(250.0)
+    (3, 1, 0)
+    """
+    return min(12, max(0, 1 - math.floor(math.log10(error))))
 
 
 def _rounded(value: float | None) -> str:
@@ -171,10 +205,10 @@ def _values(row: Row) -> dict[str, Any]:
         "repeats": row.repeats,
         "best": row.best,
         "best_error": row.best_error,
-        "best_step": row.best_step,
+        "best_step": _step(row.best_step),
         "final": row.final,
         "final_error": row.final_error,
-        "target_step": row.target_step,
+        "target_step": _step(row.target_step),
         "target_s": row.target_s,
         "training_s": row.training_s,
         "targets_per_s": row.targets_per_s,
@@ -184,6 +218,11 @@ def _values(row: Row) -> dict[str, Any]:
         "p": row.p,
         "verdict": row.verdict,
     }
+
+
+def _step(value: float | None) -> float | None:
+    """A step as the whole number that it is; the mean of several may be none."""
+    return int(value) if value is not None and value.is_integer() else value
 
 
 def _whole(value: Any) -> str:

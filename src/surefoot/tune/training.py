@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from surefoot.record import Record
+from surefoot.errors import ConfigError
+from surefoot.record import Record, scores_in
 from surefoot.sinks.console import duration, number
 from surefoot.tune.progress import Screen, Standing
 from surefoot.tune.trained import Direction, planned_steps, watched
@@ -126,8 +127,11 @@ class Sitting:
         self.score = self.score or watched(path)
 
     def _judge(self, trial: Trial, record: Record) -> None:
-        if self.score is None or self.score[1] not in record:
+        if self.score is None:
             return
+        if self.score[1] not in record:
+            there = ", ".join(scores_in(record)) or "none"
+            raise ConfigError(f"--score {' '.join(self.score)!r}: {trial.name} has no such score; it has: {there}")
         if self.chooser.saw(trial.name, int(record["step"]), float(record[self.score[1]])):
             self.trials.stop(trial, "pruned")
 

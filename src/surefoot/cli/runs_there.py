@@ -1,0 +1,144 @@
+"""`surefoot compare RUN RUN...`: runs that are there put next to each other; and how every comparison is told and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.cli.asked import Asked
+    from surefoot.tune.comparison import Compared, Comparison
+    from surefoot.tune.trained import Trained
+
+_OUT = "runs/compared"
+_NAMED = 4  # runs of a comparison
+_DIFFERENT = 8  # settings shown that runs differ in
+
+
+def compare_runs(names: Sequence[str], asked: Asked) -> None:
+    """Compare runs that are there; nothing in them is changed."""
+    from surefoot.cli.options import run_directory
+    from surefoot.directory import RunDirectory
+    from surefoot.sinks.console import Said
+    from surefoot.tune.comparison import Compared
+    from surefoot.tune.tables import text
+    from surefoot.tune.trained import read_run
+    from surefoot.tune.variants import Variant
+
+    _refuse_comparisons(names)
+    paths = [run_directory([name]) for name in names]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("one of these runs is named twice")
+    runs = [read_run(path, score=asked.score) for path in paths]
+    unlike = [
+        name
+        for name in dict.fromkeys(name for run in runs for name in run.settings)
+        if name != "out" and len({repr(run.settings.get(name)) for run in runs}) > 1
+    ]
+    found = []
+    for path, run in zip(paths, runs, strict=True):
+        settings = {name: run.settings.get(name) for name in unlike}
+        batches = _scored_again(path, run) if asked.paired else _scored_then(path, run)
+        found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
+    out = RunDirectory(Path(asked.out or _OUT))
+    out.open()
+    overwritten = (out.path / "comparison.json").exists()
+    try:
+        told = [f"{run.variant.name}: {_typed(run.variant.settings, unlike[:_DIFFERENT])}" for run in found if unlike]
+        if len(unlike) > _DIFFERENT:
+            told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
+        comparison = comparison_told(found, out.path, target=asked.target, reference=asked.reference, more=told)
+    finally:
+        out.close()
+    over = ", over those of an earlier comparison" if overwritten else ""
+    Said(None).put(f"{text(comparison)}\n{files(out.path)}{over}\n")
+
+
+def _refuse_comparisons(names: Sequence[str]) -> None:
+    """Raise `ConfigError` where what is named is a comparison: its runs are to be named."""
+    from surefoot.tune import planned
+
+    problems = []
+    for name in dict.fromkeys(names):
+        path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
+        plan = None if path is None else planned.read(path)
+        if plan is not None:
+            there = [f"{path}/{run}" for run in plan.names[:_NAMED]]
+            more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
+            problems.append(f"{name} is a comparison; its runs: {', '.join(there) or 'none yet'}{more}")
+    if problems:
+        more_of_them = [f"... and {len(problems) - 3} more"] if len(problems) > 3 else []
+        raise ConfigError("\n  ".join([*problems[:3], *more_of_them, "compare runs of them: surefoot compare RUN RUN"]))
+
+
+def _typed(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Some settings as they are typed; those that a run does not have only where it has none of them."""
+    from surefoot.tune.variants import flags
+
+    known = {name: settings[name] for name in names if settings.get(name) is not None}
+    return flags(known) if known else f"without {', '.join(names)}"
+
+
+def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
+    """The scores batch by batch that a comparison has left beside a run which it trained, if they are of this run and score."""
+    from surefoot.tune.trials import outcome_of
+
+    held = (outcome_of(path.absolute().parent, path.name) or {}).get("batches")
+    missing = {"why": f"{path} was not scored batch by batch: --paired does that"}
+    if held is None or run.watch is None or run.best is None:
+        return missing
+    if "why" in held:
+        return dict(held)
+    steps = [None if held.get(kind) is None else held[kind]["step"] for kind in ("best", "final")]
+    same = held.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]
+    return dict(held) if same else missing
+
+
+def _scored_again(path: Path, run: Any) -> dict[str, Any]:
+    """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
+    from surefoot.cli.building import built, of_run
+    from surefoot.errors import SurefootError
+    from surefoot.tune.batches import scores_by_batch
+
+    print(f"scoring {path} batch by batch", file=sys.stderr)
+    try:
+        program, config = of_run(path, [], verb="surefoot compare")
+        if config is not None:
+            config = dataclasses.replace(config, out=str(path))
+        return scores_by_batch(built(program, config, of=path), run)
+    except SurefootError as problem:
+        return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
+
+
+def comparison_told(
+    runs: Sequence[Compared],
+    path: Path,
+    *,
+    target: float | None,
+    reference: str,
+    settled: Mapping[str, Any] | None = None,
+    more: Sequence[str] = (),
+) -> Comparison:
+    """The comparison, written as tables and drawn."""
+    from surefoot.directory import RunDirectory
+    from surefoot.tune.comparison import compared
+    from surefoot.tune.overlay import draw
+    from surefoot.tune.tables import as_json, markdown, tsv
+
+    found = compared(runs, target=target, reference=reference, settled=settled)
+    found = dataclasses.replace(found, notes=[*found.notes, *more])
+    directory = RunDirectory(path)
+    for name, written in (("json", as_json(found)), ("tsv", tsv(found)), ("md", markdown(found))):
+        directory.write_text(f"comparison.{name}", written)
+    draw(found, path / "comparison")
+    return found
+
+
+def files(path: Path) -> str:
+    """Where the tables and the picture of a comparison are."""
+    return f"written: {path}/comparison.png, .svg, .md, .tsv, .json"
