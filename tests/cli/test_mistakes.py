@@ -46,7 +46,7 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
         ),
         (["--evaluate-every=2"], (r"write it as '([^']+)'", "--evaluate-every={}")),
         (["--schedule.warmup=40 steps"], (r"try: --schedule\.warmup (5%)", "--schedule.warmup={}")),
-        (["--clip=1.0"], (r"write it as '([^']+)'", "--clip={}")),
+        (["--clip=1.0"], (r'try: --clip "([^"]+)"', "--clip={}")),
         (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
         (["--optimizer.momentum=0.9"], (r"foreign to (adamw)", "--optimizer.name={}")),
         (["--precision=fp16"], (r"--precision (bf16)", "--precision={}")),

@@ -101,17 +101,14 @@ def _parsed(kind: type[Any], base: Any, arguments: Sequence[str], verb: str) -> 
 
 
 def _unboxed(text: str) -> str:
-    """What tyro says in the first part of its box, as one line."""
-    lines = [line.strip().strip("│").strip() for line in text.splitlines()]
-    said = []
-    for line in lines[1:]:  # the first is the top of the box
-        if line.startswith(("─", "╰")):
-            break
-        said.append(line)
-    found = " ".join(said) or text.strip()
+    """What tyro says in the first part of its box, as one line; the box is of dashes where the terminal knows ASCII alone."""
+    lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
+    edges = [place for place, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
+    first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))
+    found = " ".join(lines[first + 1 : last]) or text.strip()
     for pattern, words in _WORDS.items():
         found = re.sub(pattern, words, found)
-    choice = re.match(r"invalid choice '([^']*)' for argument .* Expected one of \((.*)\)", found)
+    choice = re.search(r"invalid choice '([^']*)' for argument .* Expected one of \((.*)\)", found)
     if choice is not None:
         meant = difflib.get_close_matches(choice[1].replace("_", "-"), re.findall(r"'([^']*)'", choice[2]), n=1)
         found += f" Did you mean {meant[0]}?" if meant else ""
