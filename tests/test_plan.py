@@ -19,6 +19,7 @@ import surefoot as sf
 from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean, tokens
 from surefoot import plan
 from surefoot.cli.main import main
+from surefoot.loss_contract import loss_contract
 
 
 def mlp() -> nn.Module:
@@ -112,7 +113,7 @@ def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
     before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
     generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
     said(run)
-    assert plan.loss_contract(run.parts)[0]
+    assert loss_contract(run.parts)[0]
     after = run.state.models["model"].state_dict()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == generators  # type: ignore[index]
@@ -175,13 +176,13 @@ def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(loss
         batch_size=12,
         micro_batch_size=12,
     )
-    found, words = plan.loss_contract(run.parts)
+    found, words = loss_contract(run.parts)
     assert found == holds
     assert holds or "Run(count=lambda batch: ...)" in words
 
 
 def test_a_sum_is_no_mean() -> None:
-    assert plan.loss_contract(run_of(loss=summed).parts)[0] is False
+    assert loss_contract(run_of(loss=summed).parts)[0] is False
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 10])
@@ -200,7 +201,7 @@ def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) ->
         micro_batch_size=micro_batch_size,
         loss=lambda model, batch: model(torch.stack([row["x"] for row in batch[0]])).square().mean(),
     )
-    holds, words = plan.loss_contract(run.parts)
+    holds, words = loss_contract(run.parts)
     assert holds
     assert words.startswith("not checked")
 

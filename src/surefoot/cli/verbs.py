@@ -47,10 +47,11 @@ def plan(arguments: list[str]) -> None:
         ]
         print("\n".join(["configuration", *lines]))
     from surefoot import plan as planning
+    from surefoot.loss_contract import loss_contract
 
     for section in planning.sections(run.parts):
         print(f"\n{section}")
-    holds, words = planning.loss_contract(run.parts)
+    holds, words = loss_contract(run.parts)
     if not holds:
         raise ConfigError(words)
     print(f"\nloss contract\n  {words}")
