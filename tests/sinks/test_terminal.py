@@ -228,6 +228,7 @@ def loss(model, batch):
 
 build(loss=loss, length="2000 steps").train()
 """
+ENDLESS_STEP = SLEEPING_STEP.replace("sleep(3)", "sleep(60)")
 
 SHORT_STEPS = """
 def loss(model, batch):
@@ -343,7 +344,7 @@ def test_ctrl_c_is_answered_within_a_second_on_a_line_of_its_own(
 
 
 def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(started: Callable[..., Process]) -> None:
-    process = started(SLEEPING_STEP)
+    process = started(ENDLESS_STEP)
     process.until(" 2/2000")
     time.sleep(0.2)
     process.press(b"\x03")
