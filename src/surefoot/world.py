@@ -1,15 +1,35 @@
-"""Where this process stands among the others, and on which device it computes."""
+"""Where this process stands among the others, on which device it computes, and what processes tell each other.
+
+There are two ways between them. Tensors on the device are added up by the default process group (NCCL, or gloo on the CPU).
+Small things travel as JSON over a second group, always gloo on the CPU: no step on a device waits for those. One process
+needs neither.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from surefoot.errors import ConfigError
+from surefoot.placement import placed
+
+_PATIENCE = timedelta(
+    days=1
+)  # of collectives: compiling and long evaluations may take their time; a dead rank is seen otherwise
+_START = timedelta(minutes=5)  # until all ranks are there
 
 
 @dataclass(frozen=True)
@@ -19,11 +39,58 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
+    local_rank: int = 0
+    side: dist.ProcessGroup | None = None  # None where there is one process
+    store: Store | None = None
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def is_main(self) -> bool:
         """True on the one process that writes files and lines."""
         return self.rank == 0
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The JSON value of every rank, by rank; collective: all ranks must call it, and wait for each other.
+
+        >>> World(torch.device("cpu")).gathered({"step": 7})
+        [{'step': 7}]
+        """
+        if self.side is None:
+            return [json.loads(json.dumps(value))]
+        told = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(told)]), group=self.side)
+        longest = max(int(length) for length in lengths)
+        heard = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(heard, torch.nn.functional.pad(told, (0, longest - len(told))), group=self.side)
+        return [json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(heard, lengths, strict=True)]
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's JSON value on every rank, what the others give being ignored; collective."""
+        return self.gathered(value if self.is_main else None)[0]
+
+    def mailbox(self, name: str) -> Store:
+        """Keys and values that all ranks see, over a connection of its own: for a thread beside the training.
+
+        Each attempt of a restarted group has its own. Only where there are several processes.
+        """
+        if self.store is None:
+            raise RuntimeError("one process has nobody to leave a message for")
+        return PrefixStore(name, self.store.clone())
+
+    def barrier(self) -> None:
+        """Return when every rank has called it; collective."""
+        if self.side is not None:
+            dist.barrier(group=self.side)
+
+    def sum_begun(self, tensor: Tensor) -> dist.Work | None:
+        """Begin to add a tensor up in place over all ranks, on its device; `wait` on what is returned makes it so. Collective."""
+        return None if self.side is None else dist.all_reduce(tensor, async_op=True)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """The tensor's sum over all ranks, in place, on its device; the host waits only where that is the device. Collective."""
+        if self.side is not None:
+            dist.all_reduce(tensor)
 
 
 def one_process(device: str) -> World:
@@ -32,13 +99,31 @@ def one_process(device: str) -> World:
     "auto" is the accelerator torch reports (CUDA, MPS, ...), else the CPU. Under a launcher that started several
     processes it raises `ConfigError`, since each of them would believe that it is the only one and write the same files.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = placed(os.environ).world_size
     if size > 1:
         raise ConfigError(
-            f"started as one of {size} processes (WORLD_SIZE={size}), but this version of surefoot trains in one\n"
-            "  start it without the launcher: python FILE.py, or surefoot train RECIPE"
+            f"started as one of {size} processes (WORLD_SIZE={size}), and this is work for one\n"
+            "  start it without the launcher"
         )
-    return World(_device(device))
+    return World(device_called(device))
+
+
+def joined(device: str, *, sharded: bool = False) -> World:
+    """The world as the launcher made it: alone, or one of several ranks that find each other here; collective.
+
+    A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
+    processes than there are devices, and where the others do not come.
+    """
+    place = placed(os.environ)
+    if place.world_size == 1 and not sharded:
+        return World(device_called(device))
+    found = _own_device(device, local_rank=place.local_rank, processes=place.local_world_size)
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    if not dist.is_initialized():
+        _meet(found, rank=place.rank, size=place.world_size)
+    side, store = _met[0]
+    return World(found, place.rank, place.world_size, place.local_rank, side, store)
 
 
 @contextmanager
@@ -54,7 +139,8 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _device(name: str) -> torch.device:
+def device_called(name: str) -> torch.device:
+    """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
     if name == "auto":
         return (
             (torch.accelerator.current_accelerator() or torch.device("cpu"))
@@ -70,3 +156,53 @@ def _device(name: str) -> torch.device:
             f"device = {name!r} cannot be used here: {reason}\n  try: --device cpu, or --device auto"
         ) from problem
     return device
+
+
+_met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
+
+
+def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
+    device = device_called(name)
+    if device.type != "cuda":
+        return device
+    there = torch.cuda.device_count()
+    if processes > there:
+        raise ConfigError(
+            f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
+            f"  try: --nproc {there}, or --device cpu"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def _meet(device: torch.device, *, rank: int, size: int) -> None:
+    """Find the other ranks and make the two groups."""
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        if size == 1:
+            store: Store = HashStore()
+        else:
+            store, _, _ = next(rendezvous("env://", timeout=_START))
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("device", store),
+            rank=rank,
+            world_size=size,
+            timeout=_PATIENCE,
+            device_id=device if device.type == "cuda" else None,
+        )
+        side = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    except (dist.DistError, RuntimeError, ValueError) as problem:
+        reason = str(problem).split("\n", maxsplit=1)[0]
+        raise ConfigError(
+            f"rank {rank} of {size} does not find the others: {reason}\n"
+            "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
+        ) from problem
+    _met.append((side, store))
+    atexit.register(_part)
+
+
+def _part() -> None:
+    """Leave the groups; at exit, where the others may be gone."""
+    _met.clear()
+    with suppress(Exception):
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""DDP and FSDP2: the only file that names them."""

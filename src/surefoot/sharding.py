@@ -1,0 +1,52 @@
+"""How a tensor that is spread over ranks lies in the whole: by rows, along dimension 0, as FSDP2 spreads parameters.
+
+An optimizer works on `Shard`s: plain tensors, which share their memory with what the model holds. So nothing between the
+gradient and the update needs to know of sharding but what looks at more than one number at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows `start` up to `stop` that a rank holds of a tensor of `shape`; both may be equal, and then it holds none.
+
+    `group` are the ranks that hold all of them together, in the order of rows; `replica` tells apart groups that hold the same
+    rows (0 where there is one, and on those that save).
+    """
+
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    group: dist.ProcessGroup
+    replica: int = 0
+
+    @property
+    def numbers(self) -> int:
+        """In the whole tensor."""
+        return torch.Size(self.shape).numel()
+
+
+class Shard(nn.Parameter):
+    """This rank's rows of a parameter, as a parameter of their own that shares their memory."""
+
+    rows: Rows
+
+    def __new__(cls, held: Tensor, rows: Rows) -> Self:  # noqa: D102
+        made: Any = super().__new__(cls, held.detach(), requires_grad=True)
+        made.rows = rows
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, held: Tensor, rows: Rows) -> None: ...
+
+
+def rows_of(parameter: Tensor) -> Rows | None:
+    """How a parameter lies in the whole; None where this rank holds all of it."""
+    return parameter.rows if isinstance(parameter, Shard) else None
