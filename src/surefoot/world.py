@@ -76,7 +76,7 @@ class World:
         """
         if self.store is None:
             raise RuntimeError("one process has nobody to leave a message for")
-        return PrefixStore(name, self.store.clone())
+        return PrefixStore(name, self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
     def barrier(self) -> None:
         """Return when every rank has called it; collective."""
