@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from identities import strategy_runs, world_runs
 from torch import Tensor
 
+from identities import strategy_runs, world_runs
 from ranks import Ranks
 
 
@@ -111,9 +112,11 @@ def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks
 
 
 @pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
-def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str) -> None:
-    (alone,) = ranks(1, world_runs.of_recipe, recipe=recipe)
-    for together in ranks(2, world_runs.of_recipe, recipe=recipe, parallel="fsdp"):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimizer: str, tmp_path: Path) -> None:
+    settings = {"recipe": recipe, "texts": str(tmp_path), "optimizer.name": optimizer, "ema": 0.9, "optimizer.lr": 1e-3}
+    (alone,) = ranks(1, world_runs.of_recipe, **settings)
+    for together in ranks(2, world_runs.of_recipe, **settings, parallel="fsdp"):
         assert together["samples"] == alone["samples"]
         assert together["losses"] == pytest.approx(alone["losses"], abs=1e-4)
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)
