@@ -151,6 +151,22 @@ def of_gathered_halves() -> dict[str, Any]:
     return {"plain": world_runs.weights(plain), "halved": world_runs.weights(halved)}
 
 
+def read_on_the_host(**changes: Any) -> int:
+    """Steps under the guards of law 12, which raise where one reads a tensor; how many were made."""
+    from identities.test_law_12_no_waiting import NothingDue, nothing_read
+    from surefoot.loop import steps
+
+    run = _run(bad=40, **changes)
+    feed = run.parts.supply.feed(workers=0)
+    feed.start(0, stop=5)
+    fed = [feed.micro_batches(step) for step in range(5)]
+    settings: dict[str, Any] = {"record": run.parts.whole.meter.add, "clock": lambda phase: None, "duties": NothingDue()}
+    with nothing_read():
+        made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))
+    assert run.parts.whole.meter.read().values["skipped"] > 0
+    return made
+
+
 def refused(*, optimizer: str) -> str:
     """What is said of an optimizer that needs whole parameters."""
     own = {

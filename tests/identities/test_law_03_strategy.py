@@ -136,6 +136,11 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
 
 
+@pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "adaptive 0.05"), ("muon", "value 0.01")])
+def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
+    assert ranks(2, strategy_runs.read_on_the_host, sharding={}, optimizer=optimizer, clip=clip) == [5, 5]
+
+
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw8bit", "Muon", "Mine"])
 def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(ranks: Ranks, optimizer: str) -> None:
     (said,) = ranks(1, strategy_runs.refused, optimizer=optimizer)
