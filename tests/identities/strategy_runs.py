@@ -160,7 +160,11 @@ def read_on_the_host(**changes: Any) -> int:
     feed = run.parts.supply.feed(workers=0)
     feed.start(0, stop=5)
     fed = [feed.micro_batches(step) for step in range(5)]
-    settings: dict[str, Any] = {"record": run.parts.whole.meter.add, "clock": lambda phase: None, "duties": NothingDue()}
+    settings: dict[str, Any] = {
+        "record": run.parts.whole.meter.add,
+        "clock": lambda phase: None,
+        "duties": NothingDue(),
+    }
     with nothing_read():
         made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))
     assert run.parts.whole.meter.read().values["skipped"] > 0
