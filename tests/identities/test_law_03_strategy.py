@@ -136,6 +136,13 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["sam", "gan"])
+def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks, name: str) -> None:
+    (alone,) = ranks(1, world_runs.of_example, name=name)
+    for together in ranks(2, world_runs.of_example, name=name, parallel="fsdp"):
+        assert largest(together, alone) < 1e-9
+
+
 @pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "adaptive 0.05"), ("muon", "value 0.01")])
 def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
     assert ranks(2, strategy_runs.read_on_the_host, sharding={}, optimizer=optimizer, clip=clip) == [5, 5]
