@@ -138,7 +138,8 @@ class Run:
             ema=ema,
         )
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size)
-        place = one_process(device).device
+        world = one_process(device)
+        place = world.device
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
         if compile and isinstance(plan, Buckets):
             raise ConfigError(
@@ -231,7 +232,7 @@ class Run:
             architecture={name: assembly.printed(held) for name, held in models.items()},
             scored=scored,
             directory=directory,
-            saving=None if directory is None else Saving(directory, times, keep=keep, disk=disk, console=said),
+            saving=None if directory is None else Saving(directory, times, keep=keep, disk=disk, console=said, world=world),
             console=said,
             init=None if init is None else str(init),
             sample=sample,

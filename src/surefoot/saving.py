@@ -1,10 +1,14 @@
-"""When a run saves, and what it does where that fails: in the background, again after a failure, never silently."""
+"""When a run saves, and what it does where that fails: in the background, again after a failure, never silently.
+
+Of several ranks each has a `Saving`; all of them save the same steps and find the same checkpoints.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+from surefoot.checkpoint import agreed
 from surefoot.checkpoint.disk import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
@@ -12,6 +16,7 @@ from surefoot.checkpoint.writer import Writer
 from surefoot.directory import RunDirectory
 from surefoot.sinks import Screen
 from surefoot.timetable import Timetable
+from surefoot.world import World
 
 _RETRY_S = 30.0  # after a save that failed
 
@@ -20,11 +25,12 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Screen | None
+        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Screen | None, world: World
     ) -> None:
         keep_every = times.keep.due if times.keep else None
         self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)
-        self.writer = Writer(self.store)
+        mail = world.mailbox("checkpoint") if world.size > 1 else None
+        self.writer, self.world = Writer(self.store, rank=world.rank, mail=mail), world
         self.every, self.keep_every, self.console = times.save, times.keep, console
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
@@ -41,7 +47,10 @@ class Saving:
         return self.writer.failed and since_s >= _RETRY_S
 
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
-        """Take a copy of the state and write it in the background; a failure of the one before is said now."""
+        """Take a copy of the state and write it in the background; a failure of the one before is said now.
+
+        All ranks save at the same step.
+        """
         self.asked = False
         self.begun_at = time.monotonic()
         self.writer.wait()
@@ -64,9 +73,10 @@ class Saving:
             )
 
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
-        """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there."""
+        """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there. Collective."""
         self.writer.wait()
-        if self.begun_step != step or self.writer.failed or self.asked:
+        owed = self.begun_step != step or self.writer.failed or self.asked
+        if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure()
         if failure is not None:
@@ -79,14 +89,19 @@ class Saving:
         self.begun_step = self.writer.saved = step
 
     def newest(self) -> Contents | None:
-        """The newest intact checkpoint; damaged newer ones are named. None where there is none at all."""
-        found = self.store.newest_intact()
+        """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
+        found = agreed.newest_intact(self.store, self.world)
         if found is None:
             return None
         contents, damaged = found
         for damage in damaged:
             self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
+
+    def at(self, step: int) -> Contents:
+        """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
+        self.writer.wait()
+        return agreed.at(self.store, self.world, step)
 
     def _say(self, text: str) -> None:
         if self.console is not None:

@@ -10,9 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from surefoot.checkpoint.format import Contents, read
+from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2
 from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.reading import read
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
@@ -89,7 +90,7 @@ def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Ma
         files = [
             kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")
         ]  # averaged, where there are any
-        kept[name] = next((found.files[file] for file in files if file in found.files), {})
+        kept[name] = next((found.tensors(file) for file in files if file in found.files), {})
         said += " (averaged weights)" if files[0] in found.files else ""
     aliases = found.state.get("aliases", {})
     return {
