@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from surefoot.checkpoint import agreed
 from surefoot.checkpoint.disk import Files
@@ -14,6 +16,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.directory import RunDirectory
+from surefoot.errors import CheckpointError
 from surefoot.sinks import Screen
 from surefoot.timetable import Timetable
 from surefoot.world import World
@@ -25,12 +28,20 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Screen | None, world: World
+        self,
+        directory: RunDirectory,
+        times: Timetable,
+        *,
+        keep: int,
+        disk: Files,
+        console: Screen | None,
+        world: World,
     ) -> None:
+        self.world = world
         keep_every = times.keep.due if times.keep else None
         self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)
         mail = world.mailbox("checkpoint") if world.size > 1 else None
-        self.writer, self.world = Writer(self.store, rank=world.rank, mail=mail), world
+        self.writer = Writer(self.store, rank=world.rank, mail=mail)
         self.every, self.keep_every, self.console = times.save, times.keep, console
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
@@ -38,9 +49,13 @@ class Saving:
         self.longest_s = 0.0
 
     def due(self, done: int) -> bool:
-        """By steps, by the clock, because it was asked for, or because the last try failed a while ago."""
-        if self.asked or self.every.due(done) or (self.keep_every is not None and self.keep_every.due(done)):
-            return True
+        """By steps, or because it was asked for; the same on every rank."""
+        return self.asked or self.every.due(done) or (self.keep_every is not None and self.keep_every.due(done))
+
+    def wanted(self) -> bool:
+        """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
+        if not self.world.is_main:
+            return False
         since_s = time.monotonic() - self.begun_at
         if self.every.seconds is not None and since_s >= self.every.seconds:
             return True
@@ -49,7 +64,7 @@ class Saving:
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Take a copy of the state and write it in the background; a failure of the one before is said now.
 
-        All ranks save at the same step.
+        Every rank calls it after the same step, and writes what is its own to write.
         """
         self.asked = False
         self.begun_at = time.monotonic()
@@ -79,8 +94,10 @@ class Saving:
         if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure()
-        if failure is not None:
-            raise failure
+        reasons = self.world.gathered(None if failure is None else str(failure))
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is not None:
+            raise failure or CheckpointError(reason)
         if self.writer.not_pruned is not None:
             self._say(f"warning: {self.writer.not_pruned}")
 
@@ -111,3 +128,16 @@ class Saving:
     def saved_step(self) -> int | None:
         """The last step that is safe, as far as this sitting knows."""
         return self.writer.saved
+
+
+def began_with(out: Path, batch_size: int | str, *, world: World) -> int | str | None:
+    """The micro-batch size of a run that is there, where its batches are as large; None where there is none. Collective."""
+    found: int | str | None = None
+    if world.is_main and (out / "checkpoints").is_dir():
+        with suppress(CheckpointError):  # it will be told when the run is opened
+            newest = Store(out / "checkpoints").newest_intact(only=())
+            described = newest[0].state["described"] if newest is not None else {}
+            if described.get("batch_size") == batch_size:
+                found = described.get("micro_batch_size")
+    told: int | str | None = world.from_main(found)
+    return told

@@ -50,3 +50,21 @@ class Shard(nn.Parameter):
 def rows_of(parameter: Tensor) -> Rows | None:
     """How a parameter lies in the whole; None where this rank holds all of it."""
     return parameter.rows if isinstance(parameter, Shard) else None
+
+
+def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
+    """What this rank holds of a tensor of a model, sharing its memory, and how it lies in the whole; None where it is all of it."""
+    if isinstance(tensor, Shard):
+        return tensor, tensor.rows
+    if not dist.is_initialized():
+        return tensor, None
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor, None
+    mesh = tensor.device_mesh  # replicas, where there are several, come first
+    group, replica = mesh.get_group(mesh.ndim - 1), mesh.get_local_rank(0) if mesh.ndim > 1 else 0
+    each = -(-tensor.shape[0] // group.size())
+    start = min(group.rank() * each, tensor.shape[0])
+    local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
+    return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)

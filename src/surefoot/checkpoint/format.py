@@ -194,7 +194,5 @@ def _check_json(value: Any, where: str) -> None:
         )
 
 
-
-
 def _said(problem: BaseException) -> str:
     return first_line(problem).strip() or type(problem).__name__

@@ -65,7 +65,7 @@ def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files 
             for tensor, entry in there.items():
                 first = bounds(whole[tensor][0], place, len(held))[0] if tensor in whole else 0
                 found.setdefault(tensor, []).append(Stretch(directory / file, entry, first))
-        files[name] = {tensor: _stored(tensor, stretches, disk) for tensor, stretches in found.items()}
+        files[name] = {tensor: _stored(stretches, disk) for tensor, stretches in found.items()}
         _refuse_misfit(name, files[name], pieces, directory)
     return replace(bare, files=files)
 
@@ -137,9 +137,7 @@ def _held(
     if lost:
         raise DamageError(directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
-        name: [f"{file}.safetensors" for file in files]
-        for name, files in held.items()
-        if only is None or name in only
+        name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
     }
 
 
@@ -157,15 +155,13 @@ def _joined(
     return found
 
 
-def _stored(tensor: str, stretches: list[Stretch], disk: Files) -> Stored:
+def _stored(stretches: list[Stretch], disk: Files) -> Stored:
     shape = stretches[0].entry.shape
     rows = sum(stretch.entry.shape[0] for stretch in stretches) if shape else 0
     return Stored(stretches[0].entry.dtype, torch.Size((rows, *shape[1:]) if shape else ()), tuple(stretches), disk)
 
 
-def _refuse_misfit(
-    name: str, found: Mapping[str, Tensor | Stored], pieces: Pieces | None, directory: Path
-) -> None:
+def _refuse_misfit(name: str, found: Mapping[str, Tensor | Stored], pieces: Pieces | None, directory: Path) -> None:
     """Raise `DamageError` where pieces do not make the wholes that the state tells of."""
     for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
         if tensor not in found or tuple(found[tensor].shape) != shape:

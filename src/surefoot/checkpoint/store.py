@@ -122,8 +122,9 @@ class Store:
     def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
-        One of the same step is replaced. `others` are the ranks that write pieces of it, for the one that calls this. A `CheckpointError` says that nothing was saved and no other checkpoint
-        touched; `NotPrunedError`, that all is saved but something old resists removal. After either, just save again.
+        One of the same step is replaced. `others` are the ranks that write pieces of it. A `CheckpointError` says that
+        nothing was saved and no other checkpoint touched; `NotPrunedError`, that all is saved but something old resists
+        removal. After either, just save again.
         """
         target = self.path(contents.step)
         try:

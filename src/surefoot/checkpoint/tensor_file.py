@@ -154,7 +154,8 @@ def _entry(name: str, held: Any, *, begin: int, size: int) -> Entry:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
 
 
 def _fill(target: memoryview, place: int, stretch: Stretch, disk: Files, *, skipped: int = 0) -> None:
