@@ -219,9 +219,10 @@ def _state(data: bytes, directory: Path) -> dict[str, Any]:
 def _manifest(directory: Path, *, disk: Files) -> Manifest:
     path = directory / MANIFEST
     try:
-        if disk.size(path) > _MANIFEST_BYTES:
-            raise DamageError(directory, f"{MANIFEST}: {disk.size(path)} bytes long, far too long")
-        data = disk.read(path, start=0, length=_MANIFEST_BYTES)
+        size = disk.size(path)
+        if size > _MANIFEST_BYTES:
+            raise DamageError(directory, f"{MANIFEST}: {size} bytes long, far too long")
+        data = disk.read(path, start=0, length=size)
     except OSError as problem:
         raise DamageError(directory, f"{MANIFEST}: {_reason(problem)}") from problem
     try:

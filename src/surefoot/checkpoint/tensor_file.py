@@ -80,7 +80,7 @@ class Stored:
         read = torch.empty(self.shape, dtype=self.dtype)
         for stretch in self.stretches:
             row_numbers = math.prod(self.shape[1:])
-            _fill(_bytes_of(read), stretch.first * row_numbers * self.dtype.itemsize, stretch, self.disk)
+            _fill(bytes_of(read), stretch.first * row_numbers * self.dtype.itemsize, stretch, self.disk)
         return read
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -91,7 +91,7 @@ class Stored:
             begin, end = max(start, stretch.first), min(stop, stretch.first + stretch.entry.shape[0])
             if begin < end:
                 _fill(
-                    _bytes_of(read)[(begin - start) * row_bytes : (end - start) * row_bytes],
+                    bytes_of(read)[(begin - start) * row_bytes : (end - start) * row_bytes],
                     0,
                     stretch,
                     self.disk,
@@ -153,7 +153,8 @@ def _entry(name: str, held: Any, *, begin: int, size: int) -> Entry:
     raise ValueError(f"not safetensors: its header says of {name} what cannot be")
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor that lies in one stretch on the host."""
     numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
