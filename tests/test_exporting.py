@@ -195,7 +195,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = GPTShape(layers=6, heads=2, width=64, context=12, vocabulary=1024, family="gpt2", tied=True)
+    large = GPTShape(layers=6, heads=2, width=64, context=12, vocabulary=4096, family="gpt2", tied=True)
     gpt_run(tmp_path / "run", large)
     if count > 1:
         resharded(tmp_path / "run", count=count)
@@ -209,9 +209,9 @@ def test_no_more_than_one_tensor_is_in_memory(
         sf.export(tmp_path / "run", layout=layout)
     _, plain = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    all_of_it, largest, largest_turned = large.parameters * 4, 1024 * 64 * 4, 64 * 256 * 4
+    all_of_it, largest_turned = large.parameters * 4, 64 * 256 * 4
     assert tensors.memory_bytes <= (0 if layout == "own" else largest_turned + 2 * chunk)
-    assert plain < largest < all_of_it / 4
+    assert plain < all_of_it / 4
     assert plain > chunk  # it was measured at all
 
 

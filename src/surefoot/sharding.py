@@ -6,6 +6,7 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,23 +34,50 @@ class Rows:
         """In the whole tensor."""
         return torch.Size(self.shape).numel()
 
+    @property
+    def starts(self) -> list[int]:
+        """Where the rows of each rank of the group begin, and after them where the last ones end."""
+        rows, ranks = self.shape[0], self.group.size()
+        return [min(rank * -(-rows // ranks), rows) for rank in range(ranks)] + [rows]
+
 
 class Shard(nn.Parameter):
     """This rank's rows of a parameter, as a parameter of their own that shares their memory."""
 
     rows: Rows
 
-    def __new__(cls, held: Tensor, rows: Rows) -> Self:  # noqa: D102
-        made: Any = super().__new__(cls, held.detach(), requires_grad=True)
+    def __new__(cls, held: Tensor, rows: Rows, *, requires_grad: bool = True) -> Self:  # noqa: D102
+        made: Any = super().__new__(cls, held.detach(), requires_grad=requires_grad)
         made.rows = rows
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, held: Tensor, rows: Rows) -> None: ...
+    def __init__(self, held: Tensor, rows: Rows, *, requires_grad: bool = True) -> None: ...
 
 
 def rows_of(parameter: Tensor) -> Rows | None:
     """How a parameter lies in the whole; None where this rank holds all of it."""
     return parameter.rows if isinstance(parameter, Shard) else None
+
+
+def numbers_of(parameter: Tensor) -> int:
+    """How many numbers a parameter has in the whole, whatever this rank holds of it."""
+    rows = rows_of(parameter)
+    return parameter.numel() if rows is None else rows.numbers
+
+
+def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
+    """The ranks that hold these parameters together; None where this rank holds all of them.
+
+    Those of one optimizer are either all whole or all spread over the same ranks.
+    """
+    return next((parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None)
+
+
+def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum of a tensor over a group, in place; itself where there is none. Collective; the host waits only on the CPU."""
+    if group is not None and group.size() > 1:
+        dist.all_reduce(tensor, group=group)
+    return tensor
 
 
 def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
@@ -64,7 +92,6 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
         return tensor, None
     mesh = tensor.device_mesh  # replicas, where there are several, come first
     group, replica = mesh.get_group(mesh.ndim - 1), mesh.get_local_rank(0) if mesh.ndim > 1 else 0
-    each = -(-tensor.shape[0] // group.size())
-    start = min(group.rank() * each, tensor.shape[0])
     local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
+    start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
     return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)

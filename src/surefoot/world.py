@@ -69,17 +69,6 @@ class World:
         """Rank 0's JSON value on every rank, what the others give being ignored; collective."""
         return self.gathered(value if self.is_main else None)[0]
 
-    def gathered_outputs(self, outputs: Any) -> list[Any]:
-        """What users' functions returned, of every rank, by rank: anything that can be pickled; collective.
-
-        It goes from process to process of one run, as samples come from loader workers; nothing of it is kept.
-        """
-        if self.side is None:
-            return [outputs]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, outputs, group=self.side)
-        return found
-
     def mailbox(self, name: str) -> Store:
         """Keys and values that all ranks see, over a connection of its own: for a thread beside the training.
 
@@ -137,6 +126,19 @@ def joined(device: str, *, sharded: bool = False) -> World:
     return World(found, place.rank, place.world_size, place.local_rank, side, store)
 
 
+def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Two groups that this rank is in, where so many of neighbouring ranks hold the same: across those, and its own.
+
+    The first has `replicas` ranks, the second the others' share. Collective; a second call finds the same groups.
+    """
+    if replicas not in _grids:
+        table = torch.arange(dist.get_world_size()).view(replicas, -1)
+        across, _ = dist.new_subgroups_by_enumeration(table.T.tolist(), timeout=_PATIENCE)
+        within, _ = dist.new_subgroups_by_enumeration(table.tolist(), timeout=_PATIENCE)
+        _grids[replicas] = across, within
+    return _grids[replicas]
+
+
 @contextmanager
 def deterministic_kernels(device: torch.device) -> Iterator[None]:
     """Only kernels that give the same bits in every run; where there is none, torch raises. Then as before."""
@@ -170,6 +172,7 @@ def device_called(name: str) -> torch.device:
 
 
 _met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
+_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
 def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
@@ -215,5 +218,6 @@ def _meet(device: torch.device, *, rank: int, size: int) -> None:
 def _part() -> None:
     """Leave the groups; at exit, where the others may be gone."""
     _met.clear()
+    _grids.clear()
     with suppress(Exception):
         dist.destroy_process_group()
