@@ -92,9 +92,7 @@ class FullySharded:
         try:
             yield
         finally:
-            self.parts[-1][
-                0
-            ].reset_iter_state()  # shards again; else torch would follow in the backward pass what each rank did
+            self.parts[-1][0].reset_iter_state()  # shards again; else torch would follow in the backward pass what each rank did
             for part, reshard in self.parts:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.lent = False
@@ -207,9 +205,7 @@ def refuse_unshardable(model: nn.Module) -> None:
     found: list[str] = []
     for name, held in model.named_parameters():
         if is_lazy(held):
-            found.append(
-                f"{name} has no size yet (a lazy module): pass one batch through the model before it is returned"
-            )
+            found.append(f"{name} has no size yet (a lazy module): pass one batch through the model before it is returned")
         elif held.ndim == 0:
             found.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
         elif not held.is_contiguous():
@@ -276,4 +272,6 @@ def _shard(held: Any, group: dist.ProcessGroup, replica: int) -> Shard:
     local: Tensor = held.to_local().detach()
     rows = Rows(tuple(held.shape), 0, 0, group, replica)
     start = rows.starts[group.rank()]
-    return Shard(local, Rows(rows.shape, start, start + len(local), group, replica), requires_grad=held.requires_grad)
+    return Shard(
+        local, Rows(rows.shape, start, start + len(local), group, replica), requires_grad=held.requires_grad
+    )
