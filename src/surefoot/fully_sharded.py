@@ -6,8 +6,8 @@ tensors for the optimizer (`sharding.Shard`), the norm of the whole gradient, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.nn.parameter import is_lazy
 
+from surefoot.blocks import blocks_of
+from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError
-from surefoot.parallel import Called, Parallel, Sums
+from surefoot.parallel import Called, Sums
 from surefoot.sharding import Rows, Shard, add_up
 from surefoot.world import World, replicated
 
@@ -36,7 +37,7 @@ class FullySharded:
     model: nn.Module
     shards: dict[nn.Parameter, Shard]
     world: World
-    parallel: Parallel
+    parallel: Strategy
     group: dist.ProcessGroup  # the ranks that hold the model together
     parts: list[tuple[FSDPModule, bool]]  # gathered together, and whether they are let go after their forward pass
     together: bool = True
@@ -50,14 +51,18 @@ class FullySharded:
         if self.parallel.unused and self.trained:
             self._watch_use()
 
+    @property
+    def root(self) -> FSDPModule:
+        """The model itself."""
+        return self.parts[-1][0]
+
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Before each micro-batch: whether its gradients are added up over the ranks. All ranks must make every pass."""
         together = last or self.parallel.synchronise == "every"
         self.counted = counted
         if together is not self.together:
             self.together = together
-            root, _ = self.parts[-1]
-            root.set_requires_gradient_sync(together)
+            self.root.set_requires_gradient_sync(together)
 
     @torch.no_grad()
     def bring_gradients_home(self) -> None:
@@ -92,7 +97,9 @@ class FullySharded:
         try:
             yield
         finally:
-            self.parts[-1][0].reset_iter_state()  # shards again; else torch would follow in the backward pass what each rank did
+            # shards again; and forgets the passes made here: by their order, which may differ from rank to rank, torch would
+            # gather weights in the next backward pass, and ranks would wait for each other for ever
+            self.root.reset_iter_state()
             for part, reshard in self.parts:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.lent = False
@@ -101,21 +108,20 @@ class FullySharded:
         """Let weights go after a pass that no backward follows: what is kept would be old after the next update."""
         if self.lent or torch.is_grad_enabled():
             return
-        for part, _ in self.parts:
+        for part, _reshards in self.parts:
             part.reshard()
         if not self.trained:  # torch notes every pass until a backward one
-            self.parts[-1][0].reset_iter_state()
+            self.root.reset_iter_state()
 
     def _watch_use(self) -> None:
         """Take note of which parameters get a gradient, by hooks on them as they are while they are whole."""
-        root, _ = self.parts[-1]
-        root.set_reduce_scatter_unused_params(True)
+        self.root.set_reduce_scatter_unused_params(True)
         numbers = {name: held for name, held in self.model.named_parameters() if held.requires_grad}
         places = {name: place for place, name in enumerate(numbers)}
         with self.whole():
             for name, parameter in self.model.named_parameters():
                 if name in places:
-                    parameter.register_post_accumulate_grad_hook(self._noting(places[name]))
+                    parameter.register_post_accumulate_grad_hook(self._noting(places[name]))  # type: ignore[no-untyped-call]
 
     def _noting(self, place: int) -> Any:
         def note(_: Tensor) -> None:
@@ -135,9 +141,10 @@ class Fsdp:
     """Models of which every rank holds a part: what a step shares with the others (`parallel.Ranks`)."""
 
     world: World
-    parallel: Parallel
+    parallel: Strategy
     nominal: float | None
     held: dict[str, FullySharded]
+    twins: list[FullySharded] = field(default_factory=list)  # for averages of weights
     called: dict[str, Called] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -174,15 +181,26 @@ class Fsdp:
         """The root of the sum of squares over the ranks that hold a model together."""
         return next(iter(self.held.values())).whole_norm(norm)
 
+    @contextmanager
+    def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
+        """Gather these models whole, and let them go at the end."""
+        asked = set(models)
+        with ExitStack() as last_first:
+            for held in [*self.held.values(), *self.twins]:
+                if held.model in asked:
+                    last_first.enter_context(held.whole())
+            yield
 
-def sharded(model: nn.Module, world: World, parallel: Parallel, *, blocks: Sequence[nn.Module]) -> FullySharded:
-    """Shard a model in place: each of its blocks is gathered by itself, all else together. Collective.
+
+def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
+    """Shard a model in place: each of its blocks (`blocks_of`) is gathered by itself, all else together. Collective.
 
     Names stay. Every rank must come with equal weights and buffers; buffers stay whole. Afterwards a copy cannot be made of
     it, and its class is another: what looks at modules or parameters does so before. Raises `ConfigError` for what cannot be
     sharded.
     """
     refuse_unshardable(model)
+    blocks = list(blocks_of(model, parallel.blocks or "auto").values())
     mesh, group, replica = _mesh(world, parallel)
     alone = [module for module in model.modules() if parallel.gather == "bf16" and _is_batch_norm(module)]
     parts: list[tuple[FSDPModule, bool]] = []
@@ -193,7 +211,7 @@ def sharded(model: nn.Module, world: World, parallel: Parallel, *, blocks: Seque
         policy = _policy(parallel, whole=block is model, exact=block in alone)
         parts.append((fully_shard(block, mp_policy=policy, offload_policy=offload, **settings), reshard))
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
-    shards = {held: _shard(held, group, replica) for held in model.parameters()}
+    shards = {held: _shard(name, held, group, replica) for name, held in model.named_parameters()}
     return FullySharded(model, shards, world, parallel, group, parts)
 
 
@@ -204,9 +222,7 @@ def refuse_unshardable(model: nn.Module) -> None:
     """
     found: list[str] = []
     for name, held in model.named_parameters():
-        if is_lazy(held):
-            found.append(f"{name} has no size yet (a lazy module): pass one batch through the model before it is returned")
-        elif held.ndim == 0:
+        if held.ndim == 0:
             found.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
         elif not held.is_contiguous():
             found.append(f"{name} does not lie row by row in memory (channels last?): give it contiguous weights")
@@ -235,13 +251,13 @@ def _by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Mod
     for module in reversed(list(model.modules())):
         if module is model or all(module is not block for block in blocks):
             continue
-        within, held = set(module.modules()), list(module.parameters())
-        if held and all(user in within for parameter in held for user in users[parameter]):
+        within, own = set(module.modules()), list(module.parameters())
+        if own and all(user in within for parameter in own for user in users[parameter]):
             chosen.append(module)
     return chosen
 
 
-def _policy(parallel: Parallel, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:
+def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:
     """In which format a part is gathered and computes; a model's outputs are float32, and so are the gradients that travel."""
     if parallel.gather == "fp32":
         return MixedPrecisionPolicy()
@@ -255,7 +271,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, _BATCH_NORMS) and module.weight is not None
 
 
-def _mesh(world: World, parallel: Parallel) -> tuple[DeviceMesh, dist.ProcessGroup, int]:
+def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup, int]:
     """Torch's picture of the ranks, the group that holds a model together, and which of the replicas it is."""
     kind = world.device.type
     if parallel.replicas == 1:
@@ -268,10 +284,18 @@ def _mesh(world: World, parallel: Parallel) -> tuple[DeviceMesh, dist.ProcessGro
     return mesh, within, across.rank()
 
 
-def _shard(held: Any, group: dist.ProcessGroup, replica: int) -> Shard:
+def _shard(name: str, held: Any, group: dist.ProcessGroup, replica: int) -> Shard:
     local: Tensor = held.to_local().detach()
     rows = Rows(tuple(held.shape), 0, 0, group, replica)
     start = rows.starts[group.rank()]
-    return Shard(
-        local, Rows(rows.shape, start, start + len(local), group, replica), requires_grad=held.requires_grad
-    )
+    own = Rows(rows.shape, start, start + len(local), group, replica)
+    return Shard(local, own, name=name, requires_grad=held.requires_grad)
+
+
+def class_name(model: nn.Module) -> str:
+    """What a model's class was called before it was sharded.
+
+    >>> class_name(nn.Linear(1, 1))
+    'Linear'
+    """
+    return next(kind.__name__ for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))

@@ -7,7 +7,7 @@ gradient and the update needs to know of sharding but what looks at more than on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -42,16 +42,17 @@ class Rows:
 
 
 class Shard(nn.Parameter):
-    """This rank's rows of a parameter, as a parameter of their own that shares their memory."""
+    """This rank's rows of a parameter, as a parameter of their own that shares their memory; `name` is the model's for it."""
 
     rows: Rows
+    name: str
 
-    def __new__(cls, held: Tensor, rows: Rows, *, requires_grad: bool = True) -> Self:  # noqa: D102
+    def __new__(cls, held: Tensor, rows: Rows, *, name: str = "", requires_grad: bool = True) -> Self:  # noqa: D102
         made: Any = super().__new__(cls, held.detach(), requires_grad=requires_grad)
-        made.rows = rows
+        made.rows, made.name = rows, name
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, held: Tensor, rows: Rows, *, requires_grad: bool = True) -> None: ...
+    def __init__(self, held: Tensor, rows: Rows, *, name: str = "", requires_grad: bool = True) -> None: ...
 
 
 def rows_of(parameter: Tensor) -> Rows | None:
@@ -59,10 +60,13 @@ def rows_of(parameter: Tensor) -> Rows | None:
     return parameter.rows if isinstance(parameter, Shard) else None
 
 
-def numbers_of(parameter: Tensor) -> int:
-    """How many numbers a parameter has in the whole, whatever this rank holds of it."""
+def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
+    """How what an optimizer keeps of a parameter lies in the whole: by the same rows, whatever is in them; numbers are everywhere.
+
+    That holds of every optimizer that may run on shards (`optimizers.on_shards`). A kernel's momentum may be a matrix.
+    """
     rows = rows_of(parameter)
-    return parameter.numel() if rows is None else rows.numbers
+    return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
 
 
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:

@@ -133,8 +133,9 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
-        across, _ = dist.new_subgroups_by_enumeration(table.T.tolist(), timeout=_PATIENCE)
-        within, _ = dist.new_subgroups_by_enumeration(table.tolist(), timeout=_PATIENCE)
+        new_groups: Any = dist.new_subgroups_by_enumeration
+        across, _ = new_groups(table.T.tolist(), timeout=_PATIENCE)
+        within, _ = new_groups(table.tolist(), timeout=_PATIENCE)
         _grids[replicas] = across, within
     return _grids[replicas]
 
