@@ -243,18 +243,27 @@ def _by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Mod
 
     Such a one is gathered with what stands around it: one parameter cannot be in two parts.
     """
-    users: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in model.modules():
-        for held in module.parameters(recurse=False):
-            users.setdefault(held, []).append(module)
     chosen = []
     for module in reversed(list(model.modules())):
         if module is model or all(module is not block for block in blocks):
             continue
-        within, own = set(module.modules()), list(module.parameters())
-        if own and all(user in within for parameter in own for user in users[parameter]):
+        own, outside = (
+            set(module.parameters()),
+            {held for other in _beside(model, module) for held in other._parameters.values()},
+        )
+        if own and own.isdisjoint(outside):
             chosen.append(module)
     return chosen
+
+
+def _beside(module: nn.Module, block: nn.Module) -> set[nn.Module]:
+    """All modules that are used without entering a block; a part that it shares with others is among them."""
+    found, left = {module}, [module]
+    while left:
+        fresh = {child for child in left.pop().children() if child is not block} - found
+        found |= fresh
+        left += fresh
+    return found
 
 
 def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:
@@ -289,7 +298,7 @@ def _shard(name: str, held: Any, group: dist.ProcessGroup, replica: int) -> Shar
     rows = Rows(tuple(held.shape), 0, 0, group, replica)
     start = rows.starts[group.rank()]
     own = Rows(rows.shape, start, start + len(local), group, replica)
-    return Shard(local, own, name=name, requires_grad=held.requires_grad)
+    return Shard(local, own, called=name, requires_grad=held.requires_grad)
 
 
 def class_name(model: nn.Module) -> str:

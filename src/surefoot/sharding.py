@@ -42,17 +42,17 @@ class Rows:
 
 
 class Shard(nn.Parameter):
-    """This rank's rows of a parameter, as a parameter of their own that shares their memory; `name` is the model's for it."""
+    """This rank's rows of a parameter, as a parameter of their own that shares their memory; `called` is its name in the model."""
 
     rows: Rows
-    name: str
+    called: str
 
-    def __new__(cls, held: Tensor, rows: Rows, *, name: str = "", requires_grad: bool = True) -> Self:  # noqa: D102
+    def __new__(cls, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:  # noqa: D102
         made: Any = super().__new__(cls, held.detach(), requires_grad=requires_grad)
-        made.rows, made.name = rows, name
+        made.rows, made.called = rows, called
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, held: Tensor, rows: Rows, *, name: str = "", requires_grad: bool = True) -> None: ...
+    def __init__(self, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> None: ...
 
 
 def rows_of(parameter: Tensor) -> Rows | None:

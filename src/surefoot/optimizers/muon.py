@@ -108,7 +108,7 @@ def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
     rest = parameter.shape[1:].numel()
     matrix = seen.view(len(seen), rest)
     if isinstance(parameter, Shard):
-        return Shard(matrix, replace(parameter.rows, shape=(parameter.rows.shape[0], rest)), name=parameter.name)
+        return Shard(matrix, replace(parameter.rows, shape=(parameter.rows.shape[0], rest)), called=parameter.called)
     return nn.Parameter(matrix)
 
 
