@@ -6,7 +6,7 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -67,6 +67,11 @@ def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
     """
     rows = rows_of(parameter)
     return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
+
+
+def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
+    """What a parameter that an optimizer has is called in its model; `names` are those of the model's own parameters."""
+    return parameter.called if isinstance(parameter, Shard) else names[parameter]
 
 
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:

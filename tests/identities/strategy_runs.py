@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from identities import world_runs
 from torch import Tensor, nn
 
 import surefoot as sf
+from identities import world_runs
 
 WIDTH = 7  # whose rows no number of ranks shares evenly
 
@@ -101,7 +101,9 @@ def sampled(**changes: Any) -> dict[str, Any]:
     def sample(model: nn.Module) -> str:
         calls.append(1)
         inputs = torch.ones(1, world_runs.FEATURES, dtype=torch.float64)
-        return repr(float(model(inputs)[0].sum()) + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks))
+        return repr(
+            float(model(inputs)[0].sum()) + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks)
+        )
 
     def outputs(model: nn.Module, batch: Any) -> list[Any]:
         for _ in range(int(batch[2][0]) % 3):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from identities import strategy_runs, world_runs
+from ranks import Ranks
 from torch import Tensor
 
-from ranks import Ranks
+from identities import strategy_runs, world_runs
 
 
 def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks import forks, on_ranks
+from forked_ranks import forks, on_ranks
 from small_runs import FEATURES, build
 from surefoot.checkpoint import Store
 from surefoot.sinks import records

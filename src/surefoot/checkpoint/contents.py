@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.errors import CheckpointError
-from surefoot.sharding import Rows, held_of, rows_of
+from surefoot.sharding import Rows, held_of, name_of, rows_of, rows_of_state
 
 Saved = Mapping[str, Tensor | Stored]
 Named = dict[str, Tensor]
@@ -109,25 +109,20 @@ def optimizer_tensors(
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if not isinstance(value, Tensor):
-                plain[f"{names[parameter]}/{key}"] = value
-            elif whole or _rows_of_state(parameter, value) is not None:
-                tensors[f"{names[parameter]}/{key}"] = copied(value)
+                plain[f"{name_of(parameter, names)}/{key}"] = value
+            elif whole or rows_of_state(parameter, value) is not None:
+                tensors[f"{name_of(parameter, names)}/{key}"] = copied(value)
     return tensors, plain
 
 
 def optimizer_rows(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Rows]:
     """How those tensors of an optimizer's state lie in the whole that lie over several ranks."""
     return {
-        f"{names[parameter]}/{key}": rows
+        f"{name_of(parameter, names)}/{key}": rows
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
-        if isinstance(value, Tensor) and (rows := _rows_of_state(parameter, value)) is not None
+        if isinstance(value, Tensor) and (rows := rows_of_state(parameter, value)) is not None
     }
-
-
-def _rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
-    """State that is shaped as its parameter's rows lies as they do; all else (a count of steps) is the same on every rank."""
-    return rows_of(parameter) if value.shape == parameter.shape else None
 
 
 def load_optimizer(
@@ -137,7 +132,8 @@ def load_optimizer(
     names: Mapping[Tensor, str],
 ) -> None:
     """Put an optimizer's state back from whole tensors."""
-    parameters = {name: parameter for parameter, name in names.items()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = {name_of(parameter, names): parameter for parameter in trained}
     optimizer.state.clear()
     for key, value in {**tensors, **plain}.items():
         name, _, entry = key.rpartition("/")
@@ -148,9 +144,8 @@ def load_optimizer(
         parameter = parameters[name]
         held = value
         if isinstance(value, Tensor | Stored):
-            rows = rows_of(parameter)
-            spread = rows is not None and tuple(value.shape) == rows.shape
-            held = _taken(value, rows if spread else None).to(parameter.device, copy=True)
+            rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
+            held = _taken(value, rows).to(parameter.device, copy=True)
             if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
                 held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
         optimizer.state[parameter][entry] = held
