@@ -7,7 +7,10 @@ and a weight that is frozen. 30 seconds.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import surefoot as sf
 from forked_ranks import forks, on_ranks
-from small_runs import FEATURES, build
-from surefoot.checkpoint import Store
+from small_runs import FEATURES, Augmented, build
+from surefoot.checkpoint import Disk, Store
 from surefoot.sinks import records
 
 pytestmark = forks
@@ -42,25 +46,28 @@ class Net(nn.Module):
         return self.last(self.drop(torch.tanh(self.first(inputs) + self.frozen)) * self.gain) * self.scale
 
 
-def sitting(out: Path, start: Start, *, until: int, **changes: Any) -> None:
+def sitting(out: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
     """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by rank."""
     strategy, count = start
 
     def train(rank: int) -> None:
-        run = build(
-            out,
-            model=Net,
-            batch_size=24,
-            micro_batch_size=2,
-            length=f"{STEPS} steps",
-            stop_after=f"{until} steps",
-            save_every="100 steps",
-            log_every="2 steps",
-            evaluate_every="3 steps",
-            parallel=strategy,
-            device="cpu",
-            **changes,
-        )
+        if "console" in changes:
+            sys.stdout = sys.stderr = out.with_name(f"{out.name}-printed-{rank}").open("w")
+        if disk_of_last is not None and rank == count - 1:
+            changes["disk"] = disk_of_last
+        settings: dict[str, Any] = {
+            "model": Net,
+            "batch_size": 24,
+            "micro_batch_size": 2,
+            "length": f"{STEPS} steps",
+            "stop_after": f"{until} steps",
+            "save_every": "100 steps",
+            "log_every": "2 steps",
+            "evaluate_every": "3 steps",
+            "parallel": sf.fsdp(replicas=2) if strategy == "2 replicas" else strategy,
+            "device": "cpu",
+        }
+        run = build(out, **(settings | changes))
         with run, out.with_name(f"{out.name}-ids-{rank}").open("a") as file:
             for step in run:
                 step.log(rank=float(rank))
@@ -68,6 +75,15 @@ def sitting(out: Path, start: Start, *, until: int, **changes: Any) -> None:
                 file.write(json.dumps([step.index, ids]) + "\n")
 
     assert on_ranks(count, train) == [0] * count
+
+
+def pieces(out: Path, step: int) -> int:
+    """Into how many files the model of a checkpoint is divided; 1 where it is whole."""
+    (path,) = (out / "checkpoints").glob(f"step-{step:08d}")
+    found = [file.name for file in path.glob("model*.safetensors")]
+    assert found == ["model.safetensors"] or all("-of-" in name for name in found)
+    assert len(list(path.glob("ema*.safetensors"))) == len(list(path.glob("optimizer*.safetensors"))) == len(found)
+    return len(found)
 
 
 def seen(out: Path) -> dict[int, list[list[int]]]:
@@ -105,10 +121,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-WAYS: list[tuple[Start, Start]] = [
-    (("ddp", 2), ("none", 1)),
-    (("ddp", 2), ("ddp", 3)),
-    (("none", 1), ("ddp", 4)),
+slow = pytest.mark.slow
+WAYS = [
+    (("fsdp", 2), ("none", 1)),
+    (("fsdp", 2), ("fsdp", 3)),
+    (("ddp", 2), ("fsdp", 4)),
+    (("fsdp", 3), ("ddp", 2)),
+    (("2 replicas", 4), ("fsdp", 2)),
+    pytest.param(("none", 1), ("fsdp", 2), marks=slow),
+    pytest.param(("fsdp", 2), ("fsdp", 1), marks=slow),
+    pytest.param(("fsdp", 4), ("2 replicas", 4), marks=slow),
+    pytest.param(("fsdp", 3), ("fsdp", 4), marks=slow),
+    pytest.param(("ddp", 2), ("none", 1), marks=slow),
+    pytest.param(("ddp", 2), ("ddp", 3), marks=slow),
+    pytest.param(("none", 1), ("ddp", 4), marks=slow),
 ]
 
 
@@ -117,6 +143,11 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start
     out = tmp_path / "run"
     sitting(out, first, until=SAVED)
     sitting(out, then, until=STEPS)
+    divided = {"fsdp": first[1], "2 replicas": 2}
+    assert (pieces(out, SAVED), pieces(out, STEPS)) == (
+        divided.get(first[0], 1),
+        {**divided, "fsdp": then[1]}.get(then[0], 1),
+    )
     assert seen(out) == seen(alone)
     for (step, name, value), (other_step, other_name, expected) in zip(told(out), told(alone), strict=True):
         assert (step, name) == (other_step, other_name)
@@ -128,7 +159,9 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)  # Adam amplifies rounding
 
 
-@pytest.mark.parametrize("start", [("ddp", 2)], ids=lambda start: "-".join(map(str, start)))
+@pytest.mark.parametrize(
+    "start", [("fsdp", 3), pytest.param(("ddp", 2), marks=slow)], ids=lambda start: "-".join(map(str, start))
+)
 def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(start: Start, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     sitting(whole, start, until=STEPS)
@@ -142,3 +175,64 @@ def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(st
         [record["rank"] for record in records(out / "metrics.jsonl") if "rank" in record] for out in (whole, parts)
     ]
     assert logged[0] == logged[1] == [sum(range(start[1])) / start[1]] * (STEPS // 2)
+
+
+def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    sitting(whole, ("fsdp", 2), until=STEPS)
+    sitting(parts, ("fsdp", 2), until=SAVED)
+    (parts / "checkpoints" / f"step-{SAVED:08d}" / "model.00002-of-00002.safetensors").unlink()
+    sitting(parts, ("fsdp", 2), until=STEPS)
+    for file, tensors in last(whole).items():
+        assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
+
+
+class FullOnce:
+    """A disk that is full when this rank writes its piece of a step, the first time."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.failed = step, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Disk(), name)
+
+    def create(self, path: Path) -> int:
+        if path.parent.name.endswith(f"step-{self.step:08d}") and not self.failed:
+            self.failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return Disk().create(path)
+
+
+def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp_path: Path) -> None:
+    out, often = tmp_path / "run", {"save_every": "2 steps", "evaluate_every": "6 steps", "console": True}
+    sitting(out, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(2), **often)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+        "step-00000000",
+        "step-00000004",
+        "step-00000006",
+    ]
+    printed = [out.with_name(f"{out.name}-printed-{rank}").read_text() for rank in (0, 1)]
+    assert printed[0].count("NOT SAVED: step 2 is not saved: No space left on device") == 1
+    assert "(rank 1 on " in printed[0]
+    assert "NOT SAVED" not in printed[1]
+
+
+def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp_path: Path) -> None:
+    data = Augmented()
+    split = (data.inputs, data.labels)
+    both = {"held-out": sf.Split(split), "test": sf.Split(split, at_end=True)}
+    settings: dict[str, Any] = {"evaluate": both, "best": "max held-out/loss", "early_stopping": None}
+    found = {}
+    for start in (("none", 1), ("fsdp", 2)):
+        out = tmp_path / start[0]
+        sitting(out, start, until=STEPS, evaluate_every="2 steps", **settings)
+        lines = list(records(out / "metrics.jsonl"))
+        (end,) = [record for record in lines if record["kind"] == "end"]
+        scored = {record["step"]: record["held-out/loss"] for record in lines if record["kind"] == "scores"}
+        assert end["weights_of_step"] == 2  # the largest loss is the first
+        assert end["test/loss"] == pytest.approx(scored[2], rel=1e-6)
+        found[start] = end["test/loss"], last(out)["model"]
+    (alone, weights), (together, others) = found.values()
+    assert together == pytest.approx(alone, rel=1e-4)
+    for name, tensor in weights.items():  # the trained weights are put back afterwards
+        torch.testing.assert_close(others[name], tensor, rtol=0, atol=1e-3)
