@@ -236,3 +236,13 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
     assert together == pytest.approx(alone, rel=1e-4)
     for name, tensor in weights.items():  # the trained weights are put back afterwards
         torch.testing.assert_close(others[name], tensor, rtol=0, atol=1e-3)
+
+
+def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path: Path) -> None:
+    out, export = tmp_path / "run", tmp_path / "weights"
+    sf.export(alone, export, weights="trained")
+    sitting(out, ("fsdp", 3), until=1, init=export)
+    first = Store(out / "checkpoints").at(0)
+    for file in ("model", "ema"):
+        assert first.tensors(file).keys() == last(alone)["model"].keys()
+        assert all(torch.equal(first.tensors(file)[name], tensor) for name, tensor in last(alone)["model"].items())

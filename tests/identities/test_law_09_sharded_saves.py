@@ -244,6 +244,19 @@ def test_a_rank_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_the_process_wants_to_end_a_rank_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        def is_alive(self) -> bool:
+            return False
+
+    monkeypatch.setattr("surefoot.checkpoint.together._LAST_PATIENCE_S", 0.05)
+    monkeypatch.setattr("threading.main_thread", Ended)
+    with pytest.raises(CheckpointError, match="the rank of piece 2 has said nothing for 0 s"):
+        save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Messages(), save=1), protected=())
+
+
 def test_a_connection_that_is_lost_is_said_and_nothing_is_saved(tmp_path: Path) -> None:
     class Lost(Messages):
         def check(self, keys: list[str]) -> bool:

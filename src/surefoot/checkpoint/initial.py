@@ -19,6 +19,7 @@ from surefoot.checkpoint.weight_files import WEIGHTS, has_weights, read_weights
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import is_gpt2_layout
+from surefoot.sharding import held_of
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
 _NAMES = 3  # shown of each kind
@@ -46,8 +47,9 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
             elif id(live[own]) in filled and not torch.equal(filled[id(live[own])][1], tensor):
                 rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
             else:
+                mine, lying = held_of(live[own])
                 with torch.no_grad():
-                    live[own].copy_(tensor)
+                    mine.copy_(tensor if lying is None else tensor[lying.start : lying.stop])
                 filled[id(live[own])] = own, tensor
                 renamed = own != saved_name
                 rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))

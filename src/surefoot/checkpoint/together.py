@@ -21,7 +21,7 @@ from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError
 
 _PATIENCE_S = 1800.0  # with a rank that says nothing; one that has died is noticed much earlier, by its heartbeat
-_LAST_PATIENCE_S = 60.0  # where this process wants to end
+_LAST_PATIENCE_S = 20.0  # where this process wants to end
 _PAUSE_S = 0.2  # at most, between two looks
 
 
