@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,41 @@ def test_a_save_goes_on_beside_the_next_one_of_another_rank_and_both_learn_the_s
         assert (writer.saved, writer.failed) == (3, False)
     assert same((Store(tmp_path).newest_intact() or (None,))[0], whole(3))
     assert not [key for key in messages.held if "piece" in key]  # nobody will look for them
+
+
+def test_nothing_is_cleared_away_while_another_rank_still_writes(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    class Noting:
+        """The disk of one rank, which is slow or full."""
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(Disk(), name)
+
+        def append(self, handle: int, data: memoryview) -> None:
+            if self.rank == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            time.sleep(0.1)
+            done.append("written")
+            Disk().append(handle, data)
+
+        def remove(self, path: Path) -> None:
+            done.append("removed")
+            Disk().remove(path)
+
+    messages = Messages()
+    writers = [Writer(Store(tmp_path, disk=Noting(rank)), rank=rank, mail=messages) for rank in (0, 1)]
+    for rank, writer in enumerate(writers):
+        writer.submit(of_rank(whole(1), rank, 2))
+    for writer in writers:
+        writer.wait()
+        assert "No space left on device" in str(writer.failure())
+    assert done[:2] == ["written", "written"]
+    assert set(done[2:]) == {"removed"}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_says_nothing_is_given_up(tmp_path: Path) -> None:
