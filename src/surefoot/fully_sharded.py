@@ -232,10 +232,9 @@ def refuse_unshardable(model: nn.Module) -> None:
     if len(types) > 1:
         found.append(f"its trained parameters are of several types, {', '.join(types)}: gradients travel in one")
     if found:
-        kind = type(model).__name__
-        more = [f"  and {len(found) - 3} more"] if len(found) > 3 else []
-        lines = [f"parallel = fsdp: {kind} cannot be sharded as it is", *(f"  {line}" for line in found[:3]), *more]
-        raise ConfigError("\n".join([*lines[:4], "  or use --parallel ddp"]))
+        shown = found if len(found) <= 3 else [*found[:2], f"and {len(found) - 2} more like these"]
+        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *shown, "or use --parallel ddp"]
+        raise ConfigError("\n  ".join(lines))
 
 
 def _by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

@@ -145,10 +145,30 @@ def with_unused(**changes: Any) -> dict[str, Any]:
 
 def of_gathered_halves() -> dict[str, Any]:
     """Weights that travel and are computed with in bfloat16, beside those that are not; of a model with batch statistics."""
-    plain, halved = (_run(parallel=sf.fsdp(gather=form), steps=4, ema=None) for form in ("fp32", "bf16"))
+    plain, halved = (_run(parallel=sf.fsdp(gather=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16"))
     for run in (plain, halved):
         run.train()
     return {"plain": world_runs.weights(plain), "halved": world_runs.weights(halved)}
+
+
+def read_on_the_host(**changes: Any) -> int:
+    """Steps under the guards of law 12, which raise where one reads a tensor; how many were made."""
+    from identities.test_law_12_no_waiting import NothingDue, nothing_read
+    from surefoot.loop import steps
+
+    run = _run(bad=40, **changes)
+    feed = run.parts.supply.feed(workers=0)
+    feed.start(0, stop=5)
+    fed = [feed.micro_batches(step) for step in range(5)]
+    settings: dict[str, Any] = {
+        "record": run.parts.whole.meter.add,
+        "clock": lambda phase: None,
+        "duties": NothingDue(),
+    }
+    with nothing_read():
+        made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))
+    assert run.parts.whole.meter.read().values["skipped"] > 0
+    return made
 
 
 def refused(*, optimizer: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
 from torch import Tensor
 
 from identities import strategy_runs, world_runs
+from ranks import Ranks
 
 
 def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
@@ -33,8 +34,14 @@ def assert_same(together: dict[str, Any], alone: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(ranks: Ranks) -> dict[str, Any]:
-    (found,) = ranks(1, strategy_runs.trained)
+    (found,) = ranks(1, strategy_runs.trained, steps=6)
     return found
+
+
+def test_in_float64_twenty_sharded_steps_are_those_of_one_process(ranks: Ranks) -> None:
+    (alone,) = ranks(1, strategy_runs.trained)
+    for together in ranks(4, strategy_runs.trained, sharding={}):
+        assert_same(together, alone)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,6 @@ def alone(ranks: Ranks) -> dict[str, Any]:
     [
         (1, {}),
         (2, {}),
-        (4, {}),
         (4, {"replicas": 2, "synchronise": "last"}),
         (2, {"replicas": 2}),
         (2, {"reshard": False, "synchronise": "last", "offload": True}),
@@ -50,19 +56,19 @@ def alone(ranks: Ranks) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_in_float64_a_sharded_run_is_that_of_one_process(
+def test_however_a_model_is_sharded_it_makes_the_same_run(
     ranks: Ranks, alone: dict[str, Any], size: int, sharding: dict[str, Any]
 ) -> None:
-    for together in ranks(size, strategy_runs.trained, sharding=sharding):
+    for together in ranks(size, strategy_runs.trained, sharding=sharding, steps=6):
         assert_same(together, alone)
 
 
 def test_ddp_and_fsdp_are_the_same_run(ranks: Ranks, alone: dict[str, Any]) -> None:
-    for together in ranks(2, strategy_runs.trained, parallel="ddp"):
+    for together in ranks(2, strategy_runs.trained, parallel="ddp", steps=6):
         assert_same(together, alone)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, strategy_runs.of_each_optimizer)
     for together in ranks(size, strategy_runs.of_each_optimizer, sharding={}):
@@ -110,13 +116,29 @@ def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks
         assert largest(together["weights"], alone["weights"]) < 1e-5
 
 
-@pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
-def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str) -> None:
-    (alone,) = ranks(1, world_runs.of_recipe, recipe=recipe)
-    for together in ranks(2, world_runs.of_recipe, recipe=recipe, parallel="fsdp"):
+@pytest.mark.parametrize(
+    ("recipe", "optimizer"),
+    [
+        ("gpt", "muon"),
+        pytest.param("gpt", "adamw", marks=pytest.mark.slow),
+        pytest.param("translation", "adamw", marks=pytest.mark.slow),
+        pytest.param("translation", "muon", marks=pytest.mark.slow),
+        pytest.param("images", "adamw", marks=pytest.mark.slow),
+        pytest.param("images", "muon", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimizer: str, tmp_path: Path) -> None:
+    settings = {"recipe": recipe, "texts": str(tmp_path), "optimizer.name": optimizer, "ema": 0.9, "optimizer.lr": 1e-3}
+    (alone,) = ranks(1, world_runs.of_recipe, **settings)
+    for together in ranks(2, world_runs.of_recipe, **settings, parallel="fsdp"):
         assert together["samples"] == alone["samples"]
         assert together["losses"] == pytest.approx(alone["losses"], abs=1e-4)
-        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)
+        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "adaptive 0.05"), ("muon", "value 0.01")])
+def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
+    assert ranks(2, strategy_runs.read_on_the_host, sharding={}, optimizer=optimizer, clip=clip) == [5, 5]
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw8bit", "Muon", "Mine"])
