@@ -11,6 +11,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
+  surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
@@ -156,6 +157,24 @@ drops, and + and @ where one follows on another; all is every shape.
   surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
   surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
   surefoot compare --schedules all gpt --preset shakespeare --out rates
+""",
+    "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
+
+Write the weights of a checkpoint (newest, best, or that of a step) as
+safetensors that others load, checked first, never more than one tensor in
+memory. A run that was made by several ranks becomes whole. Averaged weights are
+taken where the run has them. Tokenizers of the run are copied along.
+
+  --out DIR        where to (default: export/ in the run's directory)
+  --weights KIND   averaged or trained (default: auto, averaged where there are)
+  --layout LAYOUT  own: the model's names. gpt2: named and turned as
+                   transformers' GPT2LMHeadModel loads them, with config.json;
+                   for runs of gpt with --model.family gpt2
+  --max-file SIZE  more than this is several files and an index (default: 5 GB)
+  --model NAME     of a run of several models, which
+
+  surefoot export runs/mine
+  surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
 """,
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
 

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, finders, help, trained, verbs
+from surefoot.cli import compare, data, export, finders, help, trained, verbs
 from surefoot.errors import ConfigError, SurefootError
 
 _VERBS = {
@@ -18,6 +18,7 @@ _VERBS = {
     "evaluate": trained.evaluate,
     "predict": trained.predict,
     "compare": compare.compare,
+    "export": export.export,
     "data": data.data,
 }
 
