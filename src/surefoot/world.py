@@ -102,8 +102,7 @@ def one_process(device: str) -> World:
     size = placed(os.environ).world_size
     if size > 1:
         raise ConfigError(
-            f"started as one of {size} processes (WORLD_SIZE={size}), and this is work for one\n"
-            "  start it without the launcher"
+            f"started as one of {size} processes, and this is work for one\n  start it without the launcher"
         )
     return World(device_called(device))
 
@@ -121,7 +120,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     if found.type == "cuda":
         torch.cuda.set_device(found)
     if not dist.is_initialized():
-        _meet(found, rank=place.rank, size=place.world_size)
+        _meet(found, rank=place.rank, size=place.world_size, at=place.meeting)
     side, store = _met[0]
     return World(found, place.rank, place.world_size, place.local_rank, side, store)
 
@@ -174,14 +173,14 @@ def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _meet(device: torch.device, *, rank: int, size: int) -> None:
+def _meet(device: torch.device, *, rank: int, size: int, at: str) -> None:
     """Find the other ranks and make the two groups."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         if size == 1:
             store: Store = HashStore()
         else:
-            store, _, _ = next(rendezvous("env://", timeout=_START))
+            store, _, _ = next(rendezvous(at, rank=rank, world_size=size, timeout=_START))
         dist.init_process_group(
             backend,
             store=PrefixStore("device", store),
