@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.errors import ConfigError
-from surefoot.placement import placed
+from surefoot.interfaces import towards
+from surefoot.placement import Placement, placed
 
 _PATIENCE = timedelta(
     days=1
@@ -120,7 +122,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     if found.type == "cuda":
         torch.cuda.set_device(found)
     if not dist.is_initialized():
-        _meet(found, rank=place.rank, size=place.world_size, at=place.meeting)
+        _meet(found, place)
     side, store = _met[0]
     return World(found, place.rank, place.world_size, place.local_rank, side, store)
 
@@ -173,14 +175,19 @@ def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _meet(device: torch.device, *, rank: int, size: int, at: str) -> None:
+def _meet(device: torch.device, place: Placement) -> None:
     """Find the other ranks and make the two groups."""
+    rank, size = place.rank, place.world_size
+    if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = towards(urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", ""))
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         if size == 1:
             store: Store = HashStore()
         else:
-            store, _, _ = next(rendezvous(at, rank=rank, world_size=size, timeout=_START))
+            store, _, _ = next(rendezvous(place.meeting, rank=rank, world_size=size, timeout=_START))
         dist.init_process_group(
             backend,
             store=PrefixStore("device", store),
