@@ -72,6 +72,6 @@ def test_torchrun_on_each(machines: Machines, program: str, kind: str) -> None:
             command += [f"--node-rank={place}", f"--master-addr={ADDRESSES[0]}", "--master-port=29511"]
         else:
             command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29512", "--rdzv-id=7"]
-            command += [f"--local-addr={ADDRESSES[place]}"] + ["--rdzv-conf=is_host=1"] * (place == 0)
+            command += [f"--local-addr={ADDRESSES[place]}", f"--rdzv-conf=is_host={1 - place}"]  # no names to look up
         started.append(machines.start(place, [*command, program], {}))
     assert sorted(told(started)) == EACH
