@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 from surefoot.cli import programs
 from surefoot.cli.building import from_file, layers_below
 from surefoot.cli.flags import configured
+from surefoot.cli.help import VERBS
 from surefoot.cli.options import number, option, options, whole
 from surefoot.config import flatten
 from surefoot.errors import ConfigError, first_line
 
 _SAVING_S = 120  # between the signal and the end of a job's time
 _SHORTEST_H = 0.1
+_SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # the one that surefoot answers by saving; submitit's own is USR2
 _OWN = ("nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task", "hours", "partition", "requeues", "logs", "sbatch")
 
 
@@ -57,49 +59,52 @@ def submit(arguments: list[str]) -> None:
     """`surefoot submit RECIPE|FILE.py:build --hours H [--nodes N] [--gpus-per-node N] [settings]`: train as a job of Slurm."""
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("submit what? surefoot submit gpt --hours 12 --nodes 2 --gpus-per-node 8 --out runs/large")
+    if {"-h", "--help"} & set(arguments):
+        print(f"{VERBS['submit']}\nSettings, which come before or after these:\n", flush=True)
     local = "--local" in arguments
     rest, given = [argument for argument in arguments if argument != "--local"], dict[str, str | None]()
-    rest, more = options(rest, "--sbatch")
+    rest, further = options(rest, "--sbatch")
     for name in _OWN[:-1]:
         rest, given[name] = option(rest, f"--{name}")
     _check(rest)
+    asked = _asked(given)
+    if not local:
+        asked |= {
+            "slurm_partition": given["partition"],
+            "slurm_setup": [
+                f"export {'='.join(_SIGNAL)}",
+                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not take it over
+            ],
+            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
+            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(further)},
+        }
+    requeues = whole("--requeues", given["requeues"] or "10", least=0)
+    job = _submitted(Training(("train", *rest)), asked, Path(given["logs"] or "slurm"), requeues=requeues, local=local)
+    size = f"{asked['nodes']} x {asked['tasks_per_node']} processes"
+    print(f"submitted  job {job.job_id}: {size}, {given['hours']} hours, and again up to {requeues} times")
+    print(f"  command  {shlex.join(['surefoot', 'train', *rest])}")
+    print(f"  look     tail -f {_short(job.paths.stdout)}")
+    print(f"  stop     {'kill -INT' if local else 'scancel'} {job.job_id}")
+
+
+def _asked(given: Mapping[str, str | None]) -> dict[str, Any]:
+    """What is asked of any machine, as submitit calls it."""
     if given["hours"] is None:
         raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
     hours = number("--hours", given["hours"], example="12")
     if hours < _SHORTEST_H:
         raise ConfigError(f"--hours {given['hours']} is too short to save before the end: {_SHORTEST_H} or more")
-    nodes = whole("--nodes", given["nodes"] or "1")
     gpus = whole("--gpus-per-node", given["gpus-per-node"] or "0", least=0)
-    tasks = whole("--tasks-per-node", given["tasks-per-node"] or str(max(gpus, 1)))
-    requeues = whole("--requeues", given["requeues"] or "10", least=0)
-    asked: dict[str, Any] = {
+    cores = given["cpus-per-task"]
+    return {
         "name": "surefoot",
         "timeout_min": round(hours * 60),
-        "nodes": nodes,
-        "tasks_per_node": tasks,
+        "nodes": whole("--nodes", given["nodes"] or "1"),
+        "tasks_per_node": whole("--tasks-per-node", given["tasks-per-node"] or str(max(gpus, 1))),
         "gpus_per_node": gpus or None,
-        "cpus_per_task": whole("--cpus-per-task", given["cpus-per-task"]) if given["cpus-per-task"] else None,
+        "cpus_per_task": None if cores is None else whole("--cpus-per-task", cores),
         "stderr_to_stdout": True,
     }
-    setup = [
-        "export SUBMITIT_PREEMPT_SIGNAL=TERM"
-    ]  # the signal that surefoot answers by saving; submitit's own is USR2
-    if local:
-        asked["local_setup"] = setup
-    else:
-        asked |= {
-            "slurm_partition": given["partition"],
-            "slurm_setup": [*setup, 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'],
-            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # the others are writing the checkpoint
-            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(more)},
-        }
-    job = _submitted(Training(("train", *rest)), asked, Path(given["logs"] or "slurm"), requeues=requeues, local=local)
-    print(
-        f"submitted  job {job.job_id}: {nodes} x {tasks} processes, {hours:g} hours, and again up to {requeues} times"
-    )
-    print(f"  command  {shlex.join(['surefoot', 'train', *rest])}")
-    print(f"  look     tail -f {_short(job.paths.stdout)}")
-    print(f"  stop     {'kill' if local else 'scancel'} {job.job_id}")
 
 
 def _check(arguments: Sequence[str]) -> None:
@@ -126,7 +131,8 @@ def _submitted(training: Training, asked: dict[str, Any], logs: Path, *, requeue
             local_max_num_timeout=requeues,
         )
         executor.update_parameters(**asked)
-        return executor.submit(training)
+        with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
+            return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
         where = "" if local else "\n  is this where jobs are submitted? to try it on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem
