@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from surefoot import world
 from surefoot.errors import ConfigError
 from surefoot.placement import Placement, placed
 from test_slurm import ONE_MACHINE, OUTSIDE_OF_STEPS, THREE_MACHINES
@@ -86,3 +87,20 @@ def test_sruns_own_mpi_says_nothing_new() -> None:
 def test_places_that_cannot_be_are_refused(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         placed(TORCHRUN | changes)
+
+
+@pytest.mark.parametrize(
+    "said", [{"SLURM_GPUS_PER_TASK": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}, {"ROCR_VISIBLE_DEVICES": "1"}]
+)
+def test_a_process_that_sees_one_gpu_of_its_own_takes_it(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "device_called", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert world._own_device("cuda", placed(THREE_MACHINES | said)) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("said", [{}, {"CUDA_VISIBLE_DEVICES": "0"}])
+def test_processes_that_would_share_a_gpu_are_refused(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "device_called", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="3 processes on a machine with 1 GPU:"):
+        world._own_device("cuda", placed(THREE_MACHINES | said))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from surefoot import slurm
 from surefoot.errors import ConfigError
 
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _MPI = (  # rank, size, and the same among those of the machine
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
@@ -19,6 +20,7 @@ class Placement:
     """The numbers of one process, called as in torch.distributed: `local_rank` is its place among those of its machine.
 
     `meeting` is the address for torch's rendezvous: "env://" where MASTER_ADDR and MASTER_PORT are to be believed, else "tcp://...".
+    `apart`: it sees one GPU, which the others of its machine do not (srun --gpus-per-task, or a script that hands them out).
     """
 
     rank: int = 0
@@ -26,6 +28,7 @@ class Placement:
     local_rank: int = 0
     local_world_size: int = 1
     meeting: str = "env://"
+    apart: bool = False
 
 
 def placed(environment: Mapping[str, str]) -> Placement:
@@ -35,12 +38,12 @@ def placed(environment: Mapping[str, str]) -> Placement:
     other machines. MASTER_ADDR and MASTER_PORT, where they are set, are taken instead of what is computed for Slurm.
 
     >>> placed({})
-    Placement(rank=0, world_size=1, local_rank=0, local_world_size=1, meeting='env://')
+    Placement(rank=0, world_size=1, local_rank=0, local_world_size=1, meeting='env://', apart=False)
     >>> placed({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
-    Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='env://')
+    Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='env://', apart=False)
     >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[1-2]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
     >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
-    Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457')
+    Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
     mpi = _by_mpi(environment)
     # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
@@ -79,13 +82,14 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
             f"  leave the launcher out: srun surefoot train ..., or tell torchrun of all machines: --nnodes {task.tasks}"
             f" --rdzv-backend c10d --rdzv-endpoint {task.host}:29500"
         )
-    return Placement(rank, size, local_rank, local_size)
+    return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
 
 
 def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
     place = environment.get("MASTER_ADDR") or task.host
     port = _number(environment, "MASTER_PORT", said_by="srun", default=task.port)
-    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, _address(place, port))
+    apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
+    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, _address(place, port), apart)
 
 
 def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
@@ -95,8 +99,13 @@ def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
             local_rank = _number(environment, names[2], said_by=names[0], default=rank)
             local_size = _number(environment, names[3], said_by=names[0], default=size)
             _refuse_no_place(rank, size, local_rank, local_size, names=names)
-            return Placement(rank, size, local_rank, local_size)
+            return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
     return None
+
+
+def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
+    """Whether a script gave each process the GPU of its own number, and no other."""
+    return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
 
 
 def _refuse_no_place(

@@ -118,7 +118,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     place = placed(os.environ)
     if place.world_size == 1 and not sharded:
         return World(device_called(device))
-    found = _own_device(device, local_rank=place.local_rank, processes=place.local_world_size)
+    found = _own_device(device, place)
     if found.type == "cuda":
         torch.cuda.set_device(found)
     if not dist.is_initialized():
@@ -162,17 +162,19 @@ def device_called(name: str) -> torch.device:
 _met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
 
 
-def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
+def _own_device(name: str, place: Placement) -> torch.device:
     device = device_called(name)
     if device.type != "cuda":
         return device
-    there = torch.cuda.device_count()
+    there, processes = torch.cuda.device_count(), place.local_world_size
+    if place.apart and there == 1:
+        return torch.device("cuda", 0)
     if processes > there:
         raise ConfigError(
             f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
             f"  try: --nproc {there}, or --device cpu"
         )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", place.local_rank)
 
 
 def _meet(device: torch.device, place: Placement) -> None:
