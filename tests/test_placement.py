@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from surefoot import world
 from surefoot.errors import ConfigError
