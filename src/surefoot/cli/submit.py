@@ -27,7 +27,7 @@ from surefoot.errors import ConfigError, first_line
 _SAVING_S = 120  # between the signal and the end of a job's time
 _SHORTEST_H = 0.1
 _SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # the one that surefoot answers by saving; submitit's own is USR2
-_OWN = ("nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task", "hours", "partition", "requeues", "logs", "sbatch")
+OWN = ("nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task", "hours", "partition", "requeues", "logs", "sbatch")
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def submit(arguments: list[str]) -> None:
     local = "--local" in arguments
     rest, given = [argument for argument in arguments if argument != "--local"], dict[str, str | None]()
     rest, further = options(rest, "--sbatch")
-    for name in _OWN[:-1]:
+    for name in OWN[:-1]:
         rest, given[name] = option(rest, f"--{name}")
-    _check(rest)
+    check_training(rest)
     asked = _asked(given)
     if not local:
         asked |= {
@@ -107,14 +107,14 @@ def _asked(given: Mapping[str, str | None]) -> dict[str, Any]:
     }
 
 
-def _check(arguments: Sequence[str]) -> None:
+def check_training(arguments: Sequence[str]) -> None:
     """Raise where the run would be refused by its settings alone, or could not go on."""
     program = programs.found(arguments[0])
     rest, in_file = from_file(program, arguments[1:])
     if program.config is None:
         return
     verb = f"surefoot submit {arguments[0]}"
-    config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=verb, own=[*_OWN, "local"])
+    config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=verb, own=[*OWN, "local"])
     program.check(config)
     settings = flatten(config)
     if "out" in settings and settings["out"] is None:
