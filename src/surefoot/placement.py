@@ -45,11 +45,10 @@ def placed(environment: Mapping[str, str]) -> Placement:
     >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
-    mpi = _by_mpi(environment)
-    # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
-    task = slurm.task(environment) if mpi is None or "OMPI_COMM_WORLD_RANK" not in environment else None
+    mpi, task = _by_mpi(environment), slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
+    # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
     if task is not None and (mpi is None or (mpi.rank, mpi.world_size) == (task.rank, task.tasks)):
         return _by_slurm(environment, task)
     if mpi is not None and "MASTER_ADDR" not in environment:
