@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -37,6 +38,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], 
             pids.append(os.fork())
             if pids[-1] == 0:
                 os.environ.update(STEP | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
+                signal.alarm(60)  # who waits for ever ends all the same
                 status = 1
                 try:
                     call(rank)
