@@ -8,6 +8,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot find-lr ...            try learning rates, and suggest one
   surefoot find-batch ...         measure micro-batch sizes, and recommend one
   surefoot resume RUN             go on from the newest intact checkpoint
+  surefoot submit ...             train as a job of Slurm that goes on by itself
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
@@ -85,6 +86,27 @@ far as the schedule allows it exactly.
 
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"
+""",
+    "submit": """surefoot submit RECIPE|FILE.py:build --hours H [--nodes N] [settings]
+
+Train as a job of Slurm, one process for each GPU, through submitit (extra
+slurm). Before its time is over and when it is pre-empted it saves, is requeued,
+and goes on to the same bits. Settings are those of surefoot train; --out is on
+files that all machines share.
+
+  --hours H            time of the job, each time it starts
+  --nodes N            machines (default: 1)
+  --gpus-per-node N    GPUs, and as many processes, on each (default: 0)
+  --tasks-per-node N   processes on each, where there are no GPUs (default: 1)
+  --cpus-per-task N    cores of each process (default: the cluster's)
+  --partition NAME     where it is queued (default: the cluster's)
+  --sbatch NAME=VALUE  any other option of sbatch; may be given several times
+  --requeues N         how often it goes on when its time is over (default: 10)
+  --logs DIR           logs and submitit's files, in DIR/JOB (default: slurm)
+  --local              on this machine instead, to try it
+
+  surefoot submit gpt --hours 12 --nodes 2 --gpus-per-node 8 --out runs/large
+  surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
 """,
     "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [--on WHAT]... [settings]
 
