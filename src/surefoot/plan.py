@@ -25,7 +25,7 @@ from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
-from surefoot.sharding import Shard
+from surefoot.sharding import Shard, name_of
 from surefoot.sinks.console import duration
 from surefoot.snapshot import parameter_names
 
@@ -131,11 +131,19 @@ def parameters_by_group(parts: Parts) -> list[str]:
         for place, group in enumerate(optimizer.param_groups):
             numbers = _numbers(group["params"])
             # where parameters are divided between optimizers, which ones are whose
-            by = f", by {group['by']}: {_shown(names[held] for held in group['params'])}" if "by" in group else ""
+            by = (
+                f", by {group['by']}: {_shown(name_of(held, names) for held in group['params'])}"
+                if "by" in group
+                else ""
+            )
             lines.append(
                 f"  group {place}: {_tensors(len(group['params']))}, {numbers:,} numbers, lr {group['initial_lr']:g}, "
                 f"weight decay {group.get('weight_decay', 0):g}{by}"
-                + (f": {first_and_last([names[held] for held in group['params']])}" if rates_differ and not by else "")
+                + (
+                    f": {first_and_last([name_of(held, names) for held in group['params']])}"
+                    if rates_differ and not by
+                    else ""
+                )
             )
         frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
         if frozen:
