@@ -25,6 +25,7 @@ from torch.distributed import DistError
 from surefoot.errors import RankLostError, first_line
 from surefoot.heartbeat.beat import Beat, Lost, Place, Watch
 
+MAILBOX = "heartbeat"  # before all keys of the store that are about this
 VERDICT = "lost"  # the key under which the rank that is lost is named
 _OF_CONNECTION = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
 _LAST_LINES = 3
