@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.errors import ConfigError
+from surefoot.heartbeat import MAILBOX, Heartbeat, Unheard
 from surefoot.placement import placed
 
 _PATIENCE = timedelta(
@@ -42,6 +43,7 @@ class World:
     local_rank: int = 0
     side: dist.ProcessGroup | None = None  # None where there is one process
     store: Store | None = None
+    heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
 
     @property
@@ -122,8 +124,8 @@ def joined(device: str, *, sharded: bool = False) -> World:
         torch.cuda.set_device(found)
     if not dist.is_initialized():
         _meet(found, rank=place.rank, size=place.world_size)
-    side, store = _met[0]
-    return World(found, place.rank, place.world_size, place.local_rank, side, store)
+    side, store, heart = _met[0]
+    return World(found, place.rank, place.world_size, place.local_rank, side, store, heart)
 
 
 @contextmanager
@@ -158,7 +160,7 @@ def device_called(name: str) -> torch.device:
     return device
 
 
-_met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
+_met: list[tuple[dist.ProcessGroup, Store, Heartbeat | Unheard]] = []  # the groups of this process, once it has joined
 
 
 def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
@@ -197,12 +199,24 @@ def _meet(device: torch.device, *, rank: int, size: int) -> None:
             f"rank {rank} of {size} does not find the others: {reason}\n"
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         ) from problem
-    _met.append((side, store))
+    _met.append((side, store, Unheard() if size == 1 else _beating(store, rank=rank, size=size)))
     atexit.register(_part)
+
+
+def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
+    """The heart of this process, which beats from now on."""
+    in_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    mailbox = PrefixStore(MAILBOX, store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    hosts = rank == 0 and not in_launcher
+    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), hosts_store=hosts)
+    heart.start()
+    return heart
 
 
 def _part() -> None:
     """Leave the groups; at exit, where the others may be gone."""
+    for _, _, heart in _met:
+        heart.stop()
     _met.clear()
     with suppress(Exception):
         dist.destroy_process_group()

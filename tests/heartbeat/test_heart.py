@@ -27,6 +27,7 @@ class Ranks:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
         self.ended: dict[int, int] = {}
         self.over = threading.Event()
+        self.logs: Path | None = None
         self.hearts = [self._heart(rank, size) for rank in range(size)]
 
     def _heart(self, rank: int, size: int) -> Heartbeat:
@@ -45,7 +46,7 @@ class Ranks:
     def start(self) -> None:
         for heart in self.hearts:
             heart.start()
-            heart.opened()
+            heart.opened(logs=self.logs, fresh_line="")
             heart.at(3, "training")
 
 
@@ -161,8 +162,7 @@ def test_the_last_lines_of_a_lost_rank_are_told(
     three: Ranks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rank-1.log").write_text("one\ntwo\nthree\nfour\n")
-    for heart in three.hearts:
-        heart.logs = tmp_path
+    three.logs = tmp_path
     three.start()
     three.hearts[1].failed(ValueError("x"))
     assert until(lambda: 2 in three.ended)

@@ -31,11 +31,28 @@ _OF_CONNECTION = re.compile(r"gloo/transport|Connection (closed|reset) by peer|B
 _LAST_LINES = 3
 
 
+class Unheard:
+    """In the place of a heartbeat where one process is alone: nobody is told, and nobody can be lost."""
+
+    def at(self, step: int, doing: str) -> None:
+        """See `Heartbeat.at`, and so on."""
+
+    def busy(self, doing: str) -> None: ...  # noqa: D102
+    def opened(self, *, logs: Path | None, fresh_line: str) -> None: ...  # noqa: D102
+    def goodbye(self) -> None: ...  # noqa: D102
+    def closed(self) -> None: ...  # noqa: D102
+    def failed(self, problem: BaseException) -> None: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
+
+    def cause(self, problem: BaseException) -> RankLostError | None:
+        """None: whatever happened, it was no other rank."""
+
+
 class Heartbeat:
     """One rank's life as the others see it, from `start` to `stop`.
 
-    store: a connection of its own. hosts_store: the store goes with this process. logs: where rank-N.log of each rank is, whose
-    last lines are told of one that is lost. A pause of this process or its machine is no silence of the others.
+    store: a connection of its own. hosts_store: the store goes with this process. A pause of this process or its machine is
+    no silence of the others.
     """
 
     def __init__(
@@ -79,12 +96,21 @@ class Heartbeat:
             thread.start()
 
     def at(self, step: int, doing: str) -> None:
-        """Be at this step; that is told with the next beat."""
+        """Begin this step; that is told with the next beat."""
         self.begun, self.doing = step, doing
 
-    def opened(self) -> None:
-        """Be in a run: from now on the others wait for this rank in every step."""
-        self.place, self.begun = "running", -1
+    def busy(self, doing: str) -> None:
+        """Do something else, in the same step."""
+        self.doing = doing
+
+    def opened(self, *, logs: Path | None, fresh_line: str) -> None:
+        """Be in a run: from now on the others wait for this rank in every step.
+
+        logs: where rank-N.log of each rank is, whose last lines are told of one that is lost. fresh_line: what a message must
+        begin with.
+        """
+        self.logs, self.fresh_line = logs, fresh_line
+        self.place, self.begun, self.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
         """Begin no further step of this run; the others may still wait for this rank at its end."""
