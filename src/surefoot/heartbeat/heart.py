@@ -197,10 +197,11 @@ class Heartbeat:
         if found is None:
             return None
         found = replace(found, text=found.text + self._last_lines(found.rank))
-        if self.rank == 0 and self.place not in ("failed", "left", "gone"):
+        if self.place not in ("failed", "left", "gone"):
             self.store.set(VERDICT, found.written())
             self.rounds += 1
-            time.sleep(2.5 * self.every_s)  # until all have read it: it may go with this process
+            if self.hosts_store:
+                time.sleep(2.5 * self.every_s)  # until all have read it: it goes with this process
         return found
 
     def _beats(self) -> dict[int, Beat]:
