@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, RankLostError
 from surefoot.heartbeat import MAILBOX, Heartbeat, Unheard
 from surefoot.placement import placed
 
@@ -126,6 +126,15 @@ def joined(device: str, *, sharded: bool = False) -> World:
         _meet(found, rank=place.rank, size=place.world_size)
     side, store, heart = _met[0]
     return World(found, place.rank, place.world_size, place.local_rank, side, store, heart)
+
+
+def told_to_ranks(problem: Exception) -> RankLostError | None:
+    """Tell the other ranks of what ends this process, if there are any; which of them was lost, where that is why."""
+    for _, _, heart in _met:
+        if (lost := heart.cause(problem)) is not None:
+            return lost
+        heart.failed(problem)
+    return None
 
 
 @contextmanager

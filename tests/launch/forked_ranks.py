@@ -20,14 +20,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import small_program
 import torch._dynamo  # what every run imports when it begins: here it is once for all
 import torch.utils.tensorboard  # noqa: F401
 
 from forked import Forked
 from surefoot import world
-from surefoot.cli.main import main
+from surefoot.cli.main import answered, main
 from surefoot.heartbeat import Heartbeat
 from surefoot.launch import group
+from surefoot.launch.counts import Places, asked
+from surefoot.launch.launcher import launch
 from surefoot.launch.rank import tie_to_launcher
 from surefoot.sinks import records
 
@@ -41,14 +46,20 @@ class ForkedRank:
         self, entrypoint: str, args: tuple[str, ...], env: dict[str, str], stderr: str | None, **_: object
     ) -> None:
         assert entrypoint == sys.executable
-        assert args[:3] == ("-P", "-m", "surefoot")
+        assert args[:3] == ("-P", "-m", "surefoot")  # or would be, for a script
 
         def call() -> None:
             os.environ.update(env)
             told = Path(os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}")
             told.write_text(str(os.getpid()))
             tie_to_launcher()
-            main(list(args[3:]))
+            try:
+                if args[3:] == ("script",):
+                    answered(small_program.leave_early, shown=False)
+                else:
+                    main(list(args[3:]))
+            finally:
+                world._part()  # as at the end of a process that ends as it should
 
         with open(stderr or os.devnull, "w") as said:
             self.proc = Forked(call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True)
@@ -113,6 +124,9 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = 4.0) -> Iterato
         setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
         setattr(world, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
         sys.argv = ["surefoot", *arguments]
+        if arguments == ("script",):
+            places = Places(asked(2), sizes=lambda: None, gpus=None)
+            sys.exit(launch(lambda _: ["-P", "-m", "surefoot", "script"], places=places))
         main(list(arguments))
 
     with (directory / "said").open("w") as said, Forked(call, stdout=said, stderr=subprocess.STDOUT) as process:

@@ -55,6 +55,14 @@ class Samples(small_runs.Augmented):
         return super().__getitem__(sample)
 
 
+def leave_early() -> None:
+    """A script whose loop has a `break` on rank 1 alone."""
+    with build(Config(micro_batch_size=4)) as run:
+        for step in run:
+            if step.index == 5 and os.environ["RANK"] == "1":
+                break
+
+
 def build(config: Config) -> sf.Run:
     """The run."""
     changes: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "length")}

@@ -76,6 +76,14 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path
     assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
 
 
+def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "script") as group:
+        assert group.wait() == 7
+    assert "rank 1 (" in group.said
+    assert "left its loop after step 5, and others wait for it at step 6" in group.said
+    assert "run.stop() ends the loop on all of them" in group.said
+
+
 @pytest.mark.parametrize("whom", ["launcher", "rank"])
 def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
     out: Path, tmp_path: Path, undisturbed: Path, whom: str

@@ -29,13 +29,22 @@ class Several:
     max_restarts: int = 0
 
 
-def taken(program: Program, arguments: Sequence[str]) -> tuple[list[str], Several]:
-    """What the options say where they are no settings of the program, and the arguments without them."""
-    if program.config is not None and "nproc" in _fields(program.config):
-        return list(arguments), Several()
+def options(arguments: Sequence[str]) -> tuple[list[str], Several]:
+    """The arguments without the two options, and what these say.
+
+    >>> options(["runs/mine", "--nproc", "2"])
+    (['runs/mine'], Several(nproc='2', max_restarts=0))
+    """
     rest, nproc = option(arguments, _OWN[0])
     rest, restarts = option(rest, _OWN[1])
     return rest, Several(nproc or 1, whole(_OWN[1], restarts or "0", least=0))
+
+
+def taken(program: Program, arguments: Sequence[str]) -> tuple[list[str], Several]:
+    """The same where they are no settings of the program; where they are, its configuration will tell."""
+    if program.config is not None and "nproc" in _fields(program.config):
+        return list(arguments), Several()
+    return options(arguments)
 
 
 def settled(several: Several, config: Any) -> Several:

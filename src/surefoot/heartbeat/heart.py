@@ -29,6 +29,7 @@ MAILBOX = "heartbeat"  # before all keys of the store that are about this
 VERDICT = "lost"  # the key under which the rank that is lost is named
 _OF_CONNECTION = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
 _LAST_LINES = 3
+_UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
 
 
 class Unheard:
@@ -123,7 +124,7 @@ class Heartbeat:
 
     def failed(self, problem: BaseException) -> None:
         """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
-        if self.place == "failed":
+        if self.place in _UNNEEDED or isinstance(problem, RankLostError):
             return
         words = first_line(problem)
         self.error = f"{type(problem).__name__}: {words}" if words else type(problem).__name__
@@ -172,7 +173,7 @@ class Heartbeat:
                 if ending:
                     return
                 lost = self._lost_with_store(f"was lost ({first_line(problem)[:120]})")
-            if lost is not None and self.place not in ("failed", "left", "gone"):
+            if lost is not None and self.place not in _UNNEEDED:
                 self._end(lost)
                 return
             if self.cut_off:
@@ -197,7 +198,7 @@ class Heartbeat:
         if found is None:
             return None
         found = replace(found, text=found.text + self._last_lines(found.rank))
-        if self.place not in ("failed", "left", "gone"):
+        if self.place not in _UNNEEDED:
             self.store.set(VERDICT, found.written())
             self.rounds += 1
             if self.hosts_store:
@@ -219,7 +220,7 @@ class Heartbeat:
             now = time.monotonic()
             silent_s = silent_s + min(now - before, 2 * self.every_s) if seen == self.rounds else 0.0
             seen, before = self.rounds, now
-            if silent_s >= self.silent_s and self.place not in ("failed", "left", "gone"):
+            if silent_s >= self.silent_s and self.place not in _UNNEEDED:
                 lost = self._lost_with_store(f"has not answered for {self.silent_s:.0f} s")
                 if lost is not None:
                     self._end(lost)
@@ -228,7 +229,7 @@ class Heartbeat:
     def _lost_with_store(self, how: str) -> Lost | None:
         """The loss of the store, which is the loss of whoever held it; None where this rank needs nobody any more."""
         self.cut_off = True
-        if self.place in ("failed", "left", "gone"):
+        if self.place in _UNNEEDED:
             return None
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
