@@ -216,8 +216,7 @@ def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
     """The heart of this process, which beats from now on."""
     in_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     mailbox = PrefixStore(MAILBOX, store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
-    hosts = rank == 0 and not in_launcher
-    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), hosts_store=hosts)
+    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=in_launcher)
     heart.start()
     return heart
 

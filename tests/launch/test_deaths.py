@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from forked_ranks import PROGRAM, bits, steps_made, surefoot, until
 

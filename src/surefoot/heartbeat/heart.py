@@ -52,7 +52,8 @@ class Unheard:
 class Heartbeat:
     """One rank's life as the others see it, from `start` to `stop`.
 
-    store: a connection of its own. hosts_store: the store goes with this process. A pause of this process or its machine is
+    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and
+    goes with it. A pause of this process or its machine is
     no silence of the others.
     """
 
@@ -63,13 +64,13 @@ class Heartbeat:
         rank: int,
         size: int,
         host: str,
-        hosts_store: bool = False,
+        in_launcher: bool = True,
         every_s: float = 1.0,
         silent_s: float = 20.0,
         grace_s: float = 5.0,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        self.store, self.rank, self.size, self.hosts_store = store, rank, size, hosts_store
+        self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
         self.every_s, self.silent_s, self.end = every_s, silent_s, end
         self.place: Place = "building"
         self.begun, self.doing, self.error = -1, "starting", ""
@@ -201,7 +202,7 @@ class Heartbeat:
         if self.place not in _UNNEEDED:
             self.store.set(VERDICT, found.written())
             self.rounds += 1
-            if self.hosts_store:
+            if self._holds_store:
                 time.sleep(2.5 * self.every_s)  # until all have read it: it goes with this process
         return found
 
@@ -234,9 +235,15 @@ class Heartbeat:
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
             return Lost(0, f"{main.who} failed {main.where}: {main.error}")
-        held = "the launcher, or rank 0" if main is None or self.rank == 0 else f"the launcher, or {main.who}"
-        last = "" if main is None or self.rank == 0 else f"; rank 0 was last {main.where}"
-        return Lost(0, f"the connection to {held}, {how}{last}\n  it was stopped or killed, or its machine is lost")
+        held, last = "the launcher", ""
+        if not self.in_launcher:
+            held = "rank 0" if main is None else main.who
+            last = "" if main is None else f" (last {main.where})"
+        return Lost(0, f"the connection to {held}{last} {how}\n  it was stopped or killed, or its machine is lost")
+
+    @property
+    def _holds_store(self) -> bool:
+        return self.rank == 0 and not self.in_launcher
 
     def _end(self, lost: Lost) -> None:
         """End this process: by its main thread, where that waits to be told why, and else from here."""
@@ -262,7 +269,7 @@ class Heartbeat:
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
         until = time.monotonic() + 10
-        while self.hosts_store and time.monotonic() < until:
+        while self._holds_store and time.monotonic() < until:
             if self.place == "failed":
                 time.sleep(2.5 * self.every_s)  # in which all read it
                 return

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import surefoot as sf
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import small_runs
 

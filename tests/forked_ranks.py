@@ -20,12 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import small_program
 import torch._dynamo  # what every run imports when it begins: here it is once for all
 import torch.utils.tensorboard  # noqa: F401
 
+import small_program
 from forked import Forked
 from surefoot import world
 from surefoot.cli.main import answered, main
