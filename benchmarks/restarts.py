@@ -36,7 +36,7 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
     draw = random.Random(number)
     size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
     out = directory / f"run-{number}"
-    flags = ["--pause-s", "0.01", "--nproc", str(size), "--max-restarts", str(deaths), "--out", str(out)]
+    flags = ["--pause-s", "0.03", "--nproc", str(size), "--max-restarts", str(deaths), "--out", str(out)]
     done = []
     begun = time.monotonic()
     with surefoot(directory / f"processes-{number}", "train", PROGRAM, *flags) as group:
@@ -45,7 +45,10 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
             after_s = round(draw.uniform(0.0, 2.5), 3)
             pid = group.pid(rank, attempt)
             time.sleep(after_s)
-            os.kill(pid, signal_number)
+            try:
+                os.kill(pid, signal_number)
+            except ProcessLookupError:  # the run was finished before
+                break
             done.append({"rank": rank, "signal": signal_number.name, "after_s": after_s})
             another = group.directory / f"rank-0-{attempt + 1}"
             _until_started_again(another, group)
