@@ -1,4 +1,4 @@
-"""Ranks of a real run that die, stop, fail and are told to stop: what is said, how it ends, and that nothing is left.
+"""Ranks of a real run that die, stop, fail and are told to stop: what is said, how it ends, and that nothing is left. (30 s)
 
 Silence is noticed after 4 seconds here, and not after 20: a run that waits is a test that waits.
 """
@@ -57,6 +57,7 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: 
     assert f"process {group.pid(1)}) has not been heard of for 4 s, last at step" in errors(group.said)[0]
 
 
+@pytest.mark.slow
 def test_rank_0_that_is_stopped_is_named_too(out: Path, tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
         assert until(lambda: steps_made(out) >= 4)
@@ -81,7 +82,7 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
     assert "run.stop() ends the loop on all of them" in group.said
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank"])
+@pytest.mark.parametrize("whom", [pytest.param("launcher", marks=pytest.mark.slow), "rank"])
 def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
     out: Path, tmp_path: Path, undisturbed: Path, whom: str
 ) -> None:
@@ -103,7 +104,7 @@ def test_a_killed_launcher_leaves_nothing_behind(out: Path, tmp_path: Path) -> N
         assert group.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_run_that_is_started_again_ends_with_the_same_bits(
     out: Path, tmp_path: Path, undisturbed: Path, number: int
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_run_that_is_started_again_ends_with_the_same_bits(
     assert bits(out) == bits(undisturbed)
 
 
+@pytest.mark.slow
 def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(out: Path, tmp_path: Path) -> None:
     flags = ["--pause-s", "0.02", "--nproc", "1:4", "--max-restarts", "1", "--out", str(out)]
     with surefoot(tmp_path / "p", "train", PROGRAM, *flags) as group:

@@ -1,4 +1,4 @@
-"""The launcher with ranks that are toys: who is told what, who is left, and with which status it ends. Real processes."""
+"""The launcher with ranks that are toys: who is told what, who is left, and with which status it ends. Real processes. (12 s)"""
 
 from __future__ import annotations
 
