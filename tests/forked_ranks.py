@@ -28,7 +28,7 @@ from forked import Forked
 from surefoot import world
 from surefoot.cli.main import answered, main
 from surefoot.heartbeat import Heartbeat
-from surefoot.launch import group
+from surefoot.launch import group, launcher
 from surefoot.launch.counts import Places, asked
 from surefoot.launch.launcher import launch
 from surefoot.launch.rank import tie_to_launcher
@@ -121,6 +121,7 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = 4.0) -> Iterato
         os.environ["PIDS"] = tempfile.tempdir = str(directory)
         setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
         setattr(world, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
+        setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
         sys.argv = ["surefoot", *arguments]
         if arguments == ("script",):
             places = Places(asked(2), sizes=lambda: None, gpus=None)

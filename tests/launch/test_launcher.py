@@ -137,6 +137,28 @@ def test_one_that_does_not_end_with_the_others_is_killed(
     assert launched("0:deaf", "1:sleep 0.3", "1:kill 9").wait() == 137
 
 
+def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
+    launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.launch.launcher._STOPPED_S", 0.5)
+    monkeypatch.setattr("surefoot.launch.launcher._TERMINATED_S", 0.3)
+    group = launched("1:kill 19", "0:sleep")
+    assert group.wait() == 7
+    assert "error: rank 1 (" in group.said
+    assert "has been stopped for 0 s, before its first step" in group.said
+
+
+def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
+    launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.launch.launcher._STOPPED_S", 1.0)
+    group = launched("all:sleep 2")
+    os.kill(pid := int(group.told(1)["pid"]), signal.SIGSTOP)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGCONT)
+    assert group.wait() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., Launched], number: int) -> None:
     group = launched("all:save", nproc="3")

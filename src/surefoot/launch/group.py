@@ -72,6 +72,18 @@ class Group:
         """The ranks that have not ended, as far as was looked."""
         return [rank for rank in self.processes if rank not in self.statuses]
 
+    def stopped(self) -> list[int]:
+        """The ranks that something has stopped (SIGSTOP), and not let go on."""
+        if sys.platform == "win32":
+            return []
+        found = []
+        for rank in self.running:
+            with suppress(ChildProcessError):  # a signal has just found it ended
+                how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+                if os.waitid(os.P_PID, self.processes[rank].proc.pid, how) is not None:
+                    found.append(rank)
+        return found
+
     def signal(self, number: int, *ranks: int) -> None:
         """Send a signal to ranks that run (default: to all), and not to the processes that they have started."""
         for rank in ranks or self.running:

@@ -27,6 +27,7 @@ _LOOK_S = 0.05
 _ALIKE_S = 5.0  # in which other ranks may meet the same error, and say so themselves
 _TERMINATED_S = 8.0  # from the first rank that ended: the others are told to, and have not
 _KILLED_S = 15.0
+_STOPPED_S = 20.0  # as long as a heartbeat waits; here for ranks that have not met the others yet
 _AGAIN_S = 2.0  # from the second Ctrl-C
 _BY_DECISION = (0, 5, 130, 143)  # statuses with which all ranks end together, after saving
 _LOST = RankLostError.exit_status
@@ -109,9 +110,17 @@ class _Launcher:
         order = list[int]()  # in which they ended
         first_at: float | None = None  # when one ended that should not have
         named = terminated = False
+        stopped_s, before = dict[int, float](), time.monotonic()
         while group.running:
-            order += group.look()
-            now = time.monotonic()
+            new, now = group.look(), time.monotonic()
+            order += [] if terminated else new  # what is told to end is no cause
+            elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # this process may have been stopped too
+            stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
+            for rank, seconds in stopped_s.items():
+                if seconds > _STOPPED_S and first_at is None:
+                    first_at = now
+                    beat = group.beat(rank)
+                    group.name_lost(rank, f"{beat.who} has been stopped for {_STOPPED_S:.0f} s, {beat.where}")
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
             if wrong and first_at is None:
                 first_at = now
@@ -128,10 +137,12 @@ class _Launcher:
             if first_at is not None and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
                 break  # it is stopped, or it hangs
             time.sleep(_LOOK_S)
-        return self._judged(group, order + group.look())
+        order += [] if terminated else group.look()
+        return self._judged(group, order)
 
     def _judged(self, group: Group, order: list[int]) -> Ended:
         """The end of a group from the order in which its ranks ended; those that did not are killed."""
+        group.look()
         statuses, left = group.statuses, tuple(group.running)
         causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
         first = statuses[causes[0]] if causes else 0
@@ -148,7 +159,7 @@ class _Launcher:
             return Ended(_as_shell(first), tuple(died), text)
         lost = group.named_lost()
         words = f"rank {', '.join(map(str, left))} did not end" if lost is None else lost.text
-        return Ended(_LOST, left or (() if lost is None else (lost.rank,)), "" if said else words)
+        return Ended(_LOST, left if lost is None else (lost.rank,), "" if said else words)
 
     # --- signals -------------------------------------------------------------------------------------------------
 
