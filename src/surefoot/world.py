@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.errors import ConfigError, RankLostError
@@ -95,21 +96,6 @@ class World:
             dist.all_reduce(tensor)
 
 
-def one_process(device: str) -> World:
-    """The world of a run that is alone; `device` is "auto" or anything `torch.device` takes.
-
-    "auto" is the accelerator torch reports (CUDA, MPS, ...), else the CPU. Under a launcher that started several
-    processes it raises `ConfigError`, since each of them would believe that it is the only one and write the same files.
-    """
-    size = placed(os.environ).world_size
-    if size > 1:
-        raise ConfigError(
-            f"started as one of {size} processes (WORLD_SIZE={size}), and this is work for one\n"
-            "  start it without the launcher"
-        )
-    return World(device_called(device))
-
-
 def joined(device: str, *, sharded: bool = False) -> World:
     """The world as the launcher made it: alone, or one of several ranks that find each other here; collective.
 
@@ -122,7 +108,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     found = _own_device(device, local_rank=place.local_rank, processes=place.local_world_size)
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    if not dist.is_initialized():
+    if not _met:
         _meet(found, rank=place.rank, size=place.world_size)
     side, store, heart = _met[0]
     return World(found, place.rank, place.world_size, place.local_rank, side, store, heart)
@@ -188,19 +174,23 @@ def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
 def _meet(device: torch.device, *, rank: int, size: int) -> None:
     """Find the other ranks and make the two groups."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    theirs = dist.is_initialized()  # by the user's script: its default group is used, and left as it is
     try:
-        if size == 1:
-            store: Store = HashStore()
+        if theirs:
+            store: Store = _get_default_store()
+        elif size == 1:
+            store = HashStore()
         else:
             store, _, _ = next(rendezvous("env://", timeout=_START))
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("device", store),
-            rank=rank,
-            world_size=size,
-            timeout=_PATIENCE,
-            device_id=device if device.type == "cuda" else None,
-        )
+        if not theirs:
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("device", store),
+                rank=rank,
+                world_size=size,
+                timeout=_PATIENCE,
+                device_id=device if device.type == "cuda" else None,
+            )
         side = dist.new_group(backend="gloo", timeout=_PATIENCE)
     except (dist.DistError, RuntimeError, ValueError) as problem:
         reason = str(problem).split("\n", maxsplit=1)[0]
@@ -209,7 +199,7 @@ def _meet(device: torch.device, *, rank: int, size: int) -> None:
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         ) from problem
     _met.append((side, store, Unheard() if size == 1 else _beating(store, rank=rank, size=size)))
-    atexit.register(_part)
+    atexit.register(_fall_silent if theirs else _part)
 
 
 def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
@@ -223,8 +213,13 @@ def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
 
 def _part() -> None:
     """Leave the groups; at exit, where the others may be gone."""
+    _fall_silent()
+    with suppress(Exception):
+        dist.destroy_process_group()
+
+
+def _fall_silent() -> None:
+    """Be missed by nobody."""
     for _, _, heart in _met:
         heart.stop()
     _met.clear()
-    with suppress(Exception):
-        dist.destroy_process_group()
