@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -139,8 +140,27 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextmanager
+def on_paper() -> Iterator[None]:
+    """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
+
+    Whatever its `device` says. Such a run can be computed with (`surefoot plan --world`), and not trained.
+
+    >>> with on_paper():
+    ...     one_process("cpu").device
+    device(type='meta')
+    """
+    before = _paper.set(True)
+    try:
+        yield
+    finally:
+        _paper.reset(before)
+
+
 def device_called(name: str) -> torch.device:
     """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
+    if _paper.get():
+        return torch.device("meta")
     if name == "auto":
         return (
             (torch.accelerator.current_accelerator() or torch.device("cpu"))
@@ -158,6 +178,7 @@ def device_called(name: str) -> torch.device:
     return device
 
 
+_paper: ContextVar[bool] = ContextVar("on paper", default=False)
 _met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
 
 
