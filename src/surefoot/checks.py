@@ -17,7 +17,7 @@ from surefoot.plateau import Plateau, refuse_end_before_reduction
 from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Joined, Schedule
 from surefoot.stopping import EarlyStopping
-from surefoot.world import one_process
+from surefoot.world import device_called
 
 _SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
@@ -88,7 +88,7 @@ def check_settings(
     if ema is not None:
         check(lambda: check_decay(ema))
     check(lambda: _check_plateau(plateau, plateau_factor, early_stopping))
-    place = check(lambda: one_process(device).device)
+    place = check(lambda: device_called(device))
     if place is not None:
         check(lambda: chosen_precision(precision, place))
     wrong = {
