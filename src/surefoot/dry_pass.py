@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from surefoot.errors import ConfigError, DataError, first_line
-from surefoot.losses import scalar
+from surefoot.loss_sum import scalar
 from surefoot.means import Mean
 from surefoot.memory import peak, tensor_bytes
 from surefoot.on_paper import OnPaper

@@ -143,7 +143,7 @@ class Run:
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Parallel) and parallel.kind == "fsdp")
         )
-        place, how = world.device, chosen(parallel, ranks=world.size)
+        place, how = world.device, chosen(parallel, ranks=world.on_paper or world.size)
         began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)

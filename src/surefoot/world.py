@@ -44,6 +44,7 @@ class World:
     side: dist.ProcessGroup | None = None  # None where there is one process
     store: Store | None = None
     host: str = field(default_factory=socket.gethostname)
+    on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
 
     @property
     def is_main(self) -> bool:
@@ -115,6 +116,8 @@ def joined(device: str, *, sharded: bool = False) -> World:
     A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
     processes than there are devices, and where the others do not come.
     """
+    if _paper.get():
+        return World(device_called(device), on_paper=_paper.get())
     place = placed(os.environ)
     if place.world_size == 1 and not sharded:
         return World(device_called(device))
@@ -141,16 +144,17 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def on_paper() -> Iterator[None]:
+def on_paper(ranks: int) -> Iterator[None]:
     """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
 
-    Whatever its `device` says. Such a run can be computed with (`surefoot plan --world`), and not trained.
+    Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
 
-    >>> with on_paper():
-    ...     one_process("cpu").device
-    device(type='meta')
+    >>> with on_paper(512):
+    ...     world = joined("cpu")
+    >>> world.device, world.size, world.on_paper
+    (device(type='meta'), 1, 512)
     """
-    before = _paper.set(True)
+    before = _paper.set(ranks)
     try:
         yield
     finally:
@@ -178,7 +182,7 @@ def device_called(name: str) -> torch.device:
     return device
 
 
-_paper: ContextVar[bool] = ContextVar("on paper", default=False)
+_paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
 _met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
 
 
