@@ -39,17 +39,17 @@ class Pass:
 def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
     """Pass the first micro-batch of a run on paper through its model; with `rows` as if it had so many samples.
 
-    `weights_narrow`: weights come in 16 bits already, as where they are gathered so. Multiplications and additions are counted for products,
-    convolutions and attention (all of it, causal or not); torch's counter says which. Raises `ConfigError` for a loss that
-    cannot be computed without numbers.
+    `weights_narrow`: weights come in bfloat16 already, as where they are gathered so. Counted are multiplications and additions
+    of products, convolutions and attention (all of it, causal or not), by torch's own formulas. Raises `ConfigError` for a
+    loss that cannot be computed without numbers.
     """
     batch, samples = _first_batch(parts, rows)
-    narrow = _NARROW.get(parts.whole.precision.name)
+    narrow = torch.bfloat16 if weights_narrow else _NARROW.get(parts.whole.precision.name)
     clear(parts.state.parameters)
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = _passed(parts, batch, narrow=narrow)[-1] if weights_narrow and narrow is not None else {}
+        casts = _passed(parts, batch, narrow=narrow)[-1] if weights_narrow else {}
         kept, most, forward, whole, _ = _passed(parts, batch, narrow=narrow, casts=casts)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
@@ -68,7 +68,7 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
@@ -111,7 +111,9 @@ def _passed(
 def _backward(loss: Tensor) -> None:
     """As `loss.backward()`, which would itself be handed to the mode, and leave it: checkpoints compute again in it."""
     engine: Any = torch.autograd.Variable._execution_engine
-    engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def _first_batch(parts: Parts, rows: int | None) -> tuple[Any, int]:

@@ -95,7 +95,7 @@ class OnPaper(TorchFunctionMode):
         self.casts = dict(casts or {})
         self.keeping = True
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.narrow is not None and func in _NARROW:
             args, kwargs = tree_map_only(Tensor, self._narrowed, (args, kwargs))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import programs
+from surefoot.cli import paper, programs
 from surefoot.cli.building import built, from_file, layers_below, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option, run_directory
@@ -33,6 +33,9 @@ def plan(arguments: list[str]) -> None:
     """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing."""
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
+    if paper.asked(arguments):
+        paper.plan_on_paper(arguments)
+        return
     program = programs.found(arguments[0])
     rest, in_file = from_file(program, arguments[1:])
     if program.config is None:

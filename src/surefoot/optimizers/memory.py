@@ -14,7 +14,7 @@ from surefoot.optimizers.adamw8bit import BLOCK, SMALLEST, AdamW8bit
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
-from surefoot.optimizers.skipping import PartByPart, Restoring, Skip, skipping
+from surefoot.optimizers.skipping import PartByPart, Restoring, Skip
 from surefoot.scaling.workload import shard_shape
 
 _COPIES: dict[type[Optimizer], int] = {  # of each parameter

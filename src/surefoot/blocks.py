@@ -1,0 +1,105 @@
+"""A model's own repeated blocks: where activations are computed again, and what FSDP gathers at a time.
+
+Found from how the model is built, not from names of ours: blocks are what a list of modules holds several of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from surefoot.config import nearest
+from surefoot.errors import ConfigError
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)  # which have no forward of their own
+_SMALL = 0.1  # of the parameters of the largest class of blocks: a list of less is one of heads, or the like
+
+
+def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str, nn.Module]:
+    """The repeated blocks of a model by their names in it, in order; none of them stands inside another.
+
+    "auto": children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that are made of parts, have parameters, and are
+    of a class of which such lists hold two or more. Lists in lists are looked through, such as the stages of a ResNet; a block
+    is not looked into. Several classes count, as in an encoder and its decoder, but for those with less than a tenth of
+    the parameters of the largest. A model without such blocks has none: an empty dictionary.
+
+    Else names of modules, or names of classes, in both of which * stands for anything; of a list its children. What fits
+    nothing raises `ConfigError`, with the nearest names.
+
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8)
+    >>> model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
+    >>> list(blocks_of(model)), list(blocks_of(model, ["layers.*.self_attn"])), list(blocks_of(model, ["LayerNorm"]))[0]
+    (['layers.0', 'layers.1', 'layers.2'], ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn'], 'layers.0.norm1')
+    """
+    if named == "auto":
+        return _repeated(model)
+    return _called(model, [named] if isinstance(named, str) else named)
+
+
+def _repeated(model: nn.Module) -> dict[str, nn.Module]:
+    found = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
+    classes: dict[type, list[nn.Module]] = {}
+    for block in found.values():
+        classes.setdefault(type(block), []).append(block)
+    sizes = {kind: sum(map(_numbers, held)) for kind, held in classes.items() if len(held) > 1}
+    least = _SMALL * max(sizes.values(), default=0)
+    return {name: block for name, block in found.items() if sizes.get(type(block), -1) >= least}
+
+
+def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tuple[str, nn.Module]]:
+    """Children of lists that are made of parts, outermost first; below modules that stand in no list, what those hold."""
+    for name, child in module.named_children():
+        whole = f"{prefix}{name}"
+        is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
+        if in_list and _made_of_parts(child) and not (is_list and _holds_parts(child)):
+            if not isinstance(child, _LISTS):
+                yield whole, child
+        else:
+            below = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+            yield from _candidates(child, prefix=f"{whole}.", in_list=below)
+
+
+def _made_of_parts(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None and next(module.parameters(), None) is not None
+
+
+def _holds_parts(module: nn.Module) -> bool:
+    return any(_made_of_parts(child) for child in module.children())
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    """The outermost modules whose name or class fits one of the patterns."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    fitting = {pattern: [name for name, held in modules.items() if _fits(name, held, pattern)] for pattern in patterns}
+    idle = [pattern for pattern, names in fitting.items() if not names]
+    if idle or not patterns:
+        raise ConfigError("\n".join(_nothing_called(model, pattern, modules) for pattern in idle or [""]))
+    chosen: dict[str, nn.Module] = {}
+    for name in sorted({name for names in fitting.values() for name in names}, key=list(modules).index):
+        if any(name.startswith(f"{outer}.") for outer in chosen):
+            continue
+        if isinstance(modules[name], _LISTS):
+            chosen |= {f"{name}.{part}": child for part, child in modules[name].named_children()}
+        else:
+            chosen[name] = modules[name]
+    return chosen
+
+
+def _fits(name: str, module: nn.Module, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
+
+
+def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> str:
+    classes = {type(module).__name__ for module in modules.values()}
+    meant = nearest(pattern, [*modules, *classes])
+    found = _repeated(model)
+    kinds = list(dict.fromkeys(type(block).__name__ for block in found.values()))
+    return f"blocks: {type(model).__name__} has no module, and no class of modules, called {pattern!r}" + (
+        f"; did you mean {meant}?" if meant else f"\n  its repeated blocks are {', '.join(kinds) or 'none'}"
+    )
