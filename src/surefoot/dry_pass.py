@@ -49,7 +49,7 @@ def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = Fa
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = _passed(parts, batch, narrow=narrow)[-1] if weights_narrow else {}
+        casts = _leaves(_passed(parts, batch, narrow=narrow)[-1]) if weights_narrow else None
         kept, most, forward, whole, _ = _passed(parts, batch, narrow=narrow, casts=casts)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
@@ -59,6 +59,14 @@ def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = Fa
     finally:
         clear(parts.state.parameters)
     return Pass(samples, kept, most, (float(forward), float(whole - forward)))
+
+
+def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+    """Casts as weights of their own, whose gradients are there already."""
+    found = {weight: cast.detach().requires_grad_() for weight, cast in casts.items()}
+    for cast in found.values():
+        cast.grad = torch.empty_like(cast)
+    return found
 
 
 class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from surefoot.plan import Section, parameters_by_module
 from surefoot.scaling import (
     Machine,
     Memory,
-    Strategy,
+    Spread,
     Timing,
     Workload,
     hidden_from,
@@ -57,7 +57,7 @@ class Case:
     """A strategy with everything that is computed of it."""
 
     name: str
-    strategy: Strategy
+    strategy: Spread
     work: Workload
     micro_batches: int
     machine: Machine
@@ -88,15 +88,15 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
     world = parts.world.on_paper
     rows, micro_batches, note = shared(parts, ranks=world)
     tokens = tokens_each(parts)
-    own = strategy(parts, ranks=world)
+    own = spread(parts, ranks=world)
     passes = {own.gather: dry_pass(parts, rows=rows, weights_narrow=own.gather == "bf16")}
     passes.setdefault("fp32", passes[own.gather] if own.gather == "fp32" else dry_pass(parts, rows=rows))
     works = {gather: workload(parts, passed) for gather, passed in passes.items()}
 
-    def case(name: str, chosen: Strategy) -> Case:
+    def case(name: str, chosen: Spread) -> Case:
         return Case(name, chosen, works[chosen.gather], micro_batches, assumed.machine)
 
-    cases = [case(name, chosen) for name, chosen in strategies(own, node_size=assumed.machine.node_size).items()]
+    cases = [case(name, chosen) for name, chosen in others(own, node_size=assumed.machine.node_size).items()]
     mine = next(found for found in cases if found.strategy == own)
     return [
         *([Section("data", list(parts.about_data))] if parts.about_data else []),
@@ -136,10 +136,12 @@ def tokens_each(parts: Parts) -> float | None:
     return float(lengths) if isinstance(lengths, int) else None
 
 
-def strategy(parts: Parts, *, ranks: int) -> Strategy:
-    """That of the run among so many ranks."""
+def spread(parts: Parts, *, ranks: int) -> Spread:
+    """The run's strategy among so many ranks."""
     how = parts.parallel
-    return Strategy(
+    assert how.kind != "auto"  # `chosen` has decided
+    assert how.synchronise != "auto"
+    return Spread(
         kind=how.kind,
         world=ranks,
         replicas=how.replicas,
@@ -150,14 +152,12 @@ def strategy(parts: Parts, *, ranks: int) -> Strategy:
     )
 
 
-def strategies(own: Strategy, *, node_size: int) -> dict[str, Strategy]:
+def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
     """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
     world = own.world
-    plain = (
-        replace(own, reshard=True, replicas=1) if own.kind == "fsdp" else Strategy("fsdp", world, synchronise="every")
-    )
+    plain = replace(own, reshard=True, replicas=1) if own.kind == "fsdp" else Spread("fsdp", world, synchronise="every")
     found = {
-        "ddp": own if own.kind == "ddp" else Strategy("ddp", world),
+        "ddp": own if own.kind == "ddp" else Spread("ddp", world),
         "fsdp": plain,
         "fsdp, reshard off": replace(plain, reshard=False),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from torch import Tensor, nn
 
@@ -36,20 +35,23 @@ def workload(parts: Parts, passed: Pass) -> Workload:
 
 
 def units(
-    models: Mapping[str, nn.Module], named: Literal["auto"] | Sequence[str] = "auto"
+    models: Mapping[str, nn.Module], named: Sequence[str] = ()
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
     """The weights that belong to no block, and those of each block, as FSDP gathers them together.
 
-    A block with a weight that stands outside of it too is gathered with what stands around it.
+    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block with a weight that stands outside of it too is gathered with what stands around it.
 
-    >>> outside, blocks = units({"model": nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)), nn.Linear(4, 1))})
+    >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
+    >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})
     >>> [weight.shape for weight in outside], [[weight.shape for weight in block] for block in blocks]
     ([(1, 4), (1,)], [[(4, 4), (4,)], [(4, 4), (4,)]])
     """
     outside: list[nn.Parameter] = []
     blocks: list[list[nn.Parameter]] = []
     for model in models.values():
-        alone = [list(block.parameters()) for block in blocks_of(model, named).values() if _is_alone(block, model)]
+        alone = [
+            list(block.parameters()) for block in blocks_of(model, named or "auto").values() if _is_alone(block, model)
+        ]
         inside = {parameter for block in alone for parameter in block}
         outside += [parameter for parameter in model.parameters() if parameter not in inside]
         blocks += [block for block in alone if block]

@@ -17,12 +17,12 @@ from surefoot.scaling.traffic import (
     timing,
     windows,
 )
-from surefoot.scaling.workload import Strategy, Weight, Workload, shard_shape
+from surefoot.scaling.workload import Spread, Weight, Workload, shard_shape
 
 __all__ = [
     "Machine",
     "Memory",
-    "Strategy",
+    "Spread",
     "Timing",
     "Weight",
     "Window",

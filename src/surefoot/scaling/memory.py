@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.scaling.workload import Strategy, Weight, Workload
+from surefoot.scaling.workload import Spread, Weight, Workload
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Memory:
         return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
 
 
-def memory(work: Workload, strategy: Strategy, *, micro_batches: int) -> Memory:
+def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     """Memory of the GPU that holds most, where each rank makes `micro_batches` in a step.
 
     Sharding as in Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3, by FSDP2's rows. Beside its
@@ -39,10 +39,10 @@ def memory(work: Workload, strategy: Strategy, *, micro_batches: int) -> Memory:
     https://arxiv.org/abs/2304.11277), all blocks where they are not resharded, and of one block the gradients and the buffer
     from which these are sent.
 
-    >>> from surefoot.scaling import Strategy, Weight, Workload
+    >>> from surefoot.scaling import Spread, Weight, Workload
     >>> block = (Weight((1024, 1024)),)
     >>> work = Workload((), (block,) * 4, lambda n: 2 * 4 * 4 * 2**20 // n, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
-    >>> held = memory(work, Strategy("fsdp", 8), micro_batches=1)
+    >>> held = memory(work, Spread("fsdp", 8), micro_batches=1)
     >>> [held.parameters, held.gradients, held.optimizer, held.gathered, held.exchanged], held.total  # of 16 MiB of weights
     ([2097152, 2097152, 4194304, 8388608, 8388608], 25165824)
     """
@@ -67,22 +67,22 @@ def memory(work: Workload, strategy: Strategy, *, micro_batches: int) -> Memory:
     )
 
 
-def _gathered_bytes(work: Workload, strategy: Strategy) -> int:
+def _gathered_bytes(work: Workload, strategy: Spread) -> int:
     outside, *blocks = (_unit_bytes(unit, strategy) for unit in (work.outside, *work.blocks))
     if not strategy.reshard:
         return outside + sum(blocks) + max(blocks, default=0)
     return outside + max((sum(blocks[place : place + 2]) for place in range(len(blocks))), default=0)
 
 
-def _exchanged_bytes(work: Workload, strategy: Strategy) -> int:
+def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
     """A block's gradients as the pass makes them, and in float32 as they are sent."""
     units = [tuple(weight for weight in unit if weight.trained) for unit in (work.outside, *work.blocks)]
     return max(_unit_bytes(unit, strategy) + _sent_bytes(unit, strategy) for unit in units)
 
 
-def _unit_bytes(unit: Sequence[Weight], strategy: Strategy) -> int:
+def _unit_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
     return sum(weight.gathered_bytes(strategy.shards, strategy.gather) for weight in unit)
 
 
-def _sent_bytes(unit: Sequence[Weight], strategy: Strategy) -> int:
+def _sent_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
     return sum(weight.gathered_bytes(strategy.shards, "fp32") for weight in unit)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.scaling.workload import Strategy, Workload
+from surefoot.scaling.workload import Spread, Workload
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Window:
     to_replicas: float
 
 
-def windows(work: Workload, strategy: Strategy, *, micro_batches: int) -> list[Window]:
+def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Window]:
     """Everything that a GPU sends in a step, beside which pass.
 
     DDP adds gradients up once, Psi numbers twice over the ring; FSDP gathers parameters for the forward pass and, resharded,
     for the backward pass, and scatters the sums of gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). What belongs to no block
     stays gathered between the two passes. With replicas the sums of a shard are added up over them (Zhao et al. 2023, 3.2.2).
 
-    >>> from surefoot.scaling import Strategy, Weight, Workload
+    >>> from surefoot.scaling import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
-    >>> [sum(window.to_shards + window.to_replicas for window in windows(work, Strategy(kind, 8), micro_batches=1)) / 2**20
+    >>> [sum(window.to_shards + window.to_replicas for window in windows(work, Spread(kind, 8), micro_batches=1)) / 2**20
     ...     for kind in ("ddp", "fsdp")]  # of 16 MiB of weights
     [28.0, 42.0]
     """
@@ -86,7 +86,7 @@ def windows(work: Workload, strategy: Strategy, *, micro_batches: int) -> list[W
     return [window for window in found if window.times]
 
 
-def sent_bytes(work: Workload, strategy: Strategy, *, micro_batches: int) -> float:
+def sent_bytes(work: Workload, strategy: Spread, *, micro_batches: int) -> float:
     """Bytes that each GPU sends in a step, and as many that it receives."""
     found = windows(work, strategy, micro_batches=micro_batches)
     return sum(window.times * (window.to_shards + window.to_replicas) for window in found)
@@ -122,13 +122,13 @@ class Timing:
         return self.compute_s + self.exposed_s
 
 
-def timing(work: Workload, strategy: Strategy, machine: Machine, *, micro_batches: int) -> Timing:
+def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> Timing:
     """The time of a step: communication goes on beside the pass that it belongs to, and what it takes longer is exposed.
 
-    >>> from surefoot.scaling import Strategy, Weight, Workload
+    >>> from surefoot.scaling import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10)
-    >>> found = timing(work, Strategy("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
+    >>> found = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
     >>> round(found.compute_s, 4), round(found.communication_s, 5), found.exposed_s
     (0.012, 0.00294, 0.0)
     """
@@ -141,13 +141,13 @@ def timing(work: Workload, strategy: Strategy, machine: Machine, *, micro_batche
     )
 
 
-def hidden_from(work: Workload, strategy: Strategy, machine: Machine, *, micro_batches: int) -> int:
+def hidden_from(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> int:
     """The smallest micro-batch of a GPU, in samples, beside whose passes all communication is over as soon as they are.
 
-    >>> from surefoot.scaling import Strategy, Weight, Workload
+    >>> from surefoot.scaling import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=1)
-    >>> hidden_from(work, Strategy("ddp", 8), machine, micro_batches=2)  # 29.4 ms, against 4 ms of a sample's backward pass
+    >>> hidden_from(work, Spread("ddp", 8), machine, micro_batches=2)  # 29.4 ms, against 4 ms of a sample's backward pass
     8
     """
     least = 0.0
@@ -157,7 +157,7 @@ def hidden_from(work: Workload, strategy: Strategy, machine: Machine, *, micro_b
     return max(1, math.ceil(least))
 
 
-def _seconds(window: Window, work: Workload, strategy: Strategy, machine: Machine) -> tuple[float, float]:
+def _seconds(window: Window, work: Workload, strategy: Spread, machine: Machine) -> tuple[float, float]:
     """Of computing and of sending in one window; to shards and to replicas one after the other."""
     computing = work.flops[window.part == "backward"] / (machine.flops * machine.mfu)
     shards, copies = strategy.shards, strategy.copies

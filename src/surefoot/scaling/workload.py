@@ -11,8 +11,8 @@ Kind = Literal["none", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """How a model is spread over `world` ranks; the settings are those of `--parallel` and `--sharding.*`."""
+class Spread:
+    """A strategy over `world` ranks; the settings are those of `--parallel` and `--sharding.*`, none of them "auto"."""
 
     kind: Kind
     world: int
@@ -26,7 +26,7 @@ class Strategy:
     def shards(self) -> int:
         """Over so many ranks a parameter is cut.
 
-        >>> Strategy("fsdp", 512, replicas=64).shards, Strategy("ddp", 512).shards
+        >>> Spread("fsdp", 512, replicas=64).shards, Spread("ddp", 512).shards
         (8, 1)
         """
         return self.world // self.replicas if self.kind == "fsdp" else 1
