@@ -49,7 +49,7 @@ def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = Fa
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = _leaves(_passed(parts, batch, narrow=narrow)[-1]) if weights_narrow else None
+        casts = _leaves(_passed(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
         kept, most, forward, whole, _ = _passed(parts, batch, narrow=narrow, casts=casts)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
@@ -104,16 +104,16 @@ def _passed(
             result = parts.task.loss(parts.task.forward, batch)
         result = result[0] if isinstance(result, tuple) else result
         loss = scalar(result.total if isinstance(result, Mean) else result)
-        forward, made = counted.flops, dict(mode.casts)
+        forward = counted.flops
         kept_bytes = sum(storage.nbytes() for storage in kept)
         kept.clear()
-        if casts is None:
+        if casts is None:  # autocast's block is left: what a checkpoint computes again, is cast again
             mode.casts.clear()
-        mode.keeping = False  # autocast's block is left: what a checkpoint computes again, is cast again
+            mode.keeping = False
         del result
         _backward(loss)
     read = tensor_bytes(tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor))
-    return kept_bytes, found.memory_bytes + read, forward, counted.flops, made
+    return kept_bytes, found.memory_bytes + read, forward, counted.flops, mode.casts
 
 
 def _backward(loss: Tensor) -> None:
