@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
 from surefoot.dry_pass import Pass, dry_pass
+from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.optimizers.memory import state_bytes
 from surefoot.parts import Parts
@@ -85,6 +86,8 @@ class Case:
 
 def sections(parts: Parts, assumed: Assumed) -> list[Section]:
     """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
+    if parts.task.loss is None:
+        raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
     world = parts.world.on_paper
     rows, micro_batches, note = shared(parts, ranks=world)
     tokens = tokens_each(parts)
@@ -104,9 +107,9 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
         Section("assumed", assumptions(assumed, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
         Section(f"memory of a GPU, {mine.name}", [*held(parts, mine)]),
-        Section(f"sent by each GPU in a step, {mine.name}", sent(mine)),
+        *([] if world == 1 else [Section(f"sent by each GPU in a step, {mine.name}", sent(mine))]),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
-        Section("strategies", table(cases)),
+        *([] if world == 1 else [Section("strategies", table(cases))]),
     ]
 
 
@@ -154,6 +157,8 @@ def spread(parts: Parts, *, ranks: int) -> Spread:
 
 def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
     """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
+    if own.kind == "none":
+        return {"one process": own}
     world = own.world
     plain = replace(own, reshard=True, replicas=1) if own.kind == "fsdp" else Spread("fsdp", world, synchronise="every")
     found = {
@@ -161,7 +166,7 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
         "fsdp": plain,
         "fsdp, reshard off": replace(plain, reshard=False),
     }
-    if world > node_size and world % node_size == 0:
+    if world > node_size > 1 and world % node_size == 0:
         found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
     if own not in found.values():
         name = f"fsdp, {own.replicas} replicas" if own.replicas > 1 else "fsdp"
@@ -174,7 +179,7 @@ def assumptions(assumed: Assumed, *, world: int) -> list[str]:
     machine = assumed.machine
     nodes = -(-world // machine.node_size)
     told = {
-        "world": f"{world:,} GPUs, {nodes:,} node{'s' * (nodes != 1)} of {machine.node_size}",
+        "node_size": f"{world:,} GPU{'s' * (world != 1)}, {nodes:,} node{'s' * (nodes != 1)} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
         "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
         "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",
@@ -236,18 +241,12 @@ def sent(case: Case) -> list[str]:
         if told:
             lines.append(f"{window.times} x beside a {window.part} pass: {told}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
-    speeds = {
-        name: ring_bandwidth(case.machine, members=members, stride=stride)
+    speeds = ", ".join(
+        f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s to {name}"
         for name, (members, stride) in ring.items()
         if members > 1
-    }
-    return [
-        *lines,
-        f"{in_words(case.sent)} in all, at "
-        + ", ".join(f"{in_words(speed)}/s to {name}" for name, speed in speeds.items())
-        if speeds
-        else "nothing: one GPU",
-    ]
+    )
+    return [*lines, f"{in_words(case.sent)} in all, at {speeds}"]
 
 
 def times(case: Case, *, tokens: float | None) -> list[str]:
@@ -255,10 +254,13 @@ def times(case: Case, *, tokens: float | None) -> list[str]:
     found, world, samples = case.timing, case.strategy.world, case.hidden_from
     hidden = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
+    of_step = f"a step of {_time(found.step_s)} without its update: {_rate(made, tokens)}"
+    if world == 1:
+        return [of_step]
     return [
         f"computing {_time(found.compute_s)}, communication {_time(found.communication_s)}:"
         f" {_time(hidden)} of it hidden, {_time(found.exposed_s)} exposed",
-        f"a step of {_time(found.step_s)} without its update: {_rate(made, tokens)}",
+        of_step,
         f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
         f"which are {_samples(samples * world, tokens)} a step",
     ]
@@ -308,4 +310,7 @@ def _flops(number: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    for unit, one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= one:
+            return f"{seconds / one:.3g} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"

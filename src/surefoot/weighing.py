@@ -39,7 +39,8 @@ def units(
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
     """The weights that belong to no block, and those of each block, as FSDP gathers them together.
 
-    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block with a weight that stands outside of it too is gathered with what stands around it.
+    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block with a weight that stands
+    outside of it too is gathered with what stands around it.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
     >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})

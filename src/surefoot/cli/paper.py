@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from surefoot.cli import programs
 from surefoot.cli.building import from_file, layers_below
@@ -12,9 +13,19 @@ from surefoot.cli.options import number, option, whole
 from surefoot.config import flatten
 from surefoot.errors import ConfigError
 
+if TYPE_CHECKING:
+    from surefoot.paper import Assumed
+
 OWN = ("world", "flops", "mfu", "gpu-memory", "bandwidth", "node-bandwidth", "node-size")
 _H100 = "H100 SXM's data sheet"
 _FLOPS = {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}  # without sparsity
+_USUAL = {
+    "mfu": (0.4, "as Grattafiori et al. 2024 report, table 4"),
+    "gpu_memory": (80e9, _H100),
+    "bandwidth": (50e9, "an adapter of 400 Gb/s for each GPU"),
+    "node_bandwidth": (450e9, f"{_H100}, NVLink one way"),
+    "node_size": (8, "as is usual"),
+}
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -46,40 +57,34 @@ def plan_on_paper(arguments: list[str]) -> None:
         ]
         print("\n".join(["configuration", *lines]))
     from surefoot import paper
-    from surefoot.scaling import Machine
     from surefoot.world import on_paper
 
     with on_paper(world):
         run = program.on_paper(*([] if config is None else [config]))
-        precision = run.parts.whole.precision.name
-        assumed = {"flops": _FLOPS[precision], "mfu": 0.4, "gpu_memory": 80e9, "bandwidth": 50e9} | {
-            "node_bandwidth": 450e9,
-            "node_size": 8,
-        }
-        values = assumed | numbers
-        told = {
-            "flops": f"{_H100}, dense {precision}",
-            "mfu": "as Grattafiori et al. 2024 report, table 4",
-            "gpu_memory": _H100,
-            "bandwidth": "400 Gb/s, one adapter a GPU",
-            "node_bandwidth": f"{_H100}, NVLink one way",
-            "world": "flag; --node-size",
-        }
-        names = {name: name.replace("_", "-") for name in told}
-        where = {
-            name: f"--{names[name]}" if name in numbers else f"{text}; --{names[name]}" if name != "world" else text
-            for name, text in told.items()
-        }
-        machine = Machine(
-            flops=values["flops"],
-            mfu=values["mfu"],
-            memory_bytes=int(values["gpu_memory"]),
-            bandwidth=values["bandwidth"],
-            node_bandwidth=values["node_bandwidth"],
-            node_size=int(values["node_size"]),
-        )
-        for section in paper.sections(run.parts, paper.Assumed(machine, where)):
+        for section in paper.sections(run.parts, _assumed(numbers, precision=run.parts.whole.precision.name)):
             print(f"\n{section}")
+
+
+def _assumed(numbers: dict[str, float], *, precision: str) -> Assumed:
+    """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
+    from surefoot.paper import Assumed
+    from surefoot.scaling import Machine
+
+    usual = {"flops": (_FLOPS[precision], f"{_H100}, dense {precision}"), **_USUAL}
+    values = {name: value for name, (value, _) in usual.items()} | numbers
+    origins = {
+        name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")
+        for name, (_, origin) in usual.items()
+    }
+    machine = Machine(
+        flops=values["flops"],
+        mfu=values["mfu"],
+        memory_bytes=int(values["gpu_memory"]),
+        bandwidth=values["bandwidth"],
+        node_bandwidth=values["node_bandwidth"],
+        node_size=int(values["node_size"]),
+    )
+    return Assumed(machine, origins)
 
 
 def _numbers(given: dict[str, str]) -> dict[str, float]:

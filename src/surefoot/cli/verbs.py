@@ -30,7 +30,10 @@ def train(arguments: list[str]) -> None:
 
 
 def plan(arguments: list[str]) -> None:
-    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing."""
+    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing.
+
+    With `--world N` what it would need on so many GPUs: `cli/paper.py`.
+    """
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
     if paper.asked(arguments):

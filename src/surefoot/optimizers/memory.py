@@ -57,13 +57,15 @@ def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
 def restored_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     """Bytes of the copies that a way to skip makes for the time of an update, on the first of so many ranks.
 
+    Muon on shards is another than torch's, and copies nothing.
+
     >>> adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(10))], fused=True)
     >>> restored_bytes(skipping(adamw, torch.device("cpu")), adamw)
     0
     """
     if isinstance(skip, PartByPart):
         return max(restored_bytes(own, part, shards=shards) for part, own in skip.parts)
-    if not isinstance(skip, Restoring):
+    if not isinstance(skip, Restoring) or (shards > 1 and isinstance(optimizer, torch.optim.Muon)):
         return 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return _bytes(parameters, shards) + (state_bytes(optimizer, shards=shards) or 0)
