@@ -143,7 +143,9 @@ class Called:
 class Ddp:
     """Whole models on every rank, under `DistributedDataParallel`; see `ddp`.
 
-    Batch statistics are the step's own business (`batch_statistics.py`), so it broadcasts no buffers.
+    Batch statistics are the step's own business (`batch_statistics.py`), so it broadcasts no buffers. Of several models a loss may
+    use one without training it (a generator, to train the discriminator), and DDP would wait for its gradients: there the mean is
+    taken after the last backward pass, of whatever has a gradient.
     """
 
     world: World
@@ -160,7 +162,7 @@ class Ddp:
         for name, model in models.items():
             trained = any(parameter.requires_grad for parameter in model.parameters())
             through = compiled[name]
-            if trained:
+            if trained and len(models) == 1:
                 with warnings.catch_warnings():
                     # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
                     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -193,8 +195,21 @@ class Ddp:
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Loss and count of all ranks."""
+        """Loss and count of all ranks, and where several models are trained the mean of their gradients."""
+        if not self.wrapped:
+            self._take_means()
         return self.sums.end(total)
+
+    def _take_means(self) -> None:
+        """Of gradients, over all ranks, one tensor for each kind of number."""
+        held = [parameter.grad for called in self.called.values() for parameter in called.model.parameters()]
+        gradients = [gradient for gradient in held if gradient is not None]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            own = [gradient for gradient in gradients if gradient.dtype == dtype]
+            together = torch.cat([gradient.reshape(-1) for gradient in own]) / self.world.size
+            self.world.add_up(together)
+            parts = torch.split(together, [gradient.numel() for gradient in own])
+            torch._foreach_copy_(own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)])
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """Every rank has the whole gradient."""

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.errors import ConfigError
@@ -95,21 +96,6 @@ class World:
             dist.all_reduce(tensor)
 
 
-def one_process(device: str) -> World:
-    """The world of a run that is alone; `device` is "auto" or anything `torch.device` takes.
-
-    "auto" is the accelerator torch reports (CUDA, MPS, ...), else the CPU. Under a launcher that started several
-    processes it raises `ConfigError`, since each of them would believe that it is the only one and write the same files.
-    """
-    size = placed(os.environ).world_size
-    if size > 1:
-        raise ConfigError(
-            f"started as one of {size} processes (WORLD_SIZE={size}), and this is work for one\n"
-            "  start it without the launcher"
-        )
-    return World(device_called(device))
-
-
 def joined(device: str, *, sharded: bool = False) -> World:
     """The world as the launcher made it: alone, or one of several ranks that find each other here; collective.
 
@@ -124,7 +110,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     found = _own_device(device, local_rank=place.local_rank, processes=place.local_world_size)
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    if not dist.is_initialized():
+    if not _met:
         _meet(found, rank=place.rank, size=place.world_size)
     side, store = _met[0]
     return World(found, place.rank, place.world_size, place.local_rank, side, store)
@@ -202,19 +188,23 @@ def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
 def _meet(device: torch.device, *, rank: int, size: int) -> None:
     """Find the other ranks and make the two groups."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    theirs = dist.is_initialized()  # by the user's script: its default group is used, and left as it is
     try:
-        if size == 1:
-            store: Store = HashStore()
+        if theirs:
+            store: Store = _get_default_store()
+        elif size == 1:
+            store = HashStore()
         else:
             store, _, _ = next(rendezvous("env://", timeout=_START))
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("device", store),
-            rank=rank,
-            world_size=size,
-            timeout=_PATIENCE,
-            device_id=device if device.type == "cuda" else None,
-        )
+        if not theirs:
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("device", store),
+                rank=rank,
+                world_size=size,
+                timeout=_PATIENCE,
+                device_id=device if device.type == "cuda" else None,
+            )
         side = dist.new_group(backend="gloo", timeout=_PATIENCE)
     except (dist.DistError, RuntimeError, ValueError) as problem:
         reason = str(problem).split("\n", maxsplit=1)[0]
@@ -223,7 +213,8 @@ def _meet(device: torch.device, *, rank: int, size: int) -> None:
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         ) from problem
     _met.append((side, store))
-    atexit.register(_part)
+    if not theirs:
+        atexit.register(_part)
 
 
 def _part() -> None:
