@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.loss_sum import scalar
@@ -73,12 +72,14 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts by torch's formulas; its own `FlopCounterMode` keeps what a checkpoint computes again from being freed."""
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # which makes loggers when it is imported
+
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
+        self.flops, self.formulas = 0, flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
+        formula = self.formulas.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=made)
         return made

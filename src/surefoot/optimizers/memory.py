@@ -59,6 +59,7 @@ def restored_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
 
     Muon on shards is another than torch's, and copies nothing.
 
+    >>> from surefoot.optimizers.skipping import skipping
     >>> adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(10))], fused=True)
     >>> restored_bytes(skipping(adamw, torch.device("cpu")), adamw)
     0
