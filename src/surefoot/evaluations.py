@@ -93,7 +93,8 @@ class Evaluations:
     def sample(self) -> None:
         """Record a sample, made by rank 0; one that cannot be made ends no run."""
         assert self.parts.sample is not None
-        if not self.parts.world.is_main:
+        if not self.parts.world.is_main:  # sharded weights are gathered by all
+            self.parts.scoring.sample(lambda _: "")
             return
         self.parts.doing("sampling")
         try:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
 from surefoot.dry_pass import Pass, dry_pass
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
+from surefoot.fully_sharded import refuse_unshardable
 from surefoot.memory import in_words
 from surefoot.optimizers.memory import state_bytes
+from surefoot.optimizers.on_shards import refuse_optimizer
 from surefoot.parts import Parts
 from surefoot.plan import Section, parameters_by_module
 from surefoot.scaling import (
@@ -92,6 +94,9 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
     rows, micro_batches, note = shared(parts, ranks=world)
     tokens = tokens_each(parts)
     own = spread(parts, ranks=world)
+    refused = refusal(parts)
+    if refused is not None and own.kind == "fsdp":
+        raise refused
     passes = {own.gather: dry_pass(parts, rows=rows, weights_narrow=own.gather == "bf16")}
     passes.setdefault("fp32", passes[own.gather] if own.gather == "fp32" else dry_pass(parts, rows=rows))
     works = {gather: workload(parts, passed) for gather, passed in passes.items()}
@@ -99,7 +104,8 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
     def case(name: str, chosen: Spread) -> Case:
         return Case(name, chosen, works[chosen.gather], micro_batches, assumed.machine)
 
-    cases = [case(name, chosen) for name, chosen in others(own, node_size=assumed.machine.node_size).items()]
+    beside = others(own, node_size=assumed.machine.node_size)
+    cases = [case(name, chosen) for name, chosen in beside.items() if refused is None or chosen.kind != "fsdp"]
     mine = next(found for found in cases if found.strategy == own)
     return [
         *([Section("data", list(parts.about_data))] if parts.about_data else []),
@@ -109,8 +115,24 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
         Section(f"memory of a GPU, {mine.name}", [*held(parts, mine)]),
         *([] if world == 1 else [Section(f"sent by each GPU in a step, {mine.name}", sent(mine))]),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
-        *([] if world == 1 else [Section("strategies", table(cases))]),
+        *(
+            []
+            if world == 1
+            else [Section("strategies", table(cases) + ([] if refused is None else [first_line(refused)]))]
+        ),
     ]
+
+
+def refusal(parts: Parts) -> ConfigError | None:
+    """Why this run cannot be sharded; None where it can."""
+    try:
+        for model in parts.state.models.values():
+            refuse_unshardable(model)
+        for trained in parts.state.trained.values():
+            refuse_optimizer(trained.optimizer)
+    except ConfigError as problem:
+        return problem
+    return None
 
 
 def shared(parts: Parts, *, ranks: int) -> tuple[int, int, str | None]:

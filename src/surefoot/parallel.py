@@ -6,7 +6,8 @@ This file and `fully_sharded.py` are the only ones that name DDP and FSDP2.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +62,18 @@ class Ranks(Protocol):
         """The norm of the whole gradient, from that of what this rank holds."""
         ...
 
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
+        """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
+        ...
+
+
+class Spreading(Ranks, Protocol):
+    """That of which the loss calls the models through wrappers."""
+
+    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
+        ...
+
 
 class Alone:
     """One process: it has all micro-batches, and nothing is shared."""
@@ -85,6 +98,10 @@ class Alone:
     def whole_norm(self, norm: Tensor) -> Tensor:
         """It is whole."""
         return norm
+
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """They are whole."""
+        return nullcontext()
 
 
 @dataclass
@@ -129,7 +146,7 @@ class Called:
         """The model's outputs; where nothing is counted, gradients of 0 go back through them whatever the loss makes of them."""
         outputs = self.through(*inputs, **named)
         if self.void:
-            for tensor in pytree.tree_leaves(_opened(outputs)):
+            for tensor in pytree.tree_leaves(outputs):  # those of a `Mean` too: `means` says how it comes apart
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         return outputs
@@ -215,6 +232,10 @@ class Ddp:
         """Every rank has the whole gradient."""
         return norm
 
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Every rank has whole models."""
+        return nullcontext()
+
 
 def spread(
     models: Mapping[str, nn.Module],
@@ -223,8 +244,14 @@ def spread(
     world: World,
     parallel: Strategy,
     nominal: float,
+    fsdp: Spreading | None = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not."""
+    """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not.
+
+    `fsdp` is what has sharded them, where they are.
+    """
+    if fsdp is not None:
+        return fsdp, dict(fsdp.wrap(models, forwards))
     if parallel.kind == "ddp" and world.size > 1:
         ranks = Ddp(world, parallel, nominal)
         return ranks, dict(ranks.wrap(models, forwards))
@@ -238,10 +265,3 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
     for model in models.values():
         for held in [*model.parameters(), *model.buffers()]:
             dist.broadcast(held.detach(), src=0)
-
-
-def _opened(outputs: Any) -> Any:
-    """Outputs with counted means taken apart, so that their tensors are found."""
-    from surefoot.means import Mean
-
-    return (outputs.total, outputs.count) if isinstance(outputs, Mean) else outputs

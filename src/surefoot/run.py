@@ -190,13 +190,19 @@ class Run:
                 said.say(
                     f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
                 )
-        state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, world=world)
+        decisions = assembly.decided(models, optimizer, clip=clipping(clip), ema=ema)
+        architecture = {name: assembly.printed(held) for name, held in models.items()}
+        nominal = float(sizes.batch_size)
+        fsdp = None
+        if how.kind == "fsdp" and not world.on_paper:
+            fsdp, decisions = assembly.spread_models(models, decisions, world=world, parallel=how, nominal=nominal)
+        state = assembly.built_state(models, decisions, clip=clipping(clip), ema=ema, world=world)
         if said is not None:
             for line in assembly.notes(state.trained, schedule):
                 said.say(f"note: {line}")
         number_format = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
-        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size))
+        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=nominal, fsdp=fsdp)
         task = Task(
             forward=called["model"] if list(models) == ["model"] else called,
             loss=loss,
@@ -207,7 +213,9 @@ class Run:
             ranks=ranks,
         )
         supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
-        scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile)
+        scoring = Scoring(
+            state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile, ranks=ranks
+        )
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
         directory = None if out is None else RunDirectory(Path(out))
@@ -244,7 +252,7 @@ class Run:
                 "settings": json_settings(settings or {}),
                 "data": {"plan": plan.described(), **fingerprint(train)},
             },
-            architecture={name: assembly.printed(held) for name, held in models.items()},
+            architecture=architecture,
             scored=scored,
             directory=directory,
             saving=None

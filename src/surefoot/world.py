@@ -116,6 +116,20 @@ def joined(device: str, *, sharded: bool = False) -> World:
     return World(found, place.rank, place.world_size, place.local_rank, side, store)
 
 
+def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Two groups that this rank is in, where so many of neighbouring ranks hold the same: across those, and its own.
+
+    The first has `replicas` ranks, the second the others' share. Collective; a second call finds the same groups.
+    """
+    if replicas not in _grids:
+        table = torch.arange(dist.get_world_size()).view(replicas, -1)
+        new_groups: Any = dist.new_subgroups_by_enumeration
+        across, _ = new_groups(table.T.tolist(), timeout=_PATIENCE)
+        within, _ = new_groups(table.tolist(), timeout=_PATIENCE)
+        _grids[replicas] = across, within
+    return _grids[replicas]
+
+
 @contextmanager
 def deterministic_kernels(device: torch.device) -> Iterator[None]:
     """Only kernels that give the same bits in every run; where there is none, torch raises. Then as before."""
@@ -170,6 +184,7 @@ def device_called(name: str) -> torch.device:
 
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
 _met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
+_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
 def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
@@ -220,5 +235,6 @@ def _meet(device: torch.device, *, rank: int, size: int) -> None:
 def _part() -> None:
     """Leave the groups; at exit, where the others may be gone."""
     _met.clear()
+    _grids.clear()
     with suppress(Exception):
         dist.destroy_process_group()

@@ -110,6 +110,16 @@ def test_a_batch_that_ranks_cannot_share_is_computed_with_and_named(
     assert ("train would refuse that: 8 ranks cannot share 66 samples evenly" in lines[1]) != fits
 
 
+def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    adafactor = ["gpt", "--world", "8", "--optimizer.name", "adafactor"]
+    assert "parallel = fsdp: Adafactor cannot train parts" in refused(capsys, *adafactor, "--parallel", "fsdp")
+    rows = section(said(capsys, *adafactor), "strategies")
+    assert [line.split()[0] for line in rows[1:-1]] == ["ddp"]
+    assert "Adafactor cannot train parts" in rows[-1]
+
+
 def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, written(), "--world", "1")
     assert "sent by" not in text

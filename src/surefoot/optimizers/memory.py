@@ -14,6 +14,7 @@ from surefoot.optimizers.adamw8bit import BLOCK, SMALLEST, AdamW8bit
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
+from surefoot.optimizers.sharded_muon import ShardedMuon
 from surefoot.optimizers.skipping import PartByPart, Restoring, Skip
 from surefoot.scaling.workload import shard_shape
 
@@ -25,13 +26,14 @@ _COPIES: dict[type[Optimizer], int] = {  # of each parameter
     torch.optim.Adagrad: 1,
     torch.optim.RMSprop: 1,
     torch.optim.Muon: 1,
+    ShardedMuon: 1,
     Lion: 1,
     ScheduleFree: 2,
 }
 
 
 def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
-    """Bytes of state without step counters; None for an optimizer of which that is not known.
+    """Bytes of state on this rank, without step counters; None for an optimizer of which that is not known.
 
     With `shards` those of the first of so many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
 
