@@ -148,9 +148,8 @@ class Evaluations:
                 f"warning: nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
             )
             return None
-        saving.writer.wait()
         try:
-            return saving.store.at(watch.step)
+            return saving.at(watch.step)
         except CheckpointError as problem:
             self.parts.say(f"warning: {problem}: the last weights are scored instead")
             return None

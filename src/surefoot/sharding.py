@@ -6,7 +6,7 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -69,6 +69,11 @@ def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
     return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
 
 
+def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
+    """What a parameter that an optimizer has is called in its model; `names` are those of the model's own parameters."""
+    return parameter.called if isinstance(parameter, Shard) else names[parameter]
+
+
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
     """The ranks that hold these parameters together; None where this rank holds all of them.
 
@@ -82,3 +87,20 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is not None and group.size() > 1:
         dist.all_reduce(tensor, group=group)
     return tensor
+
+
+def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
+    """What this rank holds of a tensor of a model, sharing its memory, and how it lies in the whole; None where it is all of it."""
+    if isinstance(tensor, Shard):
+        return tensor, tensor.rows
+    if not dist.is_initialized():
+        return tensor, None
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor, None
+    mesh = tensor.device_mesh  # replicas, where there are several, come first
+    group, replica = mesh.get_group(mesh.ndim - 1), mesh.get_local_rank(0) if mesh.ndim > 1 else 0
+    local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
+    start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
+    return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)

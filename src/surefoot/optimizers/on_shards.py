@@ -23,11 +23,11 @@ RUNS: dict[str, str] = {
     "radam": _ALONE,
     "schedule-free": _ALONE,
 }
-"""How an optimizer of that name runs on shards; a line of each is what `surefoot plan` shows."""
+"""How an optimizer of that name runs on shards."""
 
 REFUSED: dict[str, str] = {
     "adafactor": "its means over rows and columns, and the size of its steps, need whole matrices",
-    "adamw8bit": "its blocks of 256 numbers would be cut where one rank's rows end, and their 8 bits hold other numbers then",
+    "adamw8bit": "its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",
 }
 """Why an optimizer of that name does not."""
 
@@ -46,6 +46,13 @@ def refuse_name(name: str) -> None:
     """
     if name in REFUSED:
         raise ConfigError(_refusal(name, REFUSED[name]))
+
+
+def how(optimizer: Optimizer) -> str:
+    """How it runs on shards, as `surefoot plan` tells it."""
+    from surefoot.optimizers.muon import MuonWithAdamW
+
+    return RUNS["muon" if isinstance(optimizer, MuonWithAdamW) else "adamw"]
 
 
 def refuse_optimizer(optimizer: Optimizer) -> None:
