@@ -35,7 +35,7 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     """Memory of the GPU that holds most, where each rank makes `micro_batches` in a step.
 
     Sharding as in Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3, by FSDP2's rows. Beside its
-    own rows a GPU has the block at work gathered and the next one on its way (Zhao et al. 2023, sections 3.3.2 and 4.2:
+    own rows a GPU has the block at work gathered and the next one on its way (Zhao et al. 2023, section 3.3:
     https://arxiv.org/abs/2304.11277), all blocks where they are not resharded, and of one block the gradients and the buffer
     from which these are sent.
 

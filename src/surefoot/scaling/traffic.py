@@ -28,7 +28,7 @@ class Machine:
 def ring_gathered(number: float, ranks: int) -> float:
     """Bytes that each of `ranks` sends while they gather `number` bytes, or add them up and keep a part each.
 
-    Patarasuk and Yuan 2009, section 3 (https://doi.org/10.1016/j.jpdc.2008.09.002): n - 1 rounds, a part of n in each; no
+    Patarasuk and Yuan 2009 (https://doi.org/10.1016/j.jpdc.2008.09.002): n - 1 rounds, a part of n in each; no
     algorithm sends less.
 
     >>> ring_gathered(800.0, 8)
