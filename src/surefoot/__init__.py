@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot import beam, checkpoint, data, generate, losses, models
+    from surefoot import beam, checkpoint, data, generate, losses, models, scaling
     from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
@@ -164,6 +164,7 @@ __all__ = [
     "prepare_shards",
     "radam",
     "save_gpt2",
+    "scaling",
     "schedule_free",
     "schedule_picture",
     "sgd",
@@ -249,7 +250,7 @@ _HOME = {
     "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
 }
-_ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models")
+_ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models", "scaling")
 
 
 def __getattr__(name: str) -> Any:

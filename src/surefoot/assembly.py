@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
     key = stream_key(seed, "model")
     built: dict[str, nn.Module] = {}
     for place, (name, source) in enumerate(named.items()):
-        with untouched():
+        with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
             seed_generators(fold(key, place))
             found = source if isinstance(source, nn.Module) else source()
         if not isinstance(found, nn.Module):

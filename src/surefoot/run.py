@@ -146,7 +146,7 @@ class Run:
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
         )
-        place, how = world.device, chosen(parallel, ranks=world.size)
+        place, how = world.device, chosen(parallel, ranks=world.on_paper or world.size)
         began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
@@ -194,7 +194,7 @@ class Run:
         architecture = {name: assembly.printed(held) for name, held in models.items()}
         nominal = float(sizes.batch_size)
         fsdp = None
-        if how.kind == "fsdp":
+        if how.kind == "fsdp" and not world.on_paper:
             fsdp, decisions = assembly.spread_models(models, decisions, world=world, parallel=how, nominal=nominal)
         state = assembly.built_state(models, decisions, clip=clipping(clip), ema=ema, world=world)
         if said is not None:

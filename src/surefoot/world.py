@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -48,6 +49,7 @@ class World:
     store: Store | None = None
     heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
+    on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
 
     @property
     def is_main(self) -> bool:
@@ -104,6 +106,8 @@ def joined(device: str, *, sharded: bool = False) -> World:
     A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
     processes than there are devices, and where the others do not come.
     """
+    if _paper.get():
+        return World(device_called(device), on_paper=_paper.get())
     place = placed(os.environ)
     if place.world_size == 1 and not sharded:
         return World(device_called(device))
@@ -152,8 +156,28 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextmanager
+def on_paper(ranks: int) -> Iterator[None]:
+    """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
+
+    Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
+
+    >>> with on_paper(512):
+    ...     world = joined("cpu")
+    >>> world.device, world.size, world.on_paper
+    (device(type='meta'), 1, 512)
+    """
+    before = _paper.set(ranks)
+    try:
+        yield
+    finally:
+        _paper.reset(before)
+
+
 def device_called(name: str) -> torch.device:
     """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
+    if _paper.get():
+        return torch.device("meta")
     if name == "auto":
         return (
             (torch.accelerator.current_accelerator() or torch.device("cpu"))
@@ -171,6 +195,7 @@ def device_called(name: str) -> torch.device:
     return device
 
 
+_paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
 _met: list[tuple[dist.ProcessGroup, Store, Heartbeat | Unheard]] = []  # the groups of this process, once it has joined
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 

@@ -40,13 +40,27 @@ settings.
   surefoot train images --preset fashion-mnist --data.path DIR
 """,
     "plan": """surefoot plan RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
+                                             [--world N]
 
 Show what train would run with the same arguments: settings and where each came
 from, parameters, how a batch is cut, learning rates, memory and time measured
 with one micro-batch, and whether the loss is the mean that it must be. Trains
 nothing and writes nothing.
 
+With --world it is about that many GPUs, and on paper: memory of each, bytes
+sent and the time of a step, for the run's --parallel and --sharding and for
+others, computed from shapes; nothing is allocated, and recipes read no data.
+
+  --world N             how many GPUs
+  --flops NUMBER        a second, of one GPU (default: 989e12 in bf16, an H100's)
+  --mfu FRACTION        of these that training uses (default: 0.4)
+  --gpu-memory SIZE     of one GPU (default: "80 GB")
+  --bandwidth SPEED     a GPU's to other nodes (default: "50 GB/s")
+  --node-bandwidth SPEED  to others of its node (default: "450 GB/s")
+  --node-size N         GPUs of a node (default: 8)
+
   surefoot plan gpt --batch-size 64 --micro-batch-size 8
+  surefoot plan gpt --preset gpt2-1558m --world 512 --parallel fsdp
 """,
     "find-lr": """surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from 1e-6] [--to 10]
 

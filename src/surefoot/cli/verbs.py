@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import processes, programs
+from surefoot.cli import paper, processes, programs
 from surefoot.cli.building import built, from_file, layers_below, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option, run_directory
@@ -33,9 +33,15 @@ def train(arguments: list[str]) -> None:
 
 
 def plan(arguments: list[str]) -> None:
-    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing."""
+    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing.
+
+    With `--world N` what it would need on so many GPUs: `cli/paper.py`.
+    """
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
+    if paper.asked(arguments):
+        paper.plan_on_paper(arguments)
+        return
     program = programs.found(arguments[0])
     rest, in_file = from_file(program, arguments[1:])
     if program.config is None:
