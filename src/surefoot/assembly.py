@@ -30,6 +30,7 @@ from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.synchronised_norms import synchronised
 from surefoot.timetable import Timetable
 
 Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -65,6 +66,16 @@ def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
     for name in found:
         models[name].train()
     return found
+
+
+def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
+    """The models with batch normalisation over all ranks; `ConfigError` where a rank could have nothing to normalise."""
+    if sizes.unit == "tokens":
+        raise ConfigError(
+            "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
+            "  leave it out, or give batch_size in samples"
+        )
+    return synchronised(models)
 
 
 def built_state(

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from surefoot import assembly, snapshot
+from surefoot.activations import How, compute_again
 from surefoot.assembly import Built, Model
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
@@ -64,6 +65,10 @@ class Run:
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    activation_checkpointing: "blocks" computes the model's repeated blocks again in the backward pass instead of keeping what is in
+        them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
+        by name or class. Changes no bit.
+    sync_batch_norm: on CUDA, batch normalisation over the micro-batches of all processes together.
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
@@ -91,6 +96,9 @@ class Run:
         clip: str = "norm 1.0",
         precision: str = "auto",
         compile: bool = False,
+        activation_checkpointing: How = "off",
+        checkpointed_blocks: Sequence[str] | None = None,
+        sync_batch_norm: bool = False,
         device: str = "auto",
         workers: int = 0,
         deterministic: bool = False,
@@ -124,6 +132,9 @@ class Run:
             schedule=schedule,
             clip=clip,
             precision=precision,
+            activation_checkpointing=activation_checkpointing,
+            checkpointed_blocks=checkpointed_blocks,
+            sync_batch_norm=sync_batch_norm,
             device=device,
             workers=workers,
             log_every=log_every,
@@ -177,7 +188,13 @@ class Run:
                 said.say(
                     f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
                 )
+        if sync_batch_norm:
+            models = assembly.with_synchronised_norms(models, sizes)
+            if said is not None:
+                said.say("note: sync_batch_norm changes nothing in one process")
         state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, device=place)
+        if activation_checkpointing != "off":  # after averages have copied the models: these compute no gradient
+            compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
         if said is not None:
             for line in assembly.notes(state.trained, schedule):
                 said.say(f"note: {line}")
@@ -220,6 +237,7 @@ class Run:
                 "compile": compile,
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
+                **({"sync_batch_norm": True} if sync_batch_norm else {}),
                 "init": None if init is None else str(Path(init).resolve()),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
                 "plateau": None
