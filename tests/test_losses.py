@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from surefoot.errors import ConfigError
-from surefoot.losses import chunked_cross_entropy, cross_entropy, linear_cross_entropy, scalar
+from surefoot.loss_sum import scalar
+from surefoot.losses import chunked_cross_entropy, cross_entropy, linear_cross_entropy
 from surefoot.means import Mean, summed
 
 CLASSES, CHANNELS = 7, 5

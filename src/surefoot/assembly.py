@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
-from surefoot.batching import Batching, batching
+from surefoot.batching import Batching, batching, one_each
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
@@ -27,11 +27,13 @@ from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.parallel import refuse_ranks
 from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.synchronised_norms import synchronised
 from surefoot.timetable import Timetable
+from surefoot.world import World
 
 Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Model = nn.Module | Callable[[], nn.Module]
@@ -84,7 +86,7 @@ def built_state(
     *,
     clip: Clip,
     ema: float | None,
-    device: torch.device,
+    world: World,
 ) -> State:
     """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
@@ -117,9 +119,11 @@ def built_state(
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
         limits = clipping_of(clip, models[name], parameters)
-        trained[name] = Trained(made, parameters, skipping(made, device), limits, torch.zeros((), device=device))
+        trained[name] = Trained(
+            made, parameters, skipping(made, world.device), limits, torch.zeros((), device=world.device)
+        )
     averages = {name: kept for name in trained if (kept := _averages(models[name], trained[name].optimizer, ema))}
-    return State(models, trained, averages, buffers=BatchStatistics(models.values()))
+    return State(models, trained, averages, buffers=BatchStatistics(models.values(), world=world))
 
 
 def _averages(model: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None) -> Averages | None:
@@ -179,9 +183,22 @@ def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict
     return {"name": type(made).__name__, **plain, "groups": groups}
 
 
-def planned_sizes(train: Any, batch_size: int | str, micro_batch_size: int | str | None) -> Batching:
-    """The sizes of a step and its micro-batches; tokens only where the samples differ in length."""
+def planned_sizes(
+    train: Any,
+    batch_size: int | str,
+    micro_batch_size: int | str | None,
+    *,
+    ranks: int = 1,
+    began: int | str | None = None,
+) -> Batching:
+    """The sizes of a step and its micro-batches; tokens only where the samples differ in length.
+
+    Without a `micro_batch_size` each of `ranks` makes one; a run that has begun keeps the size it began with.
+    """
+    if micro_batch_size is None:
+        micro_batch_size = began or one_each(batch_size, ranks=ranks)
     sizes = batching(batch_size, micro_batch_size)
+    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size)
     if sizes.unit == "samples":
         return sizes
     if not isinstance(train, Lengthy):

@@ -12,11 +12,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from surefoot.world import World
+
 
 class BatchStatistics:
-    """The buffers in the state of some models (default: none), from the start of a step to its end."""
+    """The buffers in the state of some models (default: none), from the start of a step to its end; the mean is over all ranks."""
 
-    def __init__(self, models: Iterable[nn.Module] = ()) -> None:
+    def __init__(self, models: Iterable[nn.Module] = (), *, world: World | None = None) -> None:
+        self.world = world if world is not None and world.size > 1 else None
         self.owners = [
             (module, name)
             for model in models
@@ -32,15 +35,15 @@ class BatchStatistics:
         """Before each forward pass: remember the buffers (first pass of a step), or put them back (later ones)."""
         if not self.owners:
             return
-        if self.passes == 0:
+        if not self.before:
             self.before = [buffer.detach().clone() for buffer in self.tensors()]
         else:
             for buffer, before in zip(self.tensors(), self.before, strict=True):
                 buffer.detach().copy_(before)
 
-    def end_pass(self) -> None:
-        """After each forward and backward pass: add what it changed."""
-        if not self.owners:
+    def end_pass(self, *, counted: bool = True) -> None:
+        """After each forward and backward pass: add what it changed, unless nothing was counted in it."""
+        if not self.owners or not counted:
             return
         self.passes += 1
         changes = [
@@ -59,15 +62,51 @@ class BatchStatistics:
 
     def finish(self, skipped: Tensor) -> None:
         """At the update: the mean over the passes, or what was before where `skipped` (1.0 on the device) says so."""
-        if self.passes == 0:  # no model has buffers, or a step with nothing to count
+        if not self.before:  # no model has buffers, or a step with nothing to count
             return
         applied = skipped == 0
+        if self.world is not None:
+            self._finish_together(self.world, applied)
+            return
         for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
             # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
             averaged = self.passes > 1 and buffer.is_floating_point()
             after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
             buffer.detach().copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
+
+    def _finish_together(self, world: World, applied: Tensor) -> None:
+        """As `finish`, over the passes of all ranks; counters too move by the mean of their changes. Collective."""
+        live = [
+            (buffer, before, change)
+            for buffer, before, change in zip(self.tensors(), self.before, self._own_changes(), strict=True)
+            if buffer.dtype != torch.bool
+        ]
+        wide = torch.float32 if applied.device.type == "mps" else torch.float64
+        told = torch.cat(
+            [change.reshape(-1).to(wide) for _, _, change in live]
+            + [torch.full_like(applied, self.passes, dtype=wide).reshape(1)]
+        )
+        world.add_up(told)
+        changes, passes = torch.split(told[:-1], [before.numel() for _, before, _ in live]), told[-1].clamp(min=1)
+        for (buffer, before, _), change in zip(live, changes, strict=True):
+            mean = (change / passes).reshape(before.shape)
+            moved = (
+                (before + mean).to(before.dtype)
+                if before.is_floating_point()
+                else before + mean.round().to(before.dtype)
+            )
+            buffer.detach().copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
+        self.before, self.changes, self.passes = [], [], 0
+
+    def _own_changes(self) -> list[Tensor]:
+        """What the passes of this rank changed in all; of no pass nothing."""
+        if not self.passes:
+            return [torch.zeros_like(before) for before in self.before]
+        return [
+            change if before.is_floating_point() or before.dtype == torch.bool else (change - before) * self.passes
+            for change, before in zip(self.changes, self.before, strict=True)
+        ]
 
     def undo(self) -> None:
         """Put back what passes changed that no update followed; nothing where there were none."""

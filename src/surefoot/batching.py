@@ -78,6 +78,25 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
     return Batching(whole, piece, unit)
 
 
+def one_each(batch_size: int | str, *, ranks: int) -> int | str:
+    """The micro-batch size with which each rank makes one micro-batch of a step; raises `ConfigError` where there is none.
+
+    >>> one_each(64, ranks=2), one_each("4096 tokens", ranks=4)
+    (32, '1024 tokens')
+    """
+    whole, unit = _parsed("batch_size", batch_size)
+    if whole < 1 or whole % ranks == 0:
+        return whole // ranks if unit == "samples" else f"{whole // ranks} tokens"
+    able = [number for number in range(1, whole + 1) if whole % number == 0]
+    below = max(number for number in able if number < ranks)
+    above = min((number for number in able if number > ranks), default=below)
+    raise ConfigError(
+        f"batch_size = {batch_size} cannot be shared evenly by {ranks} ranks\n"
+        f"  nearest that can: {below}{f' or {above}' if above != below else ''} ranks; or batch_size"
+        f" {_written(-(-whole // ranks) * ranks, unit)}"
+    )
+
+
 def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise ConfigError(f'{name} = {size!r}: a whole number of samples is needed, or a text such as "4096 tokens"')

@@ -19,7 +19,7 @@ from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Joined, Schedule
 from surefoot.stopping import EarlyStopping
 from surefoot.synchronised_norms import check_device
-from surefoot.world import one_process
+from surefoot.world import device_called
 
 _SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
@@ -94,7 +94,7 @@ def check_settings(
         check(lambda: check_decay(ema))
     check(lambda: _check_plateau(plateau, plateau_factor, early_stopping))
     check(lambda: check_how(activation_checkpointing, checkpointed_blocks))
-    place = check(lambda: one_process(device).device)
+    place = check(lambda: device_called(device))
     if place is not None:
         check(lambda: chosen_precision(precision, place))
         if sync_batch_norm:

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from surefoot.errors import ConfigError
-from surefoot.means import Mean, add_each
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.means import Mean, add_each, summed
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.world import World
 
 _LARGEST_EXPONENT = 709.0  # math.exp of more overflows
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
@@ -78,6 +79,8 @@ class Counted(Protocol):
     def batch(self) -> Any: ...  # noqa: D102
     @property
     def count(self) -> int: ...  # noqa: D102
+    @property
+    def void(self) -> bool: ...  # noqa: D102
 
 
 def accuracy(model: Any, batch: Any) -> Mean:
@@ -111,28 +114,44 @@ def scored(
     outputs: Callable[[Any, Any], list[Any]] | None = None,
     judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Mean of every score over all batches, and what `judge` makes of all `outputs`; waits for the device once, at the end,
     unless `outputs` does.
 
     Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
     weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.
+
+    Of several ranks in a `world` each gives its own batches, equally many (see `data.feed.in_order`), and finds the same: sums
+    over all of them, judged by rank 0. Collective then, and `stop` must be agreed.
     """
+    rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     sums: dict[str, Mean] = {}
-    collected: list[Any] = []
+    collected: list[list[Any]] = []
+    diverged: DivergedError | None = None
     modules = list(model.values()) if isinstance(model, dict) else [model]
     key = stream_key(seed, "evaluate")
     with untouched(), torch.no_grad(), evaluation_mode(modules):
         for place, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
-            seed_generators(fold(key, place))
-            with precision.autocast():
-                found = _counted(model, batch, loss=loss, scores=scores)
-                if outputs is not None:
-                    collected += outputs(model, batch.batch)
-            add_each(sums, found)
-    judged = {} if judge is None else _judged(judge(collected))
+            if diverged is not None:
+                continue  # the other ranks go on, and ask too
+            seed_generators(fold(key, place * ranks + rank))
+            try:
+                with precision.autocast():
+                    found = _counted(model, batch, loss=loss, scores=scores)
+                    made = [] if outputs is None else outputs(model, batch.batch)
+            except DivergedError as problem:
+                if ranks == 1:
+                    raise
+                diverged = problem
+                continue
+            add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.void else found)
+            collected.append([] if batch.void else made)
+    if world is not None and ranks > 1:
+        return _together(world, sums, collected, judge=judge, diverged=diverged)
+    judged = {} if judge is None else _judged(judge([output for made in collected for output in made]))
     return {name: float(mean.value) for name, mean in sums.items()} | judged
 
 
@@ -179,6 +198,33 @@ def numbers(found: Mapping[str, Any]) -> dict[str, float]:
     {'accuracy': 0.5}
     """
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _together(
+    world: World,
+    sums: Mapping[str, Mean],
+    collected: list[list[Any]],
+    *,
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None,
+    diverged: DivergedError | None,
+) -> dict[str, Any]:
+    """Sums and outputs of all ranks, as one process would have found them."""
+    own = {name: (float(mean.total), float(mean.count)) for name, mean in sums.items()}
+    told = world.gathered({"sums": own, "diverged": None if diverged is None else str(diverged)})
+    for other in told:
+        if other["diverged"] is not None:
+            raise DivergedError(other["diverged"])
+    names = list(dict.fromkeys(name for other in told for name in other["sums"]))
+    found: dict[str, Any] = {}
+    for name in names:
+        parts = [Mean(*other["sums"][name]) for other in told if name in other["sums"]]
+        found[name] = float(summed(parts).value)
+    if judge is None:
+        return found
+    of_ranks = world.gathered_outputs(collected)
+    in_order = [output for round_ in zip(*of_ranks, strict=True) for made in round_ for output in made]
+    judged: dict[str, Any] = world.from_main(_judged(judge(in_order)) if world.is_main else None)
+    return found | judged
 
 
 def _judged(found: Mapping[str, Any]) -> dict[str, Any]:

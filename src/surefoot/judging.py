@@ -10,7 +10,7 @@ from surefoot.errors import ConfigError
 from surefoot.evaluate import Split, scored
 from surefoot.evaluate import numbers as of_numbers
 from surefoot.precision import precision as chosen_precision
-from surefoot.world import one_process
+from surefoot.world import device_called
 
 _BATCH_SIZE = 16  # where the split names none; changes no score
 
@@ -31,7 +31,7 @@ def split_scores(
     if split.loss:
         raise ConfigError("split_scores: outside a run there is no loss to score: write Split(..., loss=False)")
     check_split("split", split.dataset, seed=seed)
-    place = one_process(device).device
+    place = device_called(device)
     numbers = chosen_precision(precision, place)
     batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
     with numbers.numerics():

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.errors import ConfigError
-from surefoot.losses import scalar
+from surefoot.loss_sum import LossSum
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.averages import Averages
 from surefoot.optimizers.clipping import Clipping
 from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
 from surefoot.optimizers.skipping import Skip
+from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
 from surefoot.schedules import Factors
@@ -42,6 +43,7 @@ class Task:
     precision: Precision
     factors: Factors  # step -> factor on each group's base rate
     max_bad_steps: int
+    ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
 
 
 @dataclass
@@ -170,44 +172,34 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     dictionary of further `Mean`s to log. However the batch is cut, the gradient is that of its total divided once by its
     count. Each micro-batch draws its random numbers from (seed, step, its index): a second call in a step repeats them.
     """
-    task, state = step.task, step.state
+    task, state, ranks = step.task, step.state, step.task.ranks
     loss = loss or task.loss
     if loss is None:
         raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
-    nominal = sum(micro_batch.count for micro_batch in step.micro_batches) or 1
+    sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
     scale = task.precision.loss_scale
-    total: Tensor | None = None
-    counted: Tensor | float | None = None  # by the loss itself; None as long as the host's counts hold
-    plain = 0  # counted on the host alone
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
-        if micro_batch.count == 0:
+        counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]
+        if not ranks.start_pass(counted=counted, last=last):
             continue
         state.buffers.start_pass()
         with task.precision.autocast():
             result = loss(task.forward, micro_batch.batch)
-        if isinstance(result, tuple):
-            result, further = result
-            refuse_own(further)
-            add_each(step.logged, further)
-        if isinstance(result, Mean):
-            part = scalar(result.total) / nominal
-            counted = result.count if counted is None else counted + result.count
-        else:
-            share = micro_batch.count / nominal
-            part = scalar(result) if share == 1.0 else scalar(result) * share
-            plain += micro_batch.count
-        (part if scale is None else part * scale.scale).backward()  # type: ignore[no-untyped-call]
-        total = part.detach() if total is None else total + part.detach()
-        state.buffers.end_pass()
+        part, further = sums.add(result, micro_batch.count)
+        add_each(step.logged, further)
+        if last:
+            ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)
+        ranks.started(part, None if scale is None else scale.scale).backward()  # type: ignore[no-untyped-call]
+        state.buffers.end_pass(counted=counted)
 
-    total = torch.zeros((), device=task.precision.device) if total is None else total
-    counted = counted + plain if counted is not None and plain else counted
-    factor = correction(nominal, counted, like=total)
-    mean = total if counted is None else total * factor
+    total = torch.zeros((), device=task.precision.device) if sums.total is None else sums.total
+    total, total_count = ranks.summed(total, sums.counted)
+    factor = correction(sums.nominal, total_count, like=total)
+    mean = total if total_count is None else total * factor
     step.pending = (mean, factor)
     if step.loss is None:
-        step.loss, step.count = mean, nominal if counted is None else counted
+        step.loss, step.count = mean, sums.nominal if total_count is None else total_count
     return mean
 
 
@@ -234,7 +226,7 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
-    step.norms[name] = norm = gradient_norm(gradients, factor=factor)
+    step.norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
     # an overflow that a smaller scale may cure is skipped, but is no sign of divergence

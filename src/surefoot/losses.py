@@ -5,8 +5,6 @@ What a user's own loss may return is also checked here; what is done with it sta
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -125,24 +123,6 @@ def _refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Non
             f"cross-entropy of a head: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
             f"{tuple(targets.shape)} do not fit: give (..., channels), (classes, channels) and (...)"
         )
-
-
-def scalar(loss: Any) -> Tensor:
-    """A loss that a step can start from: one number that depends on a parameter; anything else is a `ConfigError`."""
-    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
-        return loss
-    if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...) or the like"
-        )
-    if loss.ndim > 0:
-        raise ConfigError(
-            f"the loss is not one number but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
-            "  or surefoot.Mean(total, count) where targets are not one per sample"
-        )
-    raise ConfigError(
-        "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
-    )
 
 
 def _counted(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothing: float) -> Mean:

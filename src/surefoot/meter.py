@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.means import Mean
+from surefoot.world import World
 
 
 class Measured(Protocol):
@@ -82,6 +83,20 @@ class Meter:
         for name, table in logged.items():
             values[name] = float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
         return Window(values, [int(index) for index in step[~applied]])
+
+    def collect(self, world: World) -> None:
+        """Hand the values that were logged on any rank to rank 0, in the order of steps and ranks; collective.
+
+        The rows are the same on every rank: loss, count and norm are of the whole step.
+        """
+        if world.size == 1:
+            return
+        own = {name: table.tolist() for name, table in self.logged_table().items()}
+        told = world.gathered(own)
+        found = [
+            (int(row[0]), {name: Mean(*row[1:])}) for other in told for name, rows in other.items() for row in rows
+        ]
+        self.logged = sorted(found, key=lambda pair: pair[0]) if world.is_main else []
 
     def table(self) -> Tensor:
         """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""

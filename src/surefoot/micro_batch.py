@@ -22,3 +22,5 @@ class MicroBatch:
     """The samples, by their place in the data set."""
     epochs: NDArray[np.int64]
     """The pass over the data that each belongs to."""
+    void: bool = False
+    """Read only to keep step with other ranks: what is found of it is dropped."""

@@ -32,6 +32,9 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in trained)
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
+    world, how = parts.world, parts.parallel.kind
+    if world.size > 1:
+        cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"going on at step {step}" if step else "from step 0"
     if parts.state.rate_factor < 1:
@@ -44,7 +47,8 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
         f"data    {''.join(f'{line}; ' for line in parts.about_data[:1])}{plan.samples:,} samples a pass; "
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
-        f"device  {device}, {parts.whole.precision.name}{why}{threads}",
+        f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
+        f" {parts.whole.precision.name}{why}{threads}",
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
     if sizes.unit == "samples" and sizes.batch_size > plan.samples:

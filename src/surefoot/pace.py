@@ -1,4 +1,5 @@
-"""How long a forward and backward pass takes here; and which number format makes it quickest, where a run leaves that open.
+"""Passes before the first step: how long one takes here, which number format is quickest where a run leaves that open, and
+one that makes ranks ready.
 
 Whatever is measured changes nothing: parameters, buffers, gradients and the random generators are as they were.
 """
@@ -8,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.gradients import clear
+from surefoot.parallel import Alone
 from surefoot.parts import Parts
 from surefoot.seeding import untouched
 
@@ -33,6 +36,23 @@ def passed(parts: Parts, micro_batch: MicroBatch) -> tuple[float, int, float]:
     return took_s, int(step.count), loss
 
 
+def make_ready(parts: Parts) -> None:
+    """Where several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
+
+    DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
+    resumed run, whose first pass is another, would round otherwise.
+    """
+    if parts.world.size == 1 or parts.task.loss is None:
+        return
+    micro_batch = next((held for held in parts.supply.again(parts.state.step) if len(held.ids)), None)
+    if parts.world.from_main(micro_batch is None) or micro_batch is None:  # no data: the first step will say why
+        return
+    with untouched(), parts.numerics():
+        forward_backward(Step(parts.state.step, [replace(micro_batch, count=0)], parts.task, parts.state))
+    clear(parts.state.parameters)
+    parts.state.buffers.undo()
+
+
 def settle_precision(parts: Parts) -> str | None:
     """Choose between fp32 and bf16 for a run that has not begun and says "auto", and say why; None where it is settled.
 
@@ -44,22 +64,31 @@ def settle_precision(parts: Parts) -> str | None:
     if not precision.open:
         return None
     numbers = sum(parameter.numel() for parameter in parts.state.parameters)
-    if parts.task.loss is None or parts.compiled or numbers < _WORTH_ASKING:
+    if parts.task.loss is None or parts.compiled or numbers < _WORTH_ASKING or parts.parallel.kind == "fsdp":
         precision.settle("fp32")
         return None
+    name, why = parts.world.from_main(_measured(parts) if parts.world.is_main else None)
+    if name is None:
+        return None
+    precision.settle(name)
+    parts.described["precision"] = name
+    return str(why)
+
+
+def _measured(parts: Parts) -> tuple[Literal["fp32", "bf16"] | None, str]:
+    """Measure here, in this process alone."""
     micro_batch = next((held for held in parts.supply.again(0) if held.count), None)
     if micro_batch is None:  # the data cannot be read; the first step will say why
-        return None
+        return None, ""
+    models: dict[str, Any] = dict(parts.state.models)
+    alone = replace(parts.task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
     try:
         with untouched(), parts.numerics(), _left_open(parts):
-            found, why = _quickest(parts, micro_batch)
+            return _quickest(replace(parts, task=alone), micro_batch)
     except Exception:  # it will come again in the first step, where it is explained and reported
         clear(parts.state.parameters)
         parts.state.buffers.undo()
-        found, why = "fp32", "auto: not measured"
-    precision.settle(found)
-    parts.described["precision"] = found
-    return why
+        return "fp32", "auto: not measured"
 
 
 def _quickest(parts: Parts, micro_batch: MicroBatch) -> tuple[Literal["fp32", "bf16"], str]:

@@ -1,1 +1,324 @@
-"""DDP and FSDP2: the only file that names them."""
+"""How one run is made by several processes: the setting that chooses it, and what a step shares with the other ranks.
+
+This file and `fully_sharded.py` are the only ones that name DDP and FSDP2.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from surefoot.errors import ConfigError
+from surefoot.world import World
+
+KINDS = ("none", "ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How the ranks of a run work together; made by `ddp` or `fsdp`, which say what the fields mean."""
+
+    kind: Literal["none", "ddp", "fsdp"]
+    synchronise: Literal["last", "every"] = "last"
+    unused: bool = False
+    blocks: Literal["auto"] | Sequence[str] = "auto"
+    reshard: bool = True
+    offload: bool = False
+    gather: Literal["fp32", "bf16"] = "fp32"
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
+            f"synchronise = {self.synchronise!r}: last or every": self.synchronise not in ("last", "every"),
+            f"gather = {self.gather!r}: fp32 or bf16": self.gather not in ("fp32", "bf16"),
+            f"replicas = {self.replicas}: how many times the model is held, 1 or more": self.replicas < 1,
+        }
+        if any(wrong.values()):
+            raise ConfigError("\n".join(problem for problem, found in wrong.items() if found))
+
+
+def ddp(*, synchronise: Literal["last", "every"] = "last", unused: bool = False) -> Parallel:
+    """Every rank holds the whole model; gradients are added up while the backward pass still runs (Li et al. 2020).
+
+    `synchronise`: with the last micro-batch of a step only, or with every one. `unused`: parameters that get no gradient are
+    allowed; without it they are named at the start. https://arxiv.org/abs/2006.15704
+
+    >>> ddp().kind
+    'ddp'
+    """
+    return Parallel("ddp", synchronise, unused)
+
+
+def fsdp(
+    *,
+    synchronise: Literal["last", "every"] = "every",
+    unused: bool = False,
+    blocks: Literal["auto"] | Sequence[str] = "auto",
+    reshard: bool = True,
+    offload: bool = False,
+    gather: Literal["fp32", "bf16"] = "fp32",
+    replicas: int = 1,
+) -> Parallel:
+    """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
+
+    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks`: what is gathered together: the model's
+    own repeated blocks, or modules by name. `reshard`: let gathered weights go after the forward pass, and gather them again for
+    the backward one. `synchronise`: every micro-batch adds to sharded gradients, or they are held whole until the last.
+    `offload`: keep the parts on the CPU and update there. `gather`: in which format weights travel and compute. `replicas`: so
+    many groups of ranks hold the model each (a 2-D mesh).
+
+    >>> fsdp(replicas=2).replicas
+    2
+    """
+    return Parallel("fsdp", synchronise, unused, blocks, reshard, offload, gather, replicas)
+
+
+def chosen(parallel: str | Parallel, *, ranks: int) -> Parallel:
+    """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
+
+    >>> chosen("auto", ranks=1).kind, chosen("auto", ranks=2).kind
+    ('none', 'ddp')
+    """
+    if parallel == "auto":
+        parallel = "ddp" if ranks > 1 else "none"
+    match parallel:
+        case "ddp":
+            found = ddp()
+        case "fsdp":
+            found = fsdp()
+        case "none":
+            found = Parallel("none")
+        case Parallel():
+            found = parallel
+        case _:
+            raise ConfigError(f"parallel = {parallel!r}: one of auto, {', '.join(KINDS)}, or surefoot.fsdp(...)")
+    if found.kind == "none" and ranks > 1:
+        raise ConfigError(
+            f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
+            "  try: --parallel ddp, --parallel fsdp, or one process"
+        )
+    if ranks % found.replicas:
+        raise ConfigError(
+            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many"
+        )
+    return found
+
+
+def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str) -> None:
+    """Raise `ConfigError` where the micro-batches of a step cannot be divided among the ranks; names numbers that can."""
+    if pieces % ranks == 0:
+        return
+    able = [number for number in range(1, pieces + 1) if pieces % number == 0]
+    below = max(number for number in able if number < ranks)
+    above = min((number for number in able if number > ranks), default=None)
+    near = f"{below}" if above is None else f"{below} or {above}"
+    raise ConfigError(
+        f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
+        f"  nearest that can: {near} rank{'s' * (near != '1')}; or another --micro-batch-size"
+    )
+
+
+class Ranks(Protocol):
+    """What a step shares with the other processes. Nothing here waits for a device but where the CPU is it."""
+
+    nominal: float | None
+    """What losses are divided by on the way, the same on every rank; None: this process knows all counts of a step."""
+
+    def start_pass(self, *, counted: bool, last: bool) -> bool:
+        """Before each micro-batch of a step: whether its pass is made. What counts nothing is passed with gradients of 0."""
+        ...
+
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
+        """Before the last backward pass: begin to add the losses of all ranks up."""
+        ...
+
+    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        """What the backward pass starts from: a part of the loss, under the loss scale where there is one."""
+        ...
+
+    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
+        """After the last one: loss and count of all ranks; from now on each has the whole gradient, or its part of it."""
+        ...
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """The norm of the whole gradient, from that of what this rank holds."""
+        ...
+
+
+class Alone:
+    """One process: it has all micro-batches, and nothing is shared."""
+
+    nominal: float | None = None
+
+    def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
+        """What counts nothing is not passed at all."""
+        return counted
+
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
+        """Nothing to add."""
+
+    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        """The part itself, scaled."""
+        return part if scale is None else part * scale
+
+    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
+        """As they are."""
+        return total, counted
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """It is whole."""
+        return norm
+
+
+@dataclass
+class Sums:
+    """The loss and the count of all ranks: one small tensor that is added up while the last backward pass runs."""
+
+    world: World
+    held: Tensor | None = None
+    work: dist.Work | None = None
+
+    def begin(self, total: Tensor | None, counted: Tensor | float) -> None:
+        """Begin; the device is not waited for."""
+        device = self.world.device
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        self.held = torch.zeros(2, dtype=wide, device=device)
+        if total is not None:
+            self.held[0].copy_(total)
+        if isinstance(counted, Tensor):
+            self.held[1].copy_(counted)
+        else:
+            self.held[1].fill_(counted)
+        self.work = self.world.sum_begun(self.held)
+
+    def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and count of all ranks; on the CPU this waits for the others, on a device the device does."""
+        assert self.held is not None  # every step has a last pass
+        if self.work is not None:
+            self.work.wait()
+        total, counted = self.held.unbind()
+        self.held = self.work = None
+        return total.to(like.dtype), counted
+
+
+class Called:
+    """A model as the loss calls it on one of several ranks: through what watches its gradients, else the model itself."""
+
+    def __init__(self, model: nn.Module, through: Any) -> None:
+        self.model, self.through = model, through
+        self.void = False  # what is passed counts nothing
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The model's outputs; where nothing is counted, gradients of 0 go back through them whatever the loss makes of them."""
+        outputs = self.through(*inputs, **named)
+        if self.void:
+            for tensor in pytree.tree_leaves(_opened(outputs)):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+        return outputs
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the model's own."""
+        return getattr(self.model, name)
+
+
+@dataclass
+class Ddp:
+    """Whole models on every rank, under `DistributedDataParallel`; see `ddp`.
+
+    Batch statistics are the step's own business (`batch_statistics.py`), so it broadcasts no buffers.
+    """
+
+    world: World
+    parallel: Parallel
+    nominal: float | None
+    called: dict[str, Called] = field(default_factory=dict)
+    wrapped: list[DistributedDataParallel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sums = Sums(self.world)
+
+    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
+        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
+        for name, model in models.items():
+            trained = any(parameter.requires_grad for parameter in model.parameters())
+            through = compiled[name]
+            if trained:
+                with warnings.catch_warnings():
+                    # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
+                    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+                    through = DistributedDataParallel(
+                        compiled[name],
+                        broadcast_buffers=False,
+                        init_sync=False,
+                        find_unused_parameters=self.parallel.unused,
+                        gradient_as_bucket_view=True,
+                    )
+                self.wrapped.append(through)
+            self.called[name] = Called(model, through)
+        return self.called
+
+    def start_pass(self, *, counted: bool, last: bool) -> bool:
+        """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""
+        together = last or self.parallel.synchronise == "every"
+        for through in self.wrapped:
+            through.require_backward_grad_sync = together
+        for called in self.called.values():
+            called.void = not counted
+        return counted or together
+
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
+        """Begin to add up loss and count."""
+        self.sums.begin(total, counted)
+
+    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        """Times the number of ranks: DDP takes the mean over them, and we want the sum."""
+        return part * self.world.size if scale is None else part * (scale * self.world.size)
+
+    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
+        """Loss and count of all ranks."""
+        return self.sums.end(total)
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """Every rank has the whole gradient."""
+        return norm
+
+
+def spread(
+    models: Mapping[str, nn.Module],
+    forwards: Mapping[str, Any],
+    *,
+    world: World,
+    parallel: Parallel,
+    nominal: float,
+) -> tuple[Ranks, dict[str, Any]]:
+    """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not."""
+    if parallel.kind == "ddp" and world.size > 1:
+        ranks = Ddp(world, parallel, nominal)
+        return ranks, dict(ranks.wrap(models, forwards))
+    return Alone(), dict(forwards)
+
+
+def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
+    """Give every rank rank 0's weights and buffers: a module that was built outside the run's seed differs. Collective."""
+    if world.size == 1:
+        return
+    for model in models.values():
+        for held in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(held.detach(), src=0)
+
+
+def _opened(outputs: Any) -> Any:
+    """Outputs with counted means taken apart, so that their tensors are found."""
+    from surefoot.means import Mean
+
+    return (outputs.total, outputs.count) if isinstance(outputs, Mean) else outputs

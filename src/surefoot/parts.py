@@ -6,25 +6,27 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
 
 import torch
 
-from surefoot.checkpoint.compare import differences, refuse_another_length, refuse_differences, refuse_other_data
+from surefoot.checkpoint.compare import differences, flat, refuse_another_length, refuse_differences, refuse_other_data
 from surefoot.checkpoint.format import Contents
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.loop import State, Task
+from surefoot.parallel import Parallel
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
-from surefoot.sinks import Screen
+from surefoot.sinks import RankLog, Screen
 from surefoot.snapshot import Whole, packed, refuse_incomplete
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
-from surefoot.world import deterministic_kernels
+from surefoot.world import World, deterministic_kernels
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Parts:
     timetable: Timetable
     schedule: Schedule | Joined  # in steps
     schedule_written: Schedule | Joined  # as it was given, percentages and all
-    device: torch.device
+    world: World
+    parallel: Parallel
     deterministic: bool
     compiled: bool
     described: dict[str, Any]
@@ -47,11 +50,17 @@ class Parts:
     directory: RunDirectory | None
     saving: Saving | None
     console: Screen | None
+    rank_log: RankLog | None  # where the console of a rank above 0 writes
     init: str | None
     sample: Callable[[Any], str] | None
     files: dict[str, str]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.world.device
 
     @property
     def state(self) -> State:
@@ -85,9 +94,23 @@ class Parts:
             evaluation_due=evaluation_due,
             ended=ended,
             first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
-            machine=machine(self.device, deterministic=self.deterministic),
+            machine=self.machine(),
             stopped_early=self.out_of_patience,
         )
+
+    def machine(self) -> dict[str, Any]:
+        """What equal bits depend on besides the configuration."""
+        of_ranks = {"ranks": self.world.size, "parallel": self.parallel.kind}
+        return machine(self.device, deterministic=self.deterministic) | of_ranks
+
+    def compared(self) -> dict[str, Any]:
+        """What must be the same on every rank, by dotted name."""
+        printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
+        out = None if self.directory is None else str(self.directory.path)
+        kind = {"parallel": str(self.parallel), "out": out, "deterministic": self.deterministic}
+        every = {f"{name}_every": text for name, text in self.timetable.written.items()}
+        kept = {"save_every": self.timetable.save.described(), "stop_after": self.timetable.stop_step}
+        return flat(self.described) | printed | kind | every | kept
 
     def going_on_from(self, found: Contents) -> Parts:
         """The same run as it goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
@@ -135,7 +158,7 @@ class Parts:
 
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
-        now = machine(self.device, deterministic=self.deterministic)
+        now = self.machine()
         other_machine = differences(found.state["machine"], now)
         before = found.state["scored"]
         other = [name for name in self.scored if name in before and self.scored[name] != before[name]]

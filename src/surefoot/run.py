@@ -30,20 +30,21 @@ from surefoot.errors import ConfigError
 from surefoot.evaluate import Split, numbers
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.parallel import Parallel, chosen, equal_from_main, spread
 from surefoot.parts import Parts
 from surefoot.plateau import Plateau, feedback
 from surefoot.precision import precision as chosen_precision
-from surefoot.saving import Saving
+from surefoot.saving import Saving, began_with
 from surefoot.schedules import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
-from surefoot.sinks import screen
+from surefoot.sinks import RankLog, screen
 from surefoot.sitting import Sitting
 from surefoot.snapshot import Whole
 from surefoot.stopping import EarlyStopping, watched
 from surefoot.supply import Supply
 from surefoot.timetable import timetable
-from surefoot.world import one_process
+from surefoot.world import joined
 
 
 class Run:
@@ -58,6 +59,7 @@ class Run:
     train: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, token `Windows`.
     batch_size: samples of one step, all micro-batches together; `micro_batch_size` of one forward and backward pass. Or
         "4096 tokens", padding included, for data that say how long each sample is (`lengths`).
+    parallel: how several processes work together: "auto" (DDP), "none", "ddp", "fsdp", or `surefoot.fsdp(...)` with its settings.
     count: targets in a batch over which the loss is a mean (default: its first dimension); called on the host.
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
@@ -100,6 +102,7 @@ class Run:
         checkpointed_blocks: Sequence[str] | None = None,
         sync_batch_norm: bool = False,
         device: str = "auto",
+        parallel: str | Parallel = "auto",
         workers: int = 0,
         deterministic: bool = False,
         log_every: str = "50 steps",
@@ -148,8 +151,12 @@ class Run:
             max_bad_steps=max_bad_steps,
             ema=ema,
         )
-        sizes = assembly.planned_sizes(train, batch_size, micro_batch_size)
-        place = one_process(device).device
+        world = joined(
+            device, sharded=parallel == "fsdp" or (isinstance(parallel, Parallel) and parallel.kind == "fsdp")
+        )
+        place, how = world.device, chosen(parallel, ranks=world.size)
+        began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
+        sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
         if compile and isinstance(plan, Buckets):
             raise ConfigError(
@@ -181,8 +188,10 @@ class Run:
         watch = watched(best, early_stopping, splits=steering)
         lowering = feedback(plateau, early_stopping, splits=steering)
 
-        said = screen(times.length.steps) if console else None
+        log = None if world.is_main else RankLog()
+        said = screen(times.length.steps, log) if console else None
         models = assembly.built_models(model, seed=seed, device=place)
+        equal_from_main(models, world)
         for name in assembly.set_to_train(models):
             if said is not None:
                 said.say(
@@ -190,9 +199,9 @@ class Run:
                 )
         if sync_batch_norm:
             models = assembly.with_synchronised_norms(models, sizes)
-            if said is not None:
+            if said is not None and world.size == 1:
                 said.say("note: sync_batch_norm changes nothing in one process")
-        state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, device=place)
+        state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, world=world)
         if activation_checkpointing != "off":  # after averages have copied the models: these compute no gradient
             compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
         if said is not None:
@@ -200,15 +209,17 @@ class Run:
                 said.say(f"note: {line}")
         number_format = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
+        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size))
         task = Task(
-            forward=forwards["model"] if list(models) == ["model"] else forwards,
+            forward=called["model"] if list(models) == ["model"] else called,
             loss=loss,
             key=stream_key(seed, "train"),
             precision=number_format,
             factors=in_steps.factors(times.length),
             max_bad_steps=max_bad_steps,
+            ranks=ranks,
         )
-        supply = Supply(train, plan, sizes, seed, place, workers, count, collate)
+        supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
         scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile)
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
@@ -222,7 +233,8 @@ class Run:
             timetable=times,
             schedule=in_steps,
             schedule_written=schedule,
-            device=place,
+            world=world,
+            parallel=how,
             deterministic=deterministic,
             compiled=compile,
             described={
@@ -249,8 +261,11 @@ class Run:
             architecture={name: assembly.printed(held) for name, held in models.items()},
             scored=scored,
             directory=directory,
-            saving=None if directory is None else Saving(directory, times, keep=keep, disk=disk, console=said),
+            saving=None
+            if directory is None
+            else Saving(directory, times, keep=keep, disk=disk, console=said, world=world),
             console=said,
+            rank_log=log,
             init=None if init is None else str(init),
             sample=sample,
             files=checked_files(files or {}),

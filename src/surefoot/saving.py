@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from surefoot.checkpoint.disk import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.directory import RunDirectory
+from surefoot.errors import CheckpointError
 from surefoot.sinks import Screen
 from surefoot.timetable import Timetable
+from surefoot.world import World
 
 _RETRY_S = 30.0  # after a save that failed
 
@@ -20,8 +24,16 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, keep: int, disk: Files, console: Screen | None
+        self,
+        directory: RunDirectory,
+        times: Timetable,
+        *,
+        keep: int,
+        disk: Files,
+        console: Screen | None,
+        world: World,
     ) -> None:
+        self.world = world
         keep_every = times.keep.due if times.keep else None
         self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)
         self.writer = Writer(self.store)
@@ -32,23 +44,32 @@ class Saving:
         self.longest_s = 0.0
 
     def due(self, done: int) -> bool:
-        """By steps, by the clock, because it was asked for, or because the last try failed a while ago."""
-        if self.asked or self.every.due(done) or (self.keep_every is not None and self.keep_every.due(done)):
-            return True
+        """By steps, or because it was asked for; the same on every rank."""
+        return self.asked or self.every.due(done) or (self.keep_every is not None and self.keep_every.due(done))
+
+    def wanted(self) -> bool:
+        """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
+        if not self.world.is_main:
+            return False
         since_s = time.monotonic() - self.begun_at
         if self.every.seconds is not None and since_s >= self.every.seconds:
             return True
         return self.writer.failed and since_s >= _RETRY_S
 
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
-        """Take a copy of the state and write it in the background; a failure of the one before is said now."""
+        """Take a copy of the state and write it in the background; a failure of the one before is said now.
+
+        Every rank calls it after the same step, and rank 0 writes.
+        """
         self.asked = False
         self.begun_at = time.monotonic()
         self.writer.wait()
         self.say_failure()
         contents = packed()
-        self.writer.submit(contents, protected=protected)
         self.begun_step = contents.step
+        if not self.world.is_main:
+            return
+        self.writer.submit(contents, protected=protected)
         if wait:
             self.writer.wait()
         self.longest_s = max(self.longest_s, time.monotonic() - self.begun_at)
@@ -66,11 +87,13 @@ class Saving:
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
         """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there."""
         self.writer.wait()
-        if self.begun_step != step or self.writer.failed or self.asked:
+        if self.world.from_main(self.begun_step != step or self.writer.failed or self.asked):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure()
-        if failure is not None:
-            raise failure
+        reason = self.world.from_main(None if failure is None else str(failure))
+        if reason is not None:
+            raise failure or CheckpointError(reason)
+        self.writer.saved = step
         if self.writer.not_pruned is not None:
             self._say(f"warning: {self.writer.not_pruned}")
 
@@ -79,14 +102,27 @@ class Saving:
         self.begun_step = self.writer.saved = step
 
     def newest(self) -> Contents | None:
-        """The newest intact checkpoint; damaged newer ones are named. None where there is none at all."""
-        found = self.store.newest_intact()
+        """The newest intact checkpoint, as rank 0 finds it; damaged newer ones are named. None where there is none at all."""
+        if not self.world.is_main:
+            return self._told()
+        try:
+            found = self.store.newest_intact()
+        except CheckpointError as problem:
+            self.world.from_main({"problem": str(problem)})
+            raise
+        self.world.from_main({"step": None if found is None else found[0].step})
         if found is None:
             return None
         contents, damaged = found
         for damage in damaged:
             self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
+
+    def _told(self) -> Contents | None:
+        told = self.world.from_main(None)
+        if "problem" in told:
+            raise CheckpointError(told["problem"])
+        return None if told["step"] is None else self.store.at(told["step"])
 
     def _say(self, text: str) -> None:
         if self.console is not None:
@@ -96,3 +132,16 @@ class Saving:
     def saved_step(self) -> int | None:
         """The last step that is safe, as far as this sitting knows."""
         return self.writer.saved
+
+
+def began_with(out: Path, batch_size: int | str, *, world: World) -> int | str | None:
+    """The micro-batch size of a run that is there, where its batches are as large; None where there is none. Collective."""
+    found: int | str | None = None
+    if world.is_main and (out / "checkpoints").is_dir():
+        with suppress(CheckpointError):  # it will be told when the run is opened
+            newest = Store(out / "checkpoints").newest_intact(only=())
+            described = newest[0].state["described"] if newest is not None else {}
+            if described.get("batch_size") == batch_size:
+                found = described.get("micro_batch_size")
+    told: int | str | None = world.from_main(found)
+    return told

@@ -55,6 +55,7 @@ class Scoring:
                 outputs=split.outputs,
                 judge=split.judge,
                 stop=stop,
+                world=self.supply.world,
             )
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}

@@ -7,22 +7,23 @@ signal handlers, torch's settings) lives here.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from surefoot import crash, divergence, narration, snapshot
+from surefoot.agreement import Agreement, refuse_unequal
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.clock import Deadline
-from surefoot.directory import RunDirectory, environment, machine
+from surefoot.directory import RunDirectory, environment
 from surefoot.errors import CheckpointError, ConfigError, SurefootError
 from surefoot.evaluations import Evaluations
 from surefoot.journal import Journal
 from surefoot.loop import Step, steps
-from surefoot.pace import settle_precision
+from surefoot.pace import make_ready, settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
 from surefoot.signals import Signals
@@ -43,7 +44,11 @@ class Sitting:
         self.feed = parts.supply.feed(workers=parts.supply.workers)
         self.first_step = 0
         self.precision_chosen: str | None = None  # why, where it was measured in this sitting
+        self.agreement = Agreement(parts.world, names=("signal", "stop", "save"))
+        self.ended_by: int | None = None  # a signal, on whichever rank
+        self.save_agreed = False
         self.asked_to_stop = False
+        self.asked_to_save = False
         self.skipped = 0  # steps, as far as the records tell
         self.running: Generator[Step] | None = None
         self.alone = False  # no code of the user's runs between steps
@@ -57,11 +62,13 @@ class Sitting:
         """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
         self.signals.install()
         try:
+            refuse_unequal(self.parts.world, self.parts.compared())
             self.settings.enter_context(self.parts.numerics())
             if self.parts.directory is not None and self.parts.saving is not None:
                 self._open_directory(self.parts.directory, self.parts.saving)
             else:
                 self._initialise()
+            make_ready(self.parts)
         except BaseException:
             self.release()
             raise
@@ -87,8 +94,9 @@ class Sitting:
         finally:
             self.release()
         stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
-        if self.signals.stop is not None and (problem is None or stopped_too):
-            raise SystemExit(128 + self.signals.stop) from problem
+        ended_by = self.signals.stop if self.parts.world.size == 1 else self.ended_by
+        if ended_by is not None and (problem is None or stopped_too):
+            raise SystemExit(128 + ended_by) from problem
 
     def release(self) -> None:
         """Give signals, settings and files back."""
@@ -102,20 +110,27 @@ class Sitting:
             last_first.callback(self.signals.restore)
 
     def _open_directory(self, directory: RunDirectory, saving: Saving) -> None:
-        directory.open()
+        main = self.parts.world.is_main
+        if main:
+            directory.open()
         found = saving.newest()
         if found is None:
             self._initialise()
-            directory.write_text("config.toml", self.configuration or narration.script_toml(self.parts.described))
-            for name, text in self.parts.files.items():
-                directory.write_text(name, text)
-            saving.finish(0, self.parts.packed)
+            if main:
+                directory.write_text("config.toml", self.configuration or narration.script_toml(self.parts.described))
+                for name, text in self.parts.files.items():
+                    directory.write_text(name, text)
+            saving.finish(0, self._packed)
         else:
             self._resume(found)
             saving.resumed(found.step)
-            if self.configuration is not None:
+            if main and self.configuration is not None:
                 directory.write_text("config.toml", self.configuration)
-        now = machine(self.parts.device, deterministic=self.parts.deterministic)
+        if self.parts.rank_log is not None:
+            self.parts.rank_log.open(directory.path / "logs" / f"rank-{self.parts.world.rank}.log")
+        if not main:
+            return
+        now = self.parts.machine()
         data = self.parts.described["data"]
         directory.add_sitting({"step": self.state.step, "machine": now, **environment(), "data": data})
         self.journal.open(directory, step=self.state.step, found=found)
@@ -141,11 +156,12 @@ class Sitting:
         if self.running is not None:
             self.running.close()  # a loop over a variable leaves it open
         self._catch_up()
-        if evaluations.end_due() and self.signals.stop is None:
+        self._take_notice(self.agreement.now(signal=self.signals.stop or 0))
+        if evaluations.end_due() and self.ended_by is None:
             if parts.saving is not None:  # first: scoring may take minutes, in which much can happen
                 parts.saving.finish(self.state.step, self._packed, protected=self._best)
             self.whole.clock.enter("evaluating")
-            evaluations.score_at_end(stop=lambda: self.signals.stop is not None)
+            evaluations.score_at_end(stop=self._told_to_stop)
             self.whole.clock.enter("saving")
         if parts.saving is not None:
             parts.doing("saving")
@@ -154,7 +170,7 @@ class Sitting:
         went_on = self.state.step > self.first_step or bool(evaluations.scores) or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
             evaluations.sample()
-        if went_on or self.signals.stop is not None:
+        if went_on or self.ended_by is not None:
             parts.say(narration.ending(parts, evaluations, skipped=self.skipped))
 
     def _catch_up(self) -> None:
@@ -246,12 +262,18 @@ class Sitting:
 
     @property
     def stopping(self) -> bool:
-        """True when no further step is to be made."""
-        asked = self.asked_to_stop or self.signals.stop is not None
-        if asked or self.state.step >= self.parts.timetable.stop_step or self.parts.out_of_patience:
+        """True when no further step is to be made; asked once before each step, by all ranks."""
+        if self.ended_by is not None or self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step:
             return True
-        saving_s = 0.0 if self.parts.saving is None else self.parts.saving.longest_s
-        return self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
+        saving = self.parts.saving
+        saving_s = 0.0 if saving is None else saving.longest_s
+        near = self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
+        asked = self.asked_to_stop or near
+        if self.parts.world.size == 1:
+            return asked or self.signals.stop is not None
+        agreed = self.agreement.exchange(signal=self.signals.stop or 0, stop=int(asked), save=int(self._save_wanted))
+        self._take_notice(agreed)
+        return bool(agreed["signal"] or agreed["stop"])
 
     def evaluate_due(self, done: int) -> bool:
         """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
@@ -264,7 +286,8 @@ class Sitting:
     def save_due(self, done: int) -> bool:
         """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
         saving = self.parts.saving
-        return saving is not None and (done == self.parts.length.steps or self.signals.save or saving.due(done))
+        asked = self._save_wanted if self.parts.world.size == 1 else self.save_agreed
+        return saving is not None and (done == self.parts.length.steps or asked or saving.due(done))
 
     def evaluate(self, step: Step) -> None:
         """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
@@ -275,6 +298,7 @@ class Sitting:
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
         self.logged_step = self.state.step
+        self.whole.meter.collect(self.parts.world)
         window = self.whole.meter.read()
         times = self.whole.clock.window()
         values: dict[str, Any] = dict(window.values)
@@ -295,12 +319,12 @@ class Sitting:
         """Have a checkpoint written when the step that is being made, or its body, is over."""
         if self.parts.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
-        self.parts.saving.asked = True
+        self.asked_to_save = True
 
     def save(self) -> None:
         """Copy the state and write it as a checkpoint in the background."""
         assert self.parts.saving is not None  # save_due says so
-        self.signals.save = False
+        self.signals.save = self.asked_to_save = self.save_agreed = False
         self.parts.saving.save(self._packed, protected=self._best)
 
     def _evaluate(self) -> None:
@@ -310,9 +334,24 @@ class Sitting:
             self.log()  # nothing can be added to it: the loss stands before the scores
             self.whole.clock.enter("evaluating")
         if self.evaluations.scores_due(done):
-            self.evaluations.score(stop=lambda: self.alone and self.signals.stop is not None)
+            self.evaluations.score(stop=self._told_to_stop if self.alone else lambda: False)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             self.evaluations.sample()
+
+    def _told_to_stop(self) -> bool:
+        """Whether a signal has come, on any rank; asked by all of them."""
+        self._take_notice(self.agreement.exchange(signal=self.signals.stop or 0))
+        return self.ended_by is not None
+
+    def _take_notice(self, agreed: Mapping[str, int]) -> None:
+        self.ended_by = self.ended_by or agreed["signal"] or None
+        self.save_agreed = self.save_agreed or bool(agreed["save"])
+
+    @property
+    def _save_wanted(self) -> bool:
+        """Whether this rank would save after this step: for a signal, the user's code, the clock."""
+        saving = self.parts.saving
+        return saving is not None and (self.signals.save or self.asked_to_save or saving.wanted())
 
     @property
     def _step(self) -> int:
@@ -326,5 +365,6 @@ class Sitting:
 
     def _packed(self) -> Contents:
         owed = self.evaluations
+        self.whole.meter.collect(self.parts.world)
         contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())

@@ -20,7 +20,7 @@ from surefoot.meter import BadSteps, Meter
 from surefoot.plateau import Feedback
 from surefoot.precision import Precision
 from surefoot.stopping import Watch
-from surefoot.world import one_process
+from surefoot.world import device_called
 
 _OF_STATE = {
     "described",
@@ -180,7 +180,7 @@ def load_weights(model: nn.Module, found: Contents, *, name: str = "model", devi
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
     contents.load_model(model, found.files[file], found.state["aliases"].get(name, {}), where=f"step {found.step}")
-    model.to(one_process(device).device).eval()
+    model.to(device_called(device)).eval()
 
 
 @contextmanager

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from surefoot.batching import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.data.feed import Feed, in_order
 from surefoot.data.plan import MicroBatches
 from surefoot.micro_batch import MicroBatch
 from surefoot.seeding import untouched
+from surefoot.world import World
 
 
 @dataclass(frozen=True)
@@ -24,26 +23,20 @@ class Supply:
     plan: MicroBatches
     sizes: Batching
     seed: int
-    device: torch.device
+    world: World
     workers: int
     count: Callable[[Any], int] | None
     collate: Callable[[list[Any]], Any] | None
 
     def feed(self, *, workers: int) -> Feed:
-        """Micro-batches by step, not yet started."""
-        return Feed(
-            self.dataset,
-            self.plan,
-            seed=self.seed,
-            device=self.device,
-            workers=workers,
-            count=self.count,
-            collate=self.collate,
-        )
+        """This rank's micro-batches by step, not yet started."""
+        share = self.plan.pieces // self.world.size
+        own = range(self.world.rank * share, (self.world.rank + 1) * share) if self.world.size > 1 else None
+        return self._feed(workers=workers, own=own)
 
     def again(self, step: int) -> Sequence[MicroBatch]:
-        """The micro-batches of any step, read once more; none where the data themselves cannot be read."""
-        feed = self.feed(workers=0)
+        """The micro-batches of any step, of all ranks, read once more; none where the data themselves cannot be read."""
+        feed = self._feed(workers=0, own=None)
         with untouched():
             try:
                 feed.start(step, stop=step + 1)
@@ -54,16 +47,30 @@ class Supply:
                 feed.close()
 
     def split(self, dataset: Any, *, batch_size: int | None, most: int | None = None) -> Iterator[MicroBatch]:
-        """Every sample of another data set once, in order; with `most` only so many batches, spread over it."""
+        """Every sample of another data set once, in order, shared with the other ranks; with `most` only so many batches, here."""
         return in_order(
             dataset,
             batch_size=batch_size or self._rows,
             seed=self.seed,
-            device=self.device,
+            device=self.world.device,
             workers=self.workers,
             count=self.count,
             collate=self.collate,
             most=most,
+            rank=self.world.rank if most is None else 0,
+            ranks=self.world.size if most is None else 1,
+        )
+
+    def _feed(self, *, workers: int, own: range | None) -> Feed:
+        return Feed(
+            self.dataset,
+            self.plan,
+            seed=self.seed,
+            device=self.world.device,
+            workers=workers,
+            count=self.count,
+            collate=self.collate,
+            own=own,
         )
 
     @property

@@ -30,8 +30,8 @@ def synchronised(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
     They are changed in place, but for a model that is itself a normalisation. Raises `ConfigError` where there are none.
 
-    >>> synchronised({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]
-    SyncBatchNorm(2, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+    >>> type(synchronised({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]).__name__
+    'SyncBatchNorm'
     """
     if not any(isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()):
         kinds = ", ".join(type(model).__name__ for model in models.values())

@@ -7,6 +7,7 @@ augmentation of a sample draws from (seed, epoch, sample), what couples samples 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from surefoot.data.gathering import gathering, is_tensors
-from surefoot.data.plan import Cut, Ids, InOrder, MicroBatches, Plan
+from surefoot.data.plan import Cut, EveryOther, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.reading import Collate, Reading, Workers
 from surefoot.data.samples import rows
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
@@ -29,6 +30,9 @@ class Feed:
     A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the
     host before it is moved: by default its first dimension. A data set that gathers whole batches (see `gathering`) is read
     in this process, whatever `workers` says; with `collate`, tensors are read one by one too.
+
+    `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
+    the samples of another, and a count of 0: each rank has to make a pass.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class Feed:
         workers: int = 0,
         count: Count | None = None,
         collate: Collate | None = None,
+        own: range | None = None,
     ) -> None:
         self.device, self.workers = device, workers
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
+        self.own, self.shared = own or range(self.plan.pieces), own is not None
         single = TensorDataset(*dataset) if is_tensors(dataset) else dataset
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
@@ -65,9 +71,7 @@ class Feed:
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gathers is None:
             pin = self.device.type == "cuda"
-            self.reads = Workers(
-                self.reading, first=step, stop=stop, pieces=self.plan.pieces, workers=self.workers, pin=pin
-            )
+            self.reads = Workers(self.reading, first=step, stop=stop, pieces=self.own, workers=self.workers, pin=pin)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step, which must follow the one asked for before."""
@@ -90,20 +94,24 @@ class Feed:
 
     def _made(self, step: int) -> list[MicroBatch]:
         made = []
-        for index, (ids, epochs) in enumerate(self.plan.micro_batches(step)):
-            if self.reads is not None:
-                batch = self.reads.next()
-            elif not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
-                batch = None
-            elif self.gathers is not None:
-                batch = self._gathered(step, ids, epochs)
-            else:
-                batch = self.reading.here(step, index)
+        pieces = self.plan.micro_batches(step)
+        for index in self.own:
+            ids, epochs = pieces[index]
+            batch = self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
+            if not len(ids) and self.shared:
+                other = next(place for place, (held, _) in enumerate(pieces) if len(held))
+                batch = self._read(step, other, *pieces[other])
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
             ids.flags.writeable = epochs.flags.writeable = False
             there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=self.pins)
             made.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return made
+
+    def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
+        """A micro-batch, read in this process."""
+        if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
+            return None
+        return self.reading.here(step, index) if self.gathers is None else self._gathered(step, ids, epochs)
 
     def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
         assert self.gathers is not None
@@ -128,14 +136,20 @@ def in_order(
     count: Count | None = None,
     collate: Collate | None = None,
     most: int | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Iterator[MicroBatch]:
     """Every sample of a data set once, first to last; the last batch holds what is left, and the workers end with it.
 
     A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `most` only
-    so many of the batches, spread evenly, and read in this process.
+    so many of the batches, spread evenly, and read in this process. Of several `ranks` each has every so-manieth batch, and
+    all have equally many: a batch that is too many is a `void` one.
     """
     samples = len(dataset[0]) if is_tensors(dataset) else len(dataset)
-    plan = InOrder(samples=samples, batch_size=batch_size)
+    batches = -(-samples // batch_size)
+    plan: Plan = InOrder(samples=samples, batch_size=batch_size)
+    if ranks > 1:
+        plan = EveryOther(plan, batches=batches, rank=rank, ranks=ranks)
     feed = Feed(
         dataset,
         plan,
@@ -145,7 +159,7 @@ def in_order(
         count=count,
         collate=collate if hasattr(dataset, "__getitem__") else None,
     )
-    steps = -(-samples // batch_size)
+    steps = -(-batches // ranks)
     try:
         if most is not None and most < steps:
             for place in range(most):
@@ -155,7 +169,8 @@ def in_order(
             return
         feed.start(0, stop=steps)
         for step in range(steps):
-            yield from feed.micro_batches(step)
+            (batch,) = feed.micro_batches(step)
+            yield replace(batch, void=True) if step * ranks + rank >= batches else batch
     finally:
         feed.close()
 

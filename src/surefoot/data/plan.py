@@ -151,6 +151,27 @@ class InOrder:
         return {"order": "in order", "samples": self.samples}
 
 
+class EveryOther:
+    """One rank's share of the batches of another plan: its own, then every so-manieth; the last one again where none is left.
+
+    >>> whole = InOrder(samples=5, batch_size=2)
+    >>> [EveryOther(whole, batches=3, rank=1, ranks=2).ids(step)[0].tolist() for step in range(2)]
+    [[2, 3], [4]]
+    """
+
+    def __init__(self, plan: Plan, *, batches: int, rank: int, ranks: int) -> None:
+        self.plan, self.batches, self.rank, self.ranks = plan, batches, rank, ranks
+        self.samples, self.batch_size = plan.samples, plan.batch_size
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        """The samples of this rank's batch, and their epochs."""
+        return self.plan.ids(min(step * self.ranks + self.rank, self.batches - 1))
+
+    def described(self) -> dict[str, Any]:
+        """That of the plan."""
+        return self.plan.described()
+
+
 def permutation(key: int, size: int, positions: Ids) -> Ids:
     """Where a keyed permutation of range(size) sends each of `positions`.
 

@@ -76,7 +76,9 @@ class Reading(Dataset[Any]):
 class Workers:
     """Loader processes that read micro-batches ahead, from one step up to another; they live until `close`."""
 
-    def __init__(self, reading: Reading, *, first: int, stop: int | None, pieces: int, workers: int, pin: bool) -> None:
+    def __init__(
+        self, reading: Reading, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
+    ) -> None:
         were = set(multiprocessing.active_children())
         with warnings.catch_warnings():
             # how many workers are too many is for whoever sets them to say
@@ -115,7 +117,9 @@ class Workers:
                 process.join()
 
 
-def _loader(reading: Reading, *, first: int, stop: int | None, pieces: int, workers: int, pin: bool) -> DataLoader[Any]:
+def _loader(
+    reading: Reading, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
+) -> DataLoader[Any]:
     return DataLoader(
         _Answers(reading),
         batch_size=None,
@@ -145,20 +149,20 @@ class _Answers(Dataset[Any]):
 
 
 class _Addresses:
-    """The addresses of all micro-batches of the steps from first up to stop: what a loader hands to its workers."""
+    """The addresses of some micro-batches of each of the steps from first up to stop: what a loader hands to its workers."""
 
-    def __init__(self, first: int, stop: int, pieces: int) -> None:
+    def __init__(self, first: int, stop: int, pieces: range) -> None:
         self.first, self.stop, self.pieces = first, stop, pieces
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         step = self.first
         while step < self.stop:
-            for index in range(self.pieces):
+            for index in self.pieces:
                 yield step, index
             step += 1
 
     def __len__(self) -> int:
-        return min((self.stop - self.first) * self.pieces, _ENDLESS)
+        return min((self.stop - self.first) * len(self.pieces), _ENDLESS)
 
 
 class _Start:

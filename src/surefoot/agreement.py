@@ -1,0 +1,75 @@
+"""What all ranks must do at the same step: told by each at one step, known to all at the next, and waited for by none.
+
+A signal reaches one process, a clock runs on each, a user's code may call `run.stop()` anywhere. The largest of what the ranks
+say counts. It travels on the CPU, beside whatever the device is doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from surefoot.errors import ConfigError
+from surefoot.world import World
+
+
+class Agreement:
+    """Whole numbers from 0 on, by name; one process agrees with itself at once.
+
+    >>> agreement = Agreement(World(torch.device("cpu")), names=("stop", "save"))
+    >>> agreement.exchange(stop=15)
+    {'stop': 15, 'save': 0}
+    """
+
+    def __init__(self, world: World, *, names: Sequence[str]) -> None:
+        self.world, self.names = world, tuple(names)
+        self.told: torch.Tensor | None = None
+        self.work: dist.Work | None = None
+
+    def exchange(self, **own: int) -> dict[str, int]:
+        """Tell the others, and hear what all ranks together said at the last call (0 at the first); collective."""
+        heard = self._heard()
+        told = [own.get(name, 0) for name in self.names]
+        if self.world.side is None:
+            return dict(zip(self.names, told, strict=True))
+        self.told = torch.tensor(told)
+        self.work = dist.all_reduce(self.told, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
+        return heard
+
+    def now(self, **own: int) -> dict[str, int]:
+        """As `exchange`, but wait for what the others say in this very call; what was still on its way is in it too."""
+        before = self.exchange(**own)
+        after = self._heard() if self.world.side is not None else before
+        return {name: max(before[name], after[name]) for name in self.names}
+
+    def _heard(self) -> dict[str, int]:
+        if self.work is None or self.told is None:
+            return dict.fromkeys(self.names, 0)
+        self.work.wait()
+        heard = dict(zip(self.names, self.told.tolist(), strict=True))
+        self.work = self.told = None
+        return heard
+
+
+def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a rank was started with other settings than rank 0: which field, which rank; collective.
+
+    `settings` are JSON by dotted name; their values are compared as they are written.
+    """
+    told = world.gathered({name: repr(value) for name, value in settings.items()})
+    problems = []
+    for rank, other in enumerate(told):
+        for name in dict.fromkeys([*told[0], *other]):
+            if told[0].get(name) != other.get(name):
+                problems.append(
+                    f"{name}: rank 0 has {told[0].get(name, 'none')}, rank {rank} has {other.get(name, 'none')}"
+                )
+    if problems:
+        more = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
+        raise ConfigError(
+            "the ranks were started with different configurations\n  "
+            + "\n  ".join([*problems[:3], *more, "start all of them with the same command and files"][:4])
+        )
