@@ -28,6 +28,7 @@ from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
 from surefoot.evaluate import Split, numbers
+from surefoot.first_pass import check_first_pass
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.parallel import Parallel, chosen, equal_from_main, spread
@@ -208,6 +209,10 @@ class Run:
             for line in assembly.notes(state.trained, schedule):
                 said.say(f"note: {line}")
         number_format = chosen_precision(precision, place)
+        supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
+        if loss is not None and (world.size > 1 or how.kind == "fsdp"):
+            kind = {"allow_unused": how.unused, "sharded": how.kind == "fsdp"}
+            check_first_pass(models, loss, supply.first(), precision=number_format, world=world, **kind)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
         ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size))
         task = Task(
@@ -219,7 +224,6 @@ class Run:
             max_bad_steps=max_bad_steps,
             ranks=ranks,
         )
-        supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
         scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile)
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
