@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
+    from surefoot.config.strategy import ddp, fsdp
     from surefoot.data.augmentation import Augmentation
     from surefoot.data.bpe import BpeTokenizer
     from surefoot.data.choices import Choices, Question, choice_accuracy, continuation_accuracy
@@ -120,12 +121,14 @@ __all__ = [
     "continuation_accuracy",
     "cross_entropy",
     "data",
+    "ddp",
     "encode_documents",
     "exponential",
     "find_batch",
     "find_lr",
     "forward_backward",
     "frozen",
+    "fsdp",
     "generate",
     "held_out_documents",
     "held_out_pairs",
@@ -177,6 +180,7 @@ _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
     "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
+    "config.strategy": ("ddp", "fsdp"),
     "classification": ("Classified", "classification_scores", "classified", "top_k_accuracy"),
     "data.augmentation": ("Augmentation",),
     "data.image_sets": ("ImageSets", "load_images"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.means import Mean, add_each, summed
+from surefoot.messages import Messages
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.world import World
@@ -128,6 +129,7 @@ def scored(
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     sums: dict[str, Mean] = {}
     collected: list[list[Any]] = []
+    void: list[bool] = []
     diverged: DivergedError | None = None
     modules = list(model.values()) if isinstance(model, dict) else [model]
     key = stream_key(seed, "evaluate")
@@ -148,9 +150,10 @@ def scored(
                 diverged = problem
                 continue
             add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.void else found)
-            collected.append([] if batch.void else made)
+            collected.append(made)
+            void.append(batch.void)
     if world is not None and ranks > 1:
-        return _together(world, sums, collected, judge=judge, diverged=diverged)
+        return _together(world, sums, collected, void, judge=judge, diverged=diverged)
     judged = {} if judge is None else _judged(judge([output for made in collected for output in made]))
     return {name: float(mean.value) for name, mean in sums.items()} | judged
 
@@ -204,6 +207,7 @@ def _together(
     world: World,
     sums: Mapping[str, Mean],
     collected: list[list[Any]],
+    void: list[bool],
     *,
     judge: Callable[[list[Any]], Mapping[str, Any]] | None,
     diverged: DivergedError | None,
@@ -221,8 +225,12 @@ def _together(
         found[name] = float(summed(parts).value)
     if judge is None:
         return found
-    of_ranks = world.gathered_outputs(collected)
-    in_order = [output for round_ in zip(*of_ranks, strict=True) for made in round_ for output in made]
+    counted = [not one for other in world.gathered(void) for one in other]  # void ones are the last in order
+    messages = Messages()
+    told = world.gathered([messages.written(made) for made in collected])
+    rounds = zip(*told, strict=True)
+    held = [messages.read(text) for round_ in rounds for text in round_][: sum(counted)]
+    in_order = [output for made in held for output in made]
     judged: dict[str, Any] = world.from_main(_judged(judge(in_order)) if world.is_main else None)
     return found | judged
 

@@ -91,8 +91,10 @@ class Evaluations:
             parts.saving.asked = True
 
     def sample(self) -> None:
-        """Record a sample; one that cannot be made ends no run."""
+        """Record a sample, made by rank 0; one that cannot be made ends no run."""
         assert self.parts.sample is not None
+        if not self.parts.world.is_main:
+            return
         self.parts.doing("sampling")
         try:
             text = self.parts.scoring.sample(self.parts.sample)

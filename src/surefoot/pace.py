@@ -7,6 +7,7 @@ Whatever is measured changes nothing: parameters, buffers, gradients and the ran
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,7 +48,9 @@ def make_ready(parts: Parts) -> None:
     micro_batch = next((held for held in parts.supply.again(parts.state.step) if len(held.ids)), None)
     if parts.world.from_main(micro_batch is None) or micro_batch is None:  # no data: the first step will say why
         return
-    with untouched(), parts.numerics():
+    with untouched(), parts.numerics(), warnings.catch_warnings():
+        # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(parts.state.step, [replace(micro_batch, count=0)], parts.task, parts.state))
     clear(parts.state.parameters)
     parts.state.buffers.undo()

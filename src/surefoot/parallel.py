@@ -6,9 +6,9 @@ This file and `fully_sharded.py` are the only ones that name DDP and FSDP2.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,101 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError
 from surefoot.world import World
-
-KINDS = ("none", "ddp", "fsdp")
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """How the ranks of a run work together; made by `ddp` or `fsdp`, which say what the fields mean."""
-
-    kind: Literal["none", "ddp", "fsdp"]
-    synchronise: Literal["last", "every"] = "last"
-    unused: bool = False
-    blocks: Literal["auto"] | Sequence[str] = "auto"
-    reshard: bool = True
-    offload: bool = False
-    gather: Literal["fp32", "bf16"] = "fp32"
-    replicas: int = 1
-
-    def __post_init__(self) -> None:
-        wrong = {
-            f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
-            f"synchronise = {self.synchronise!r}: last or every": self.synchronise not in ("last", "every"),
-            f"gather = {self.gather!r}: fp32 or bf16": self.gather not in ("fp32", "bf16"),
-            f"replicas = {self.replicas}: how many times the model is held, 1 or more": self.replicas < 1,
-        }
-        if any(wrong.values()):
-            raise ConfigError("\n".join(problem for problem, found in wrong.items() if found))
-
-
-def ddp(*, synchronise: Literal["last", "every"] = "last", unused: bool = False) -> Parallel:
-    """Every rank holds the whole model; gradients are added up while the backward pass still runs (Li et al. 2020).
-
-    `synchronise`: with the last micro-batch of a step only, or with every one. `unused`: parameters that get no gradient are
-    allowed; without it they are named at the start. https://arxiv.org/abs/2006.15704
-
-    >>> ddp().kind
-    'ddp'
-    """
-    return Parallel("ddp", synchronise, unused)
-
-
-def fsdp(
-    *,
-    synchronise: Literal["last", "every"] = "every",
-    unused: bool = False,
-    blocks: Literal["auto"] | Sequence[str] = "auto",
-    reshard: bool = True,
-    offload: bool = False,
-    gather: Literal["fp32", "bf16"] = "fp32",
-    replicas: int = 1,
-) -> Parallel:
-    """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
-
-    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks`: what is gathered together: the model's
-    own repeated blocks, or modules by name. `reshard`: let gathered weights go after the forward pass, and gather them again for
-    the backward one. `synchronise`: every micro-batch adds to sharded gradients, or they are held whole until the last.
-    `offload`: keep the parts on the CPU and update there. `gather`: in which format weights travel and compute. `replicas`: so
-    many groups of ranks hold the model each (a 2-D mesh).
-
-    >>> fsdp(replicas=2).replicas
-    2
-    """
-    return Parallel("fsdp", synchronise, unused, blocks, reshard, offload, gather, replicas)
-
-
-def chosen(parallel: str | Parallel, *, ranks: int) -> Parallel:
-    """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
-
-    >>> chosen("auto", ranks=1).kind, chosen("auto", ranks=2).kind
-    ('none', 'ddp')
-    """
-    if parallel == "auto":
-        parallel = "ddp" if ranks > 1 else "none"
-    match parallel:
-        case "ddp":
-            found = ddp()
-        case "fsdp":
-            found = fsdp()
-        case "none":
-            found = Parallel("none")
-        case Parallel():
-            found = parallel
-        case _:
-            raise ConfigError(f"parallel = {parallel!r}: one of auto, {', '.join(KINDS)}, or surefoot.fsdp(...)")
-    if found.kind == "none" and ranks > 1:
-        raise ConfigError(
-            f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
-            "  try: --parallel ddp, --parallel fsdp, or one process"
-        )
-    if ranks % found.replicas:
-        raise ConfigError(
-            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many"
-        )
-    return found
 
 
 def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str) -> None:
@@ -239,7 +147,7 @@ class Ddp:
     """
 
     world: World
-    parallel: Parallel
+    parallel: Strategy
     nominal: float | None
     called: dict[str, Called] = field(default_factory=dict)
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
@@ -298,7 +206,7 @@ def spread(
     forwards: Mapping[str, Any],
     *,
     world: World,
-    parallel: Parallel,
+    parallel: Strategy,
     nominal: float,
 ) -> tuple[Ranks, dict[str, Any]]:
     """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not."""

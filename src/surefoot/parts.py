@@ -14,11 +14,11 @@ import torch
 
 from surefoot.checkpoint.compare import differences, flat, refuse_another_length, refuse_differences, refuse_other_data
 from surefoot.checkpoint.format import Contents
+from surefoot.config.strategy import Strategy
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.loop import State, Task
-from surefoot.parallel import Parallel
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
@@ -41,7 +41,7 @@ class Parts:
     schedule: Schedule | Joined  # in steps
     schedule_written: Schedule | Joined  # as it was given, percentages and all
     world: World
-    parallel: Parallel
+    parallel: Strategy
     deterministic: bool
     compiled: bool
     described: dict[str, Any]

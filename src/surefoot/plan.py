@@ -147,10 +147,12 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
     world, pieces, size, unit = parts.world, sizes.pieces, sizes.micro_batch_size, sizes.unit
+    each = pieces // world.size
     per_epoch = length.samples_per_epoch / length.batch_size
     padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     lines = [
-        f"{sizes.batch_size:,} {unit} a step = {world.size} rank{'s' * (world.size > 1)} x {pieces // world.size} micro-batch{'es' if pieces > world.size else ''} x {size:,}",
+        f"{sizes.batch_size:,} {unit} a step = {world.size} rank{'s' * (world.size > 1)}"
+        f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *padded,
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",

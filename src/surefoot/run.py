@@ -23,6 +23,7 @@ from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings, json_settings
 from surefoot.config import clipping
+from surefoot.config.strategy import Kind, Strategy, chosen
 from surefoot.data.buckets import Buckets
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
@@ -31,7 +32,7 @@ from surefoot.evaluate import Split, numbers
 from surefoot.first_pass import check_first_pass
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.parallel import Parallel, chosen, equal_from_main, spread
+from surefoot.parallel import equal_from_main, spread
 from surefoot.parts import Parts
 from surefoot.plateau import Plateau, feedback
 from surefoot.precision import precision as chosen_precision
@@ -103,7 +104,7 @@ class Run:
         checkpointed_blocks: Sequence[str] | None = None,
         sync_batch_norm: bool = False,
         device: str = "auto",
-        parallel: str | Parallel = "auto",
+        parallel: Kind | Strategy = "auto",
         workers: int = 0,
         deterministic: bool = False,
         log_every: str = "50 steps",
@@ -153,7 +154,7 @@ class Run:
             ema=ema,
         )
         world = joined(
-            device, sharded=parallel == "fsdp" or (isinstance(parallel, Parallel) and parallel.kind == "fsdp")
+            device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
         )
         place, how = world.device, chosen(parallel, ranks=world.size)
         began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)

@@ -69,17 +69,6 @@ class World:
         """Rank 0's JSON value on every rank, what the others give being ignored; collective."""
         return self.gathered(value if self.is_main else None)[0]
 
-    def gathered_outputs(self, outputs: Any) -> list[Any]:
-        """What users' functions returned, of every rank, by rank: anything that can be pickled; collective.
-
-        It goes from process to process of one run, as samples come from loader workers; nothing of it is kept.
-        """
-        if self.side is None:
-            return [outputs]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, outputs, group=self.side)
-        return found
-
     def mailbox(self, name: str) -> Store:
         """Keys and values that all ranks see, over a connection of its own: for a thread beside the training.
 

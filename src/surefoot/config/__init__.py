@@ -2,12 +2,15 @@
 
 from surefoot.config.files import from_toml, origins, program, to_toml, values
 from surefoot.config.settings import Settings, clipping, run_arguments
+from surefoot.config.strategy import Sharding, Strategy
 from surefoot.config.tree import LEADS, STAYS, differences, flatten, layered, nearest, unflatten
 
 __all__ = [
     "LEADS",
     "STAYS",
     "Settings",
+    "Sharding",
+    "Strategy",
     "clipping",
     "differences",
     "flatten",

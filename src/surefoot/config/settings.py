@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+from surefoot.config.strategy import Sharding, strategy_of
 from surefoot.errors import ConfigError
 
 Kind = Literal["norm", "value", "adaptive", "auto", "off"]
@@ -44,6 +45,9 @@ class Settings:
     """On CUDA: batch normalisation over the micro-batches of all processes together; results then depend on how many there are."""
     device: str = "auto"
     """Where to train: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    """How several processes work together; auto is ddp where there are several. fsdp spreads the model over them."""
+    sharding: Sharding = dataclasses.field(default_factory=Sharding)
     workers: int = 0
     """Processes that read samples; 0 reads them in the training process. Changes no result."""
     deterministic: bool = False
@@ -125,5 +129,6 @@ def run_arguments(config: Settings) -> dict[str, Any]:
     >>> run_arguments(Settings(length="2 epochs", batch_size=8))["batch_size"]
     8
     """
-    own = [field.name for field in dataclasses.fields(Settings) if field.name not in ("preset", "plateau_factor")]
-    return {name: getattr(config, name) for name in own}
+    elsewhere = ("preset", "plateau_factor", "parallel", "sharding")
+    own = [field.name for field in dataclasses.fields(Settings) if field.name not in elsewhere]
+    return {name: getattr(config, name) for name in own} | {"parallel": strategy_of(config.parallel, config.sharding)}
