@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -107,33 +107,39 @@ def _computed_again(
 
 def _contexts(block: nn.Module, selective: bool) -> _Contexts:
     """Called when a block is entered; returns in what it is computed, and computed again."""
-    before = [(owner, name, buffer.detach().clone()) for owner, name, buffer in _buffers(block)]
     first, again = _selected() if selective else (nullcontext(), nullcontext())
-    return first, _as_before(again, before, (random.getstate(), np.random.get_state()))
+    return first, _AsBefore(again, block)
 
 
-@contextmanager
-def _as_before(
-    within: AbstractContextManager[Any], buffers: Iterable[tuple[nn.Module, str, Tensor]], drawn: tuple[Any, Any]
-) -> Iterator[None]:
+class _AsBefore:
     """Buffers and the generators of Python and NumPy as they were; torch's own are put back by `checkpoint`.
 
-    Other tensors stand in the buffers' places meanwhile, so that nothing that holds the real ones sees them change.
+    Other tensors stand in the buffers' places meanwhile, so that nothing that holds the real ones sees them change. A graph
+    that is kept is computed again several times, and enters this as often.
     """
-    now = random.getstate(), np.random.get_state()
-    real = [(owner, name, owner._buffers[name]) for owner, name, _ in buffers]
-    try:
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])
+
+    def __init__(self, within: AbstractContextManager[Any], block: nn.Module) -> None:
+        self.within = within
+        self.buffers = [(owner, name, buffer.detach().clone()) for owner, name, buffer in _buffers(block)]
+        self.drawn = random.getstate(), np.random.get_state()
+        self.left: list[tuple[list[tuple[nn.Module, str, Tensor | None]], Any, Any]] = []
+
+    def __enter__(self) -> None:
+        real = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
+        self.left.append((real, random.getstate(), np.random.get_state()))
+        self._put([(owner, name, buffer.clone()) for owner, name, buffer in self.buffers], *self.drawn)
+        self.within.__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        self.within.__exit__(*problem)
+        self._put(*self.left.pop())
+
+    @staticmethod
+    def _put(buffers: Iterable[tuple[nn.Module, str, Tensor | None]], python: Any, numpy: Any) -> None:
         for owner, name, buffer in buffers:
-            owner._buffers[name] = buffer.clone()  # a graph that is kept is computed again a second time
-        with within:
-            yield
-    finally:
-        for owner, name, held in real:
-            owner._buffers[name] = held
-        random.setstate(now[0])
-        np.random.set_state(now[1])
+            owner._buffers[name] = buffer
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _buffers(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
