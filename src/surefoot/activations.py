@@ -7,6 +7,7 @@ same random numbers and the same buffers, and what it does to buffers is forgott
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -86,6 +87,16 @@ def compute_again(
         # partial, and not a closure: a deep copy of the block then holds its own forward, and not this one's
         vars(block)["forward"] = partial(_computed_again, block, block.forward, how == "selective")
     return chosen
+
+
+def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
+    """How blocks are computed again, and which ones.
+
+    >>> in_words("selective", {"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
+    'selective, in 2 of Linear'
+    """
+    kinds = Counter(type(block).__name__ for block in blocks.values())
+    return f"{how}, in " + " and ".join(f"{number} of {kind}" for kind, number in kinds.items())
 
 
 def _computed_again(

@@ -157,6 +157,11 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
     ]
+    if "sync_batch_norm" in parts.described:
+        lines.append(
+            f"batch normalisation is over the micro-batches of {world.size} rank{'s' * (world.size > 1)} together:"
+            " with another number of ranks it is another run"
+        )
     if measured is not None:
         lines.append(
             f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"
@@ -207,6 +212,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
             else ", optimizer: known after its first step"
         ),
         f"activations of one micro-batch {in_words(activations)} (measured); together {in_words(total)}",
+        *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
         f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
         f"{step_s * 1000:,.3g} ms a step before its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from surefoot import assembly, snapshot
-from surefoot.activations import How, compute_again
+from surefoot.activations import How, compute_again, in_words
 from surefoot.assembly import Built, Model
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
@@ -204,16 +204,25 @@ class Run:
             if said is not None and world.size == 1:
                 said.say("note: sync_batch_norm changes nothing in one process")
         state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, world=world)
+        again = None
         if activation_checkpointing != "off":  # after averages have copied the models: these compute no gradient
-            compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
+            blocks = compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
+            again = in_words(activation_checkpointing, blocks)
         if said is not None:
             for line in assembly.notes(state.trained, schedule):
                 said.say(f"note: {line}")
         number_format = chosen_precision(precision, place)
         supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
         if loss is not None and (world.size > 1 or how.kind == "fsdp"):
-            kind = {"allow_unused": how.unused, "sharded": how.kind == "fsdp"}
-            check_first_pass(models, loss, supply.first(), precision=number_format, world=world, **kind)
+            check_first_pass(
+                models,
+                loss,
+                supply.first(),
+                precision=number_format,
+                world=world,
+                allow_unused=how.unused,
+                sharded=how.kind == "fsdp",
+            )
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
         ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size))
         task = Task(
@@ -271,6 +280,7 @@ class Run:
             else Saving(directory, times, keep=keep, disk=disk, console=said, world=world),
             console=said,
             rank_log=log,
+            computed_again=again,
             init=None if init is None else str(init),
             sample=sample,
             files=checked_files(files or {}),
