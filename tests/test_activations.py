@@ -14,11 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import surefoot as sf
 from several_ranks import on_ranks
-from surefoot.activations import compute_again
+from surefoot import plan
+from surefoot.activations import _kept, compute_again
 from surefoot.memory import peak
 from surefoot.models import GPT, GPTShape, ResNet, Seq2Seq, Seq2SeqShape
 
@@ -270,6 +271,30 @@ def test_selective_keeps_more_than_blocks_and_less_than_all() -> None:
     assert selective < 0.8 * off
 
 
+@pytest.mark.parametrize(("drop_fraction", "kept"), [(0.0, True), (0.1, False)])
+def test_attention_is_kept_unless_it_drops_weights_and_so_moves_the_generator_on(
+    drop_fraction: float, kept: bool
+) -> None:
+    operator, q = torch.ops.aten._scaled_dot_product_flash_attention.default, torch.zeros(1, 1, 2, 4)
+    assert (_kept(None, operator, q, q, q, drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
+    assert (_kept(None, operator, q, q, q, dropout_p=drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
+
+
+@both
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_gradients_are_the_same_with_dropout_in_attention(how: Any) -> None:
+    model = random_weights(torchs_own()[0]).cuda()
+    inputs = (torch.randn(ROWS, 64, WIDTH, device="cuda"),)
+    twin = again(model, how)
+
+    def within() -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", dtype=torch.bfloat16)  # flash attention is for 16 bits
+
+    for one, other in zip(changed(model, inputs, within=within), changed(twin, inputs, within=within), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # its backward pass adds in any order
+
+
 # --- in runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +331,15 @@ def test_averages_are_not_computed_again() -> None:
     run = run_of(activation_checkpointing="blocks")
     assert "forward" in vars(run.state.models["model"].get_submodule("blocks.0"))
     assert "forward" not in vars(run.state.averages["model"].model.get_submodule("blocks.0"))
+
+
+@pytest.mark.parametrize("how", ["off", "blocks", "selective"])
+def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> None:
+    run = run_of(activation_checkpointing=how, batch_size=256, micro_batch_size=256, model=lambda: Net(6))
+    text = "\n".join(map(str, plan.sections(run.parts)))
+    assert (f"activation checkpointing: {how}, in 6 of Block" in text) == (how != "off")
+    off = plan.measure(run_of(batch_size=256, micro_batch_size=256, model=lambda: Net(6)).parts).activation_bytes
+    assert (plan.measure(run.parts).activation_bytes < 0.8 * off) == (how != "off")
 
 
 @pytest.mark.parametrize(

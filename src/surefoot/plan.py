@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
-from surefoot.memory import in_words, tensor_bytes
+from surefoot.memory import in_words, peak, tensor_bytes
 from surefoot.optimizers.groups import first_and_last
 from surefoot.optimizers.memory import state_bytes
 from surefoot.pace import passed, settle_precision
@@ -72,7 +72,10 @@ class Measured:
 
 
 def measure(parts: Parts) -> Measured:
-    """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were."""
+    """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were.
+
+    Of blocks that are computed again the backward pass holds one at a time: there the most at any time is measured.
+    """
     micro_batch = parts.supply.again(0)[0]
     held: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
@@ -85,8 +88,13 @@ def measure(parts: Parts) -> Measured:
 
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
         passed(parts, micro_batch)
+    activation_bytes = sum(held.values())
+    if parts.computed_again is not None and not parts.compiled:
+        with peak(parts.device) as found:
+            passed(parts, micro_batch)
+        activation_bytes = found.memory_bytes
     times, counts, _ = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
-    return Measured(counts[0], sum(held.values()), median(times))
+    return Measured(counts[0], activation_bytes, median(times))
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
