@@ -7,3 +7,5 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch  # reads the variable when it is imported
 
 torch.set_num_threads(1)
+
+from ranks import ranks  # noqa: E402, F401  # a fixture: processes that find each other

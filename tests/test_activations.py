@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import surefoot as sf
-from several_ranks import on_ranks
+from ranks import Ranks
 from surefoot import plan
 from surefoot.activations import _kept, compute_again
 from surefoot.memory import peak
 from surefoot.models import GPT, GPTShape, ResNet, Seq2Seq, Seq2SeqShape
-
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
 WIDTH, ROWS = 8, 6
 both = pytest.mark.parametrize("how", ["blocks", "selective"])
@@ -439,36 +437,38 @@ def test_a_block_that_cannot_be_compiled_whole_is_an_error_and_not_computed_with
 # --- on several ranks ------------------------------------------------------------------------------------------------
 
 
-def of_rank(**changes: Any) -> list[str]:
-    return [repr(tensor.double().sum().item()) for tensor in trained(**changes)]
+def of_rank() -> dict[str, list[Tensor]]:
+    return {how: trained(activation_checkpointing=how) for how in ("off", "blocks", "selective")}
 
 
-@both
-def test_on_two_ranks_not_a_bit_differs(how: Any) -> None:
-    off = on_ranks(of_rank, 2)
-    assert isinstance(off[0], list)
-    assert off[0] == off[1]
-    assert on_ranks(lambda: of_rank(activation_checkpointing=how), 2) == off
+def test_on_two_ranks_not_a_bit_differs(ranks: Ranks) -> None:
+    first, second = ranks(2, of_rank)
+    for found in (first["blocks"], first["selective"], second["off"]):
+        assert_equal(found, first["off"])
 
 
-def sharded(how: Any) -> list[str]:
+def sharded() -> dict[str, list[Tensor]]:
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
 
     from surefoot.world import joined
 
     joined("cpu", sharded=True)
-    torch.manual_seed(1)
-    model = random_weights(Net())
-    if how != "off":
-        compute_again({"model": model}, how)
-    for block in model.blocks:  # type: ignore[union-attr]
-        fully_shard(block)
-    fully_shard(model)
-    return [repr(value.to_local().double().sum().item()) for value in changed(model, (torch.randn(ROWS, WIDTH),))[:10]]  # type: ignore[attr-defined]
+    local = {}
+    for how in ("off", "blocks", "selective"):
+        torch.manual_seed(1)
+        model = random_weights(Net())
+        if how != "off":
+            compute_again({"model": model}, how)  # type: ignore[arg-type]
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block)
+        fully_shard(model)
+        found = changed(model, (torch.randn(ROWS, WIDTH),))
+        local[how] = [held.to_local() if isinstance(held, DTensor) else held for held in found]
+    return local
 
 
-@both
-def test_sharded_by_block_not_a_bit_differs(how: Any) -> None:
-    off = on_ranks(lambda: sharded("off"), 2)
-    assert isinstance(off[0], list)
-    assert on_ranks(lambda: sharded(how), 2) == off
+def test_sharded_by_block_not_a_bit_differs(ranks: Ranks) -> None:
+    for found in ranks(2, sharded):
+        assert_equal(found["blocks"], found["off"])
+        assert_equal(found["selective"], found["off"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from several_ranks import on_ranks
+from ranks import Ranks
 from surefoot.activations import compute_again
 from surefoot.first_pass import check_first_pass
 from surefoot.micro_batch import MicroBatch
@@ -23,7 +24,6 @@ from surefoot.precision import precision
 from surefoot.world import World
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.filterwarnings(
         "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
     ),  # torch.compile's own
@@ -333,24 +333,24 @@ def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
     return sf.Run(model=model, loss=loss, train=data, optimizer=sf.sgd(lr=0.1), console=False, **settings | changes)
 
 
-def test_every_rank_of_a_run_refuses_what_one_of_them_found() -> None:
-    def of_rank() -> None:
-        import os
-
-        run_of(Net, by_a_part if os.environ["RANK"] == "1" else plain)
-
-    first, second = on_ranks(of_rank, 2)
-    assert first == second
-    assert first.startswith("ConfigError: the loss uses the model outside of its call")
-
-
-def test_a_run_of_several_ranks_trains_and_one_of_a_single_process_may_do_all_this() -> None:
-    def of_rank() -> float:
-        run = run_of(Net, plain)
+def on_a_rank(*, beside_on: int) -> float | str:
+    """A run whose loss goes beside the model on one rank: a weight of what was trained, or what was refused."""
+    try:
+        run = run_of(Net, by_a_part if int(os.environ["RANK"]) == beside_on else plain)
         run.train()
-        return float(run.state.models["model"].get_parameter("head.weight").detach().sum())
+    except sf.ConfigError as refused:
+        return str(refused)
+    return float(run.state.models["model"].get_parameter("head.weight").detach().sum())
 
-    first, second = on_ranks(of_rank, 2)
+
+def test_every_rank_of_a_run_refuses_what_one_of_them_found(ranks: Ranks) -> None:
+    first, second = ranks(2, on_a_rank, beside_on=1)
+    assert first == second
+    assert first.startswith("the loss uses the model outside of its call")
+
+
+def test_a_run_of_several_ranks_trains_and_one_of_a_single_process_may_do_all_this(ranks: Ranks) -> None:
+    first, second = ranks(2, on_a_rank, beside_on=-1)
     assert isinstance(first, float)
     assert first == second
     run_of(Net, by_a_part).train()

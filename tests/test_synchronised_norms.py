@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from several_ranks import on_ranks
+from ranks import Ranks
 from surefoot import plan
 from surefoot.models import ResNet
 from surefoot.synchronised_norms import synchronised
@@ -55,23 +55,19 @@ def test_on_a_cpu_it_is_refused_by_name() -> None:
         run_of(device="cpu")
 
 
+def on_cuda(**changes: Any) -> Tensor:
+    run = run_of(device="cuda", **changes)
+    run.train()
+    return torch.cat([held.reshape(-1).double().cpu() for held in run.state.models["model"].state_dict().values()])
+
+
 @pytest.mark.gpu
 @needs_two
-def test_two_ranks_normalise_as_one_process_does_a_batch_of_both() -> None:
-    if torch.cuda.is_initialized():
-        pytest.skip("this process uses CUDA already, and cannot be forked")
-
-    def trained(**changes: Any) -> list[float]:
-        run = run_of(device="cuda", **changes)
-        run.train()
-        return torch.cat(
-            [held.reshape(-1).double().cpu() for held in run.state.models["model"].state_dict().values()]
-        ).tolist()
-
-    first, second = on_ranks(trained, 2)
-    assert first == second
-    (alone,) = on_ranks(lambda: trained(sync_batch_norm=False, micro_batch_size=16), 1)
-    torch.testing.assert_close(torch.tensor(first), torch.tensor(alone), rtol=1e-5, atol=1e-6)
+def test_two_ranks_normalise_as_one_process_does_a_batch_of_both(ranks: Ranks) -> None:
+    first, second = ranks(2, on_cuda)
+    assert torch.equal(first, second)
+    (alone,) = ranks(1, on_cuda, sync_batch_norm=False, micro_batch_size=16)
+    torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

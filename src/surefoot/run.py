@@ -111,6 +111,7 @@ class Run:
         evaluate_every: str = "1 epochs",
         sample_every: str | None = None,
         save_every: str = "5 min",
+        compare_ranks_every: str = "1000 steps",
         keep: int = 3,
         keep_every: str | None = None,
         stop_after: str | None = None,
@@ -146,6 +147,7 @@ class Run:
             evaluate_every=evaluate_every,
             sample_every=sample_every,
             save_every=save_every,
+            compare_ranks_every=compare_ranks_every,
             keep=keep,
             keep_every=keep_every,
             stop_after=stop_after,
@@ -177,6 +179,7 @@ class Run:
             keep_every=keep_every,
             stop_after=stop_after,
             time_limit=time_limit,
+            compare_ranks_every=compare_ranks_every,
         )
         schedule = schedule or constant()
         in_steps = schedule.resolved(times.length)

@@ -25,6 +25,7 @@ from surefoot.journal import Journal
 from surefoot.loop import Step, steps
 from surefoot.pace import make_ready, settle_precision
 from surefoot.parts import Parts
+from surefoot.replicas import refuse_different
 from surefoot.saving import Saving
 from surefoot.signals import Signals
 
@@ -46,13 +47,14 @@ class Sitting:
         self.precision_chosen: str | None = None  # why, where it was measured in this sitting
         self.agreement = Agreement(parts.world, names=("signal", "stop", "save"))
         self.ended_by: int | None = None  # a signal, on whichever rank
-        self.save_agreed = False
+        self.save_told = self.save_agreed = False
         self.asked_to_stop = False
         self.asked_to_save = False
         self.skipped = 0  # steps, as far as the records tell
         self.running: Generator[Step] | None = None
         self.alone = False  # no code of the user's runs between steps
         self.logged_step = 0
+        self.compared_step: int | None = None  # after which the weights of ranks were compared
         self.evaluated_step = 0  # the last one after which scores or a sample were due
         self.deadline = None if parts.timetable.limit_s is None else Deadline(parts.timetable.limit_s)
 
@@ -271,7 +273,9 @@ class Sitting:
         asked = self.asked_to_stop or near
         if self.parts.world.size == 1:
             return asked or self.signals.stop is not None
-        agreed = self.agreement.exchange(signal=self.signals.stop or 0, stop=int(asked), save=int(self._save_wanted))
+        tells = self._save_wanted and not self.save_told
+        self.save_told |= tells  # once: until it is done the wish stands
+        agreed = self.agreement.exchange(signal=self.signals.stop or 0, stop=int(asked), save=int(tells))
         self._take_notice(agreed)
         return bool(agreed["signal"] or agreed["stop"])
 
@@ -312,8 +316,18 @@ class Sitting:
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.skipped += len(window.skipped)
         self.whole.bad_steps.saw(window.skipped, done=self.state.step)
+        self._compare_ranks()
         if divergence.latched(self.state, self.parts.task.max_bad_steps):
             raise divergence.ended(self.parts, self._packed, protected=self._best)
+
+    def _compare_ranks(self) -> None:
+        """Where several ranks hold the same weights: now and then, at a record, and at the first and the last one."""
+        done, world = self.state.step, self.parts.world
+        every = self.parts.timetable.compare
+        due = self.compared_step is None or done == self.parts.length.steps
+        if world.size > 1 and (due or any(every.due(step) for step in range((self.compared_step or 0) + 1, done + 1))):
+            self.compared_step = done
+            refuse_different(self.state.models, world, step=done)
 
     def ask_to_save(self) -> None:
         """Have a checkpoint written when the step that is being made, or its body, is over."""
@@ -324,7 +338,7 @@ class Sitting:
     def save(self) -> None:
         """Copy the state and write it as a checkpoint in the background."""
         assert self.parts.saving is not None  # save_due says so
-        self.signals.save = self.asked_to_save = self.save_agreed = False
+        self.signals.save = self.asked_to_save = self.save_told = self.save_agreed = False
         self.parts.saving.save(self._packed, protected=self._best)
 
     def _evaluate(self) -> None:

@@ -15,6 +15,7 @@ class Timetable:
     log: Every
     evaluate: Every
     sample: Every  # besides the one after the last step
+    compare: Every  # the weights of ranks with each other
     save: Every  # in steps or in seconds
     keep: Every | None  # checkpoints kept for good
     stop_step: int  # the sitting ends here; the schedule does not know
@@ -51,6 +52,7 @@ def timetable(
     keep_every: str | None,
     stop_after: str | None,
     time_limit: str | None,
+    compare_ranks_every: str = "1000 steps",
 ) -> Timetable:
     """The timetable that these settings mean; `ConfigError` names the one that cannot be understood."""
     whole = planned(length, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
@@ -62,6 +64,7 @@ def timetable(
     return Timetable(
         length=whole,
         **_intervals(written, whole),
+        compare=every(compare_ranks_every, length=whole, setting="compare_ranks_every"),
         save=every(save_every, length=whole, time=True, setting="save_every"),
         keep=every(keep_every, length=whole, setting="keep_every") if keep_every else None,
         stop_step=stop_step,

@@ -1,0 +1,132 @@
+"""Law 2: the same samples, masks, losses and weights on any number of ranks, at one micro-batch size. (40 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from identities import world_runs
+from ranks import Ranks
+
+SPLITS = [(2, 4), (4, 4), (2, 8)]  # ranks, and the micro-batch size of 16 samples: accumulation 2, 1 and 1
+
+
+def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The largest difference between any two numbers."""
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def of_steps(found: dict[str, Any], name: str) -> list[Any]:
+    return [step[name] for step in found["steps"]]
+
+
+@pytest.mark.parametrize(("size", "micro_batch_size"), SPLITS)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
+    ranks: Ranks, size: int, micro_batch_size: int, optimizer: str
+) -> None:
+    settings = {"optimizer": optimizer, "micro_batch_size": micro_batch_size}
+    (alone,) = ranks(1, world_runs.trained, **settings)
+    for together in ranks(size, world_runs.trained, **settings):
+        assert of_steps(together, "samples") == of_steps(alone, "samples")
+        assert of_steps(together, "mask") == of_steps(alone, "mask")
+        assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-9)
+        assert of_steps(together, "norm") == pytest.approx(of_steps(alone, "norm"), abs=1e-9)
+        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
+
+
+def test_in_float32_the_first_gradients_are_equal_to_1e_6(ranks: Ranks) -> None:
+    (alone,) = ranks(1, world_runs.first_gradients)
+    for together in ranks(4, world_runs.first_gradients):
+        for one, other in zip(alone, together, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+
+
+def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
+    settings = {"optimizer": "sgd", "double": False, "ema": None}
+    (alone,) = ranks(1, world_runs.trained, **settings)
+    for together in ranks(2, world_runs.trained, **settings):
+        assert of_steps(together, "samples") == of_steps(alone, "samples")
+        assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-4)
+        assert largest(together["weights"], alone["weights"]) < 1e-5
+
+
+def test_workers_and_when_gradients_are_added_up_change_nothing(ranks: Ranks) -> None:
+    (alone,) = ranks(1, world_runs.trained)
+    for changes in ({"workers": 2}, {"strategy": "every"}):
+        for together in ranks(2, world_runs.trained_with, **changes):
+            assert of_steps(together, "samples") == of_steps(alone, "samples")
+            assert largest(together["weights"], alone["weights"]) < 1e-9
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(ranks: Ranks) -> None:
+    (alone,) = ranks(1, world_runs.trained, bad=3)
+    skipped = of_steps(alone, "skipped")
+    assert 0 < sum(skipped) < len(skipped)
+    for together in ranks(2, world_runs.trained, bad=3):
+        assert of_steps(together, "skipped") == skipped
+        assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert all(torch.isfinite(held).all() for held in together["weights"].values())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_with_nothing_to_count_changes_nothing(ranks: Ranks, size: int) -> None:
+    (alone,) = ranks(1, world_runs.with_few_targets)
+    for together in ranks(size, world_runs.with_few_targets):
+        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
+        assert largest(together["weights"], alone["weights"]) < 1e-9
+
+
+def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(ranks: Ranks) -> None:
+    (alone,) = ranks(1, world_runs.by_tokens)
+    assert 0 in alone["rows"]
+    for together in ranks(4, world_runs.by_tokens):
+        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
+        assert largest(together["weights"], alone["weights"]) < 1e-9
+
+
+@pytest.mark.parametrize("samples", [1, 3, 24, 37])
+def test_scores_are_those_of_one_process_for_any_number_of_samples(ranks: Ranks, samples: int) -> None:
+    (alone,) = ranks(1, world_runs.scored, samples=samples)
+    for together in ranks(3, world_runs.scored, samples=samples):
+        assert together == pytest.approx(alone, abs=1e-6)
+
+
+def test_what_the_user_logs_is_averaged_over_all_ranks(ranks: Ranks) -> None:
+    found = ranks(2, world_runs.logged)
+    assert found[0] == pytest.approx([0.5 + step for step in range(4)])
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
+def test_a_recipe_is_the_same_run_on_two_ranks(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
+    settings = {"recipe": recipe, "texts": str(tmp_path)}
+    (alone,) = ranks(1, world_runs.of_recipe, **settings)
+    for together in ranks(2, world_runs.of_recipe, **settings):
+        assert together["samples"] == alone["samples"]
+        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)  # of weights that Adam has moved apart
+
+
+def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, tmp_path: Path) -> None:
+    (alone,) = ranks(1, world_runs.trained)
+    out = str(tmp_path / "run")
+    ranks(2, world_runs.trained, out=out, stop_after="6 steps")
+    ranks(4, world_runs.trained, out=out, stop_after="13 steps")
+    (last,) = ranks(1, world_runs.trained, out=out)
+    assert of_steps(last, "samples") == of_steps(alone, "samples")[13:]
+    assert largest(last["weights"], alone["weights"]) < 1e-9
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
+    whole = ranks(size, world_runs.trained, double=False, out=str(tmp_path / "whole"))
+    ranks(size, world_runs.trained, double=False, out=str(tmp_path / "cut"), stop_after="7 steps")
+    for rank, resumed in enumerate(ranks(size, world_runs.trained, double=False, out=str(tmp_path / "cut"))):
+        assert largest(resumed["weights"], whole[rank]["weights"]) == 0
+        assert resumed["steps"] == whole[rank]["steps"][7:]

@@ -1,0 +1,374 @@
+"""Runs whose ranks, accumulation and strategy are varied; what each function returns is compared over them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.optimizers.clipping import Clipping
+
+SAMPLES, FEATURES, CLASSES = 101, 6, 3
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "adamw": lambda: sf.adamw(lr=1e-2, weight_decay=0.1),
+    "sgd": lambda: sf.sgd(lr=0.1, momentum=0.9),
+    "muon": lambda: sf.muon(lr=0.02),
+}
+
+
+class Augmented:
+    """Samples moved about by all three generators."""
+
+    def __init__(self, bad: int = -1) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.inputs = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+        self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, int]:
+        noise = random.random() + float(np.random.rand()) + torch.rand(FEATURES)
+        inputs = (self.inputs[sample] + 0.1 * noise).to(torch.get_default_dtype())
+        return inputs * (float("nan") if sample == self.bad else 1.0), self.labels[sample], sample
+
+
+class Net(nn.Module):
+    """Dropout and batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm, self.hidden = nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.relu(self.norm(self.into(inputs)))
+        mask = F.dropout(torch.ones_like(seen), 0.25, training=self.training)
+        return self.out(torch.relu(self.hidden(seen * mask))), mask
+
+
+def loss(model: Any, batch: Any) -> Any:
+    inputs, labels, _ = batch
+    logits, mask = model(inputs)
+    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64).reshape(mask.shape)
+    # whole numbers, whose sum is the same in any order
+    return F.cross_entropy(logits, labels), {
+        "accuracy": sf.Mean((logits.argmax(1) == labels).sum(), len(labels)),
+        "mask": sf.Mean(((mask > 0) * places).sum(), len(labels)),
+    }
+
+
+def built(
+    *,
+    optimizer: str = "adamw",
+    steps: int = 20,
+    double: bool = True,
+    bad: int = -1,
+    out: str | None = None,
+    **changes: Any,
+) -> sf.Run:
+    torch.set_default_dtype(torch.float64 if double else torch.float32)
+    data = Augmented(bad)
+    held_out = data.inputs[:37].to(torch.get_default_dtype()), data.labels[:37], torch.arange(37)
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train": data,
+        "batch_size": 16,
+        "micro_batch_size": 4,
+        "length": f"{steps} steps",
+        "optimizer": OPTIMIZERS[optimizer](),
+        "schedule": sf.warmup_cosine(warmup="10%"),
+        "clip": "norm 0.5",
+        "ema": 0.9,
+        "evaluate": {"held-out": sf.Split(held_out, batch_size=8)},
+        "evaluate_every": "10 steps",
+        "log_every": "5 steps",
+        "device": "cpu",
+        "precision": "fp32",
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def trained(**changes: Any) -> dict[str, Any]:
+    """All that may not depend on who made the steps: samples, masks, losses, weights, averages, statistics, scores."""
+    run = built(**changes)
+    world = run.parts.world
+    seen: list[Any] = []
+    with run:
+        for step in run:
+            own = [[index.index, index.ids.tolist()] for index in step.micro_batches]
+            assert step.loss is not None
+            assert step.norm is not None
+            assert step.skipped is not None
+            masks = float(step.logged["mask"].total)
+            told = world.gathered({"samples": own, "mask": masks})
+            everybody = sorted(piece for other in told for piece in other["samples"])
+            seen.append(
+                {
+                    "samples": everybody,
+                    "mask": sum(other["mask"] for other in told),
+                    "loss": float(step.loss),
+                    "norm": float(step.norm),
+                    "skipped": float(step.skipped),
+                    "scores": dict(step.scores),
+                }
+            )
+        scores = run.scores()
+    return {"steps": seen, "scores": scores, "weights": weights(run)}
+
+
+def weights(run: sf.Run) -> dict[str, Tensor]:
+    """The whole model and its average, on the host, as every rank holds or gathers it."""
+    found = {f"model {name}": held for name, held in run.state.models["model"].state_dict().items()}
+    for average in run.state.averages.values():
+        found |= {f"average {name}": held for name, held in average.model.state_dict().items()}
+    return {name: whole(held) for name, held in found.items()}
+
+
+def whole(held: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return (held.full_tensor() if isinstance(held, DTensor) else held).detach().clone()
+
+
+class Remembered:
+    """A way to limit gradients that limits none, and keeps those of the first step."""
+
+    def __init__(self) -> None:
+        self.remembered: dict[str, Tensor] = {}
+        self.first: list[Tensor] = []
+
+    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
+        if not self.first:
+            self.first = [gradient.detach() * factor for gradient in gradients]
+        torch._foreach_mul_(gradients, factor)
+        return None
+
+
+def first_gradients(**changes: Any) -> list[Tensor]:
+    run = built(steps=1, double=False, clip="off", optimizer="sgd", **changes)
+    kept: Clipping = Remembered()
+    run.state.trained["model"].clipping = kept
+    run.train()
+    assert isinstance(kept, Remembered)
+    return kept.first
+
+
+def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
+    return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(synchronise=strategy)}))
+
+
+def with_few_targets() -> dict[str, Any]:
+    """Six micro-batches a step, of which most hold no target at all."""
+    torch.set_default_dtype(torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(60, FEATURES, generator=generator)
+    labels = torch.randint(CLASSES, (60,), generator=generator)
+    labels[torch.rand(60, generator=generator) < 0.85] = -100
+
+    def of_targets(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])  # NaN where no target is there
+
+    run = sf.Run(
+        model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)),
+        loss=of_targets,
+        train=(inputs, labels),
+        batch_size=12,
+        micro_batch_size=2,
+        count=lambda batch: int((batch[1] >= 0).sum()),
+        length="10 steps",
+        optimizer=sf.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
+        device="cpu",
+        precision="fp32",
+        console=False,
+    )
+    with run:
+        losses = [float(step.loss) for step in run if step.loss is not None]
+    return {"losses": losses, "weights": weights(run)}
+
+
+class Lengthy:
+    """Rows of different lengths."""
+
+    def __init__(self) -> None:
+        self.lengths = np.random.default_rng(0).integers(2, 9, size=23)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, sample: int) -> Tensor:
+        return torch.arange(self.lengths[sample]).to(torch.get_default_dtype()) + sample
+
+
+def by_tokens() -> dict[str, Any]:
+    """Batches by tokens, over several epochs, whose last steps have empty micro-batches."""
+    torch.set_default_dtype(torch.float64)
+
+    def collate(samples: list[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True)[..., None]
+
+    def of_rows(model: Any, rows: Tensor) -> sf.Mean:
+        real = rows[..., 0] > 0
+        return sf.Mean(((model(rows)[..., 0] - 1) ** 2 * real).sum(), real.sum())
+
+    run = sf.Run(
+        model=lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)),
+        loss=of_rows,
+        train=Lengthy(),
+        collate=collate,
+        batch_size="64 tokens",
+        micro_batch_size="16 tokens",
+        length="9 steps",
+        optimizer=sf.adamw(lr=1e-2),
+        device="cpu",
+        precision="fp32",
+        console=False,
+    )
+    losses, rows = [], []
+    with run:
+        for step in run:
+            assert step.loss is not None
+            losses.append(float(step.loss))
+            rows += [len(micro_batch.ids) for micro_batch in step.micro_batches]
+    return {"losses": losses, "rows": rows, "weights": weights(run)}
+
+
+def scored(*, samples: int) -> dict[str, float]:
+    """Means, outputs judged together, and what is derived, of a split of any size."""
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(samples, FEATURES, generator=generator), torch.randint(CLASSES, (samples,), generator=generator)
+
+    def outputs(model: Any, batch: Any) -> list[sf.Classified]:
+        return sf.classified(lambda inputs: model(inputs)[0], batch)
+
+    def judge(found: list[Any]) -> dict[str, float]:
+        assert len(found) == samples
+        first = sum(place * one.guess for place, one in enumerate(found))  # the order counts
+        return {"in_order": float(first)} | {
+            name: value
+            for name, value in sf.classification_scores(found, classes=CLASSES).items()
+            if isinstance(value, float)
+        }
+
+    def confident(model: Any, batch: Any) -> sf.Mean:
+        sizes = model(batch[0])[0].amax(1)
+        return sf.Mean(sizes.sum(), len(sizes))
+
+    def of_two(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0])[0], batch[1])
+
+    run = built(
+        double=False,
+        loss=of_two,
+        train=data,
+        micro_batch_size=None,
+        batch_size=12,
+        ema=None,
+        evaluate={
+            "held-out": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
+        },
+    )
+    return run.scores()
+
+
+def logged() -> list[float]:
+    """The mean over ranks and steps of what each rank logged in its body."""
+    found = []
+    run = built(steps=4, log_every="1 steps", evaluate={})
+    rank, written = run.parts.world.rank, []
+    with run:
+        assert run.sitting is not None
+        journal = run.sitting.journal
+        journal.sinks.append(Kept(written))
+        for step in run:
+            step.log(mine=float(rank + step.index))
+    found += [record["mine"] for record in written if "mine" in record]
+    return found
+
+
+class Kept:
+    """A sink that keeps records."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+    def write(self, record: Any) -> None:
+        self.records.append(record)
+
+    def close(self) -> None: ...
+
+
+def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 6, **changes: Any) -> dict[str, Any]:
+    """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what it reads."""
+    import importlib
+
+    from surefoot.config import unflatten
+
+    module = importlib.import_module(f"surefoot.recipes.{recipe}")
+    settings = {"precision": "fp32", "parallel": parallel, "length": f"{steps} steps", "device": "cpu", "out": None}
+    settings |= {"log_every": "1 steps"} | written_for(recipe, Path(texts)) | changes
+    run = module.build(unflatten(settings, module.Config))
+    losses, samples, scores = [], [], {}
+    with run:
+        for step in run:
+            assert step.loss is not None
+            losses.append(float(step.loss))
+            told = run.parts.world.gathered([[piece.index, piece.ids.tolist()] for piece in step.micro_batches])
+            samples.append(sorted(piece for other in told for piece in other))
+            scores |= step.scores
+    return {"losses": losses, "samples": samples, "scores": scores, "weights": weights(run)}
+
+
+def written_for(recipe: str, place: Path) -> dict[str, Any]:
+    """Small data for a recipe, written where they are not there yet, and settings for models of a few thousand numbers."""
+    digits = {
+        "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+        "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+    }
+    lines = {
+        language: "".join(" ".join(names[int(digit)] for digit in str(n * n)) + ".\n" for n in range(400))
+        for language, names in digits.items()
+    }
+    for name, text in (("text.txt", lines["en"]), *((f"numbers.{language}", text) for language, text in lines.items())):
+        beside = place / f"{name}-{os.getpid()}"
+        beside.write_text(text)
+        beside.replace(place / name)
+    match recipe:
+        case "gpt":
+            return {
+                "data.path": str(place / "text.txt"),
+                "data.tokenizer": "bytes",
+                "model.layers": 2,
+                "model.width": 32,
+                "model.context": 32,
+                "model.dropout": 0.1,
+                "batch_size": 8,
+                "micro_batch_size": 2,
+                "sample_tokens": 0,
+                "cloze_questions": 0,
+            }
+        case "translation":
+            return {
+                "data.path": str(place / "numbers"),
+                "data.vocabulary": 300,
+                "data.held_out_fraction": 0.05,
+                "model.width": 32,
+                "model.hidden": 64,
+                "model.dropout": 0.1,
+                "batch_size": "512 tokens",
+                "micro_batch_size": "128 tokens",
+                "beam": 1,
+            }
+    return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}

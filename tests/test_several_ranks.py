@@ -1,0 +1,218 @@
+"""What several ranks agree on, what they refuse, and what they find out about each other. (30 s)"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import surefoot as sf
+from identities import world_runs
+from ranks import Outcome, Ranks
+from surefoot.messages import Messages
+from surefoot.replicas import checksums
+from surefoot.sinks import records
+from surefoot.world import joined
+
+
+def refused(ranks: Ranks, size: int, function: Any, **arguments: Any) -> list[Outcome]:
+    return ranks.outcomes(ranks.start(size, function, **arguments))
+
+
+def message(outcome: Outcome) -> str:
+    """The last error in what a rank printed."""
+    return outcome.text.partition("Error: ")[2]
+
+
+# --- what is said ------------------------------------------------------------------------------------------------
+
+
+def told() -> list[Any]:
+    world = joined("cpu")
+    own = {"rank": world.rank, "text": "é" * world.rank * 1000, "number": [float("inf"), 0.1]}
+    return [world.gathered(own), world.from_main(own if world.is_main else None)]
+
+
+def test_ranks_tell_each_other_json_of_any_length(ranks: Ranks) -> None:
+    wanted = [{"rank": rank, "text": "é" * rank * 1000, "number": [float("inf"), 0.1]} for rank in range(3)]
+    for gathered, from_main in ranks(3, told):
+        assert gathered == wanted
+        assert from_main == wanted[0]
+
+
+def test_outputs_come_back_as_what_they_were() -> None:
+    messages, held = Messages(), [sf.Classified(1, 2, 3, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
+    first, second, third = messages.read(messages.written(held))
+    assert first == held[0]
+    assert type(first) is sf.Classified
+    assert second == held[1]
+    torch.testing.assert_close(third, held[2])
+    with pytest.raises(sf.ConfigError, match="cannot go from one rank to another"):
+        messages.written([object()])
+
+
+# --- stopping, saving --------------------------------------------------------------------------------------------
+
+
+def stopped(*, out: str, how: str) -> dict[str, Any]:
+    run = world_runs.built(out=out, steps=500, evaluate={})
+    rank, steps = run.parts.world.rank, 0
+    with run:
+        for step in run:
+            steps = step.index
+            if how == "stop" and step.index == 5 and rank == 1:
+                run.stop()
+            if how == "save" and step.index == 5 and rank == 1:
+                run.save()
+            if how == "save" and step.index == 12:
+                break
+            if how == "signal" and step.index == 5 and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+    return {"steps": steps}
+
+
+@pytest.mark.parametrize("how", ["stop", "save", "signal"])
+def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: Path, how: str) -> None:
+    out = tmp_path / "run"
+    found = refused(ranks, 2, stopped, out=str(out), how=how)
+    assert [outcome.status for outcome in found] == ([143, 143] if how == "signal" else [0, 0])
+    saved = sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir())
+    match how:
+        case "stop":
+            assert found[0].result == found[1].result
+            assert saved == [0, found[0].result["steps"] + 1]
+            assert saved[1] - 5 <= 4
+        case "save":
+            assert len(saved) == 3
+            assert 6 <= saved[1] <= 8
+        case "signal":
+            assert len(saved) == 2
+            assert 6 <= saved[1] <= 9
+
+
+def limited(*, out: str) -> int:
+    run = world_runs.built(out=out, steps=100_000, evaluate={}, time_limit="2 s" if os.environ["RANK"] == "1" else None)
+    run.train()
+    return run.state.step
+
+
+def test_a_time_limit_that_is_over_on_one_rank_ends_all_at_the_same_step(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(2, limited, out=str(tmp_path / "run"))
+    assert first == second < 100_000
+
+
+def early(*, out: str) -> dict[str, Any]:
+    stopping = sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=10.0)
+    run = world_runs.built(out=out, steps=100, early_stopping=stopping, evaluate_every="3 steps")
+    run.train()
+    assert run.parts.whole.watch is not None
+    return {"step": run.state.step, "watch": run.parts.whole.watch.state()}
+
+
+def test_early_stopping_and_the_best_are_the_same_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    (alone,) = ranks(1, early, out=str(tmp_path / "alone"))
+    first, second = ranks(2, early, out=str(tmp_path / "run"))
+    assert first == second
+    assert (first["step"], first["watch"]["step"]) == (alone["step"], alone["watch"]["step"]) == (6, 3)
+
+
+# --- who writes what ---------------------------------------------------------------------------------------------
+
+
+def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ranks(2, world_runs.trained, out=str(out), console=True, steps=10)
+    assert [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"] == [5, 10]
+    assert sorted(path.name for path in (out / "logs").iterdir()) == ["rank-1.log"]
+    assert "2 ranks (ddp)" in (out / "logs" / "rank-1.log").read_text()
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def of_other_settings() -> None:
+    rank = int(os.environ["RANK"])
+    world_runs.built(optimizer="sgd" if rank else "adamw", clip="norm 0.5" if rank else "norm 1.0").train()
+
+
+def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: Ranks) -> None:
+    for outcome in refused(ranks, 2, of_other_settings):
+        assert outcome.status == 1
+        said = message(outcome)
+        assert "different configurations" in said
+        assert "optimizer.name: rank 0 has 'adamw', rank 1 has 'sgd'" in said
+        assert "and" in said
+
+
+def plainly(**changes: Any) -> None:
+    world_runs.built(**changes)
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "said"),
+    [
+        (3, {}, "3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly"),
+        (3, {}, "nearest that can: 2 or 4 ranks"),
+        (3, {"micro_batch_size": None}, "batch_size = 16 cannot be shared evenly by 3 ranks"),
+        (2, {"parallel": "none"}, "each would train a model of its own"),
+        (2, {"parallel": "dpd"}, "one of auto, none, ddp, fsdp"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_before_anything_starts(
+    ranks: Ranks, size: int, changes: dict[str, Any], said: str
+) -> None:
+    for outcome in refused(ranks, size, plainly, **changes):
+        assert outcome.status == 1
+        assert said in message(outcome)
+
+
+def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
+    settings = {"micro_batch_size": None, "out": str(tmp_path / "run")}
+    ranks(4, world_runs.trained, **settings, stop_after="5 steps")
+    (resumed,) = ranks(1, world_runs.trained, **settings)
+    (alone,) = ranks(1, world_runs.trained, micro_batch_size=4)
+    assert resumed["steps"][0]["samples"] == alone["steps"][5]["samples"]
+
+
+# --- weights that drift apart ------------------------------------------------------------------------------------
+
+
+def spoiled() -> None:
+    run = world_runs.built(log_every="2 steps", compare_ranks_every="4 steps", evaluate={})
+    with run:
+        for step in run:
+            if step.index == 4 and run.parts.world.rank == 1:
+                with torch.no_grad():
+                    run.state.models["model"].get_parameter("hidden.weight")[0, 0] += 1e-3
+
+
+def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:
+    for outcome in refused(ranks, 2, spoiled):
+        assert outcome.status == 1
+        assert "after step 8 rank 1 holds other weights than rank 0: hidden.weight is the first" in message(outcome)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+def test_any_number_that_differs_changes_the_checksum(dtype: torch.dtype) -> None:
+    held = torch.ones(3, 2, dtype=dtype)
+    other = held.clone()
+    other[1, 1] = 0
+    assert checksums({"a": held}) != checksums({"a": other})
+    assert checksums({"a": held.T}) == checksums({"a": held})
+
+
+def test_a_module_built_outside_the_seed_is_the_same_on_all_ranks(ranks: Ranks) -> None:
+    first, second = ranks(2, handed_over)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def handed_over() -> torch.Tensor:
+    torch.manual_seed(time.time_ns() + int(os.environ["RANK"]))
+    run = world_runs.built(model=world_runs.Net().double(), steps=3)
+    run.train()
+    return run.state.models["model"].get_parameter("hidden.weight").detach()
