@@ -120,10 +120,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 def _serve() -> None:
     """One JSON object a line: what to call on how many ranks; answered with their process ids."""
-    import torch
+    import torch._dynamo  # what FSDP imports in its first step; here it is once for all
     from torch.distributed import TCPStore
 
-    import surefoot
+    import surefoot.fully_sharded
 
     del torch, surefoot
     children: dict[int, Path] = {}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
+    from surefoot.exporting import Exported, export
     from surefoot.judging import split_scores
     from surefoot.loop import Step, forward_backward, update
     from surefoot.losses import cross_entropy, linear_cross_entropy
@@ -86,6 +87,7 @@ __all__ = [
     "DataError",
     "DivergedError",
     "EarlyStopping",
+    "Exported",
     "HeldOut",
     "ImageFiles",
     "ImageSets",
@@ -124,6 +126,7 @@ __all__ = [
     "ddp",
     "encode_documents",
     "exponential",
+    "export",
     "find_batch",
     "find_lr",
     "forward_backward",
@@ -204,6 +207,7 @@ _HOME = {
     ),
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
+    "exporting": ("Exported", "export"),
     "evaluate": ("Split", "accuracy", "perplexity"),
     "judging": ("split_scores",),
     "loop": ("Step", "forward_backward", "update"),

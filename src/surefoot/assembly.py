@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,18 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching, batching, one_each
+from surefoot.config.strategy import Strategy
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
+from surefoot.fully_sharded import Fsdp, sharded
 from surefoot.loop import State, Trained
-from surefoot.optimizers.averages import Averages
-from surefoot.optimizers.clipping import Clip, clipping_of
+from surefoot.optimizers import on_shards
+from surefoot.optimizers.averages import Averages, Twin, twin_of
+from surefoot.optimizers.clipping import Clip, clipping_of, limited
 from surefoot.optimizers.ema import Ema
-from surefoot.optimizers.groups import parameter_groups
+from surefoot.optimizers.groups import Group, parameter_groups
 from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
@@ -31,6 +35,7 @@ from surefoot.parallel import refuse_ranks
 from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.sharding import holders
 from surefoot.synchronised_norms import synchronised
 from surefoot.timetable import Timetable
 from surefoot.world import World
@@ -63,32 +68,57 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
 
 
 def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
-    """Put models that are in evaluation mode as a whole into training mode, and name them; parts of others stay as they are."""
+    """Put models that are in evaluation mode as a whole into training mode, and say so; parts of others stay as they are."""
     found = [name for name, model in models.items() if not any(part.training for part in model.modules())]
     for name in found:
         models[name].train()
-    return found
+    how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+    return [f"{name} {how}" for name in found]
 
 
-def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
-    """The models with batch normalisation over all ranks; `ConfigError` where a rank could have nothing to normalise."""
+def with_synchronised_norms(
+    models: Mapping[str, nn.Module], sizes: Batching, world: World
+) -> tuple[dict[str, nn.Module], list[str]]:
+    """The models with batch normalisation over all ranks, and what is to be said of that.
+
+    `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
+    """
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
             "  leave it out, or give batch_size in samples"
         )
-    return synchronised(models)
+    return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
 
 
-def built_state(
-    models: dict[str, nn.Module],
+@dataclass(frozen=True)
+class Decided:
+    """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""
+
+    spec: OptimizerSpec | Built
+    groups: list[Group]
+    limited: list[nn.Parameter]
+    twin: Twin | None  # for averages of its weights
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that are trained."""
+        return [parameter for group in self.groups for parameter in group.parameters]
+
+    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
+        """The same of what this rank holds of each parameter, and of a twin of that."""
+        groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
+        return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
+
+
+def decided(
+    models: Mapping[str, nn.Module],
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
     *,
     clip: Clip,
     ema: float | None,
-    world: World,
-) -> State:
-    """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
+) -> dict[str, Decided]:
+    """Who is trained how, by the name of the model; freezes what is not to be trained, and copies what is to be averaged."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec) or callable(spec)):
@@ -101,7 +131,7 @@ def built_state(
         raise ConfigError(
             f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}"
         )
-    trained: dict[str, Trained] = {}
+    found: dict[str, Decided] = {}
     for name, spec in named.items():
         decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
         factors = factors_of(models[name], spec.rates if isinstance(spec, OptimizerSpec) else ())
@@ -114,28 +144,85 @@ def built_state(
             )
         if isinstance(spec, OptimizerSpec) and spec.name == "muon":
             groups = split(groups, hidden_matrices(models[name], excepted=spec.settings["adamw_for"]))  # type: ignore[arg-type]
-        plain = [{"params": group.parameters} for group in groups]
-        made = spec.build(groups) if isinstance(spec, OptimizerSpec) else spec(plain)
+        own_mean = isinstance(spec, OptimizerSpec) and spec.name == "schedule-free"
+        if own_mean and ema is not None:
+            raise _nothing_to_average(ema)
+        twin = twin_of(models[name]) if own_mean or ema is not None else None
+        found[name] = Decided(spec, groups, limited(clip, models[name], parameters), twin)
+    return found
+
+
+def spread_models(
+    models: Mapping[str, nn.Module],
+    decisions: Mapping[str, Decided],
+    *,
+    world: World,
+    parallel: Strategy,
+    nominal: float,
+) -> tuple[Fsdp, dict[str, Decided]]:
+    """Shard the models and their twins in place; who is trained how, of what this rank holds from then on. Collective."""
+    for decision in decisions.values():
+        if isinstance(decision.spec, OptimizerSpec):
+            on_shards.refuse_name(decision.spec.name)
+    fsdp = Fsdp(world, parallel, nominal, {})
+    found: dict[str, Decided] = {}
+    for name, model in models.items():
+        parameters = list(model.parameters())
+        fsdp.held[name] = live = sharded(model, world, parallel)
+        if name not in decisions:
+            continue
+        twin = decisions[name].twin
+        if twin is not None:
+            copied = sharded(twin.model, world, parallel)
+            fsdp.twins.append(copied)
+            twin = Twin(twin.model, list(zip(live.shards.values(), copied.shards.values(), strict=True)))
+        found[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), twin)
+    return fsdp, found
+
+
+def built_state(
+    models: dict[str, nn.Module],
+    decisions: Mapping[str, Decided],
+    *,
+    clip: Clip,
+    ema: float | None,
+    world: World,
+) -> State:
+    """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
+    trained: dict[str, Trained] = {}
+    averages: dict[str, Averages] = {}
+    for name, decision in decisions.items():
+        spec, parameters = decision.spec, decision.parameters
+        plain = [{"params": group.parameters} for group in decision.groups]
+        made = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else spec(plain)
+        if holders(parameters) is not None:
+            on_shards.refuse_optimizer(made)
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
-        limits = clipping_of(clip, models[name], parameters)
-        trained[name] = Trained(
-            made, parameters, skipping(made, world.device), limits, torch.zeros((), device=world.device)
-        )
-    averages = {name: kept for name in trained if (kept := _averages(models[name], trained[name].optimizer, ema))}
+        limits, device = clipping_of(clip, decision.limited), parameters[0].device
+        trained[name] = Trained(made, parameters, skipping(made, device), limits, torch.zeros((), device=device))
+        kept = _averages(models[name], decision.twin, made, ema)
+        if kept is not None:
+            averages[name] = kept
     return State(models, trained, averages, buffers=BatchStatistics(models.values(), world=world))
 
 
-def _averages(model: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None) -> Averages | None:
+def _averages(
+    model: nn.Module, twin: Twin | None, optimizer: torch.optim.Optimizer, ema: float | None
+) -> Averages | None:
     """What is evaluated in the model's place; None where that is the model itself."""
-    if not isinstance(optimizer, ScheduleFree):
-        return None if ema is None else Ema(model, ema)
-    if ema is not None:
-        raise ConfigError(
-            f"ema = {ema:g} with schedule-free: that evaluates a mean of its weights already, so there is nothing to average\n"
-            "  leave ema out (--ema None)"
-        )
-    return ScheduleFreeAverage(model, optimizer)
+    if isinstance(optimizer, ScheduleFree):
+        if ema is not None:
+            raise _nothing_to_average(ema)
+        return ScheduleFreeAverage(twin or twin_of(model), optimizer)
+    return None if ema is None or twin is None else Ema(twin, ema)
+
+
+def _nothing_to_average(ema: float) -> ConfigError:
+    return ConfigError(
+        f"ema = {ema:g} with schedule-free: that evaluates a mean of its weights already, so there is nothing to average\n"
+        "  leave ema out (--ema None)"
+    )
 
 
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:

@@ -137,8 +137,6 @@ def scored(
         for place, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
-            if diverged is not None:
-                continue  # the other ranks go on, and ask too
             seed_generators(fold(key, place * ranks + rank))
             try:
                 with precision.autocast():
@@ -147,7 +145,7 @@ def scored(
             except DivergedError as problem:
                 if ranks == 1:
                     raise
-                diverged = problem
+                diverged = problem  # the other ranks go on, and may need this one: to gather weights, and to stop
                 continue
             add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.void else found)
             collected.append(made)

@@ -93,7 +93,8 @@ class Evaluations:
     def sample(self) -> None:
         """Record a sample, made by rank 0; one that cannot be made ends no run."""
         assert self.parts.sample is not None
-        if not self.parts.world.is_main:
+        if not self.parts.world.is_main:  # sharded weights are gathered by all
+            self.parts.scoring.sample(lambda _: "")
             return
         self.parts.doing("sampling")
         try:
@@ -147,9 +148,8 @@ class Evaluations:
                 f"warning: nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
             )
             return None
-        saving.writer.wait()
         try:
-            return saving.store.at(watch.step)
+            return saving.at(watch.step)
         except CheckpointError as problem:
             self.parts.say(f"warning: {problem}: the last weights are scored instead")
             return None

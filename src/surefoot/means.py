@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from surefoot.errors import ConfigError
 
@@ -41,6 +42,15 @@ class Mean:
     def detached(self) -> Mean:
         """The same numbers in float64 (float32 on devices without it), cut from the autograd graph; waits for nothing."""
         return Mean(_detached(self.total), _detached(self.count))
+
+
+# so that whoever looks for tensors in what a model returns finds those of its means: FSDP2, and `parallel.Called`
+pytree.register_pytree_node(
+    Mean,
+    lambda mean: ([mean.total, mean.count], None),
+    lambda parts, _: Mean(*parts),
+    serialized_type_name="surefoot.means.Mean",
+)
 
 
 def summed(means: Iterable[Mean]) -> Mean:

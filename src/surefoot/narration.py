@@ -14,6 +14,7 @@ import torch
 from surefoot.data.buckets import Buckets
 from surefoot.directory import RunDirectory
 from surefoot.evaluations import Evaluations
+from surefoot.fully_sharded import class_name
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.sinks.console import duration, number
@@ -28,7 +29,7 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     `precision_chosen`: why that precision, where it was chosen now.
     """
     length, step, device = parts.length, parts.state.step, parts.device
-    trained = [(type(model).__name__, _trainable(model)) for model in parts.state.models.values()]
+    trained = [(class_name(model), _trainable(model)) for model in parts.state.models.values()]
     models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in trained)
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""

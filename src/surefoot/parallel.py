@@ -6,7 +6,8 @@ This file and `fully_sharded.py` are the only ones that name DDP and FSDP2.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +62,18 @@ class Ranks(Protocol):
         """The norm of the whole gradient, from that of what this rank holds."""
         ...
 
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
+        """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
+        ...
+
+
+class Spreading(Ranks, Protocol):
+    """That of which the loss calls the models through wrappers."""
+
+    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
+        ...
+
 
 class Alone:
     """One process: it has all micro-batches, and nothing is shared."""
@@ -85,6 +98,10 @@ class Alone:
     def whole_norm(self, norm: Tensor) -> Tensor:
         """It is whole."""
         return norm
+
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """They are whole."""
+        return nullcontext()
 
 
 @dataclass
@@ -129,7 +146,7 @@ class Called:
         """The model's outputs; where nothing is counted, gradients of 0 go back through them whatever the loss makes of them."""
         outputs = self.through(*inputs, **named)
         if self.void:
-            for tensor in pytree.tree_leaves(_opened(outputs)):
+            for tensor in pytree.tree_leaves(outputs):  # those of a `Mean` too: `means` says how it comes apart
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         return outputs
@@ -143,7 +160,9 @@ class Called:
 class Ddp:
     """Whole models on every rank, under `DistributedDataParallel`; see `ddp`.
 
-    Batch statistics are the step's own business (`batch_statistics.py`), so it broadcasts no buffers.
+    Batch statistics are the step's own business (`batch_statistics.py`), so it broadcasts no buffers. Of several models a loss may
+    use one without training it (a generator, to train the discriminator), and DDP would wait for its gradients: there the mean is
+    taken after the last backward pass, of whatever has a gradient.
     """
 
     world: World
@@ -160,7 +179,7 @@ class Ddp:
         for name, model in models.items():
             trained = any(parameter.requires_grad for parameter in model.parameters())
             through = compiled[name]
-            if trained:
+            if trained and len(models) == 1:
                 with warnings.catch_warnings():
                     # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
                     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -193,12 +212,29 @@ class Ddp:
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Loss and count of all ranks."""
+        """Loss and count of all ranks, and where several models are trained the mean of their gradients."""
+        if not self.wrapped:
+            self._take_means()
         return self.sums.end(total)
+
+    def _take_means(self) -> None:
+        """Of gradients, over all ranks, one tensor for each kind of number."""
+        held = [parameter.grad for called in self.called.values() for parameter in called.model.parameters()]
+        gradients = [gradient for gradient in held if gradient is not None]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            own = [gradient for gradient in gradients if gradient.dtype == dtype]
+            together = torch.cat([gradient.reshape(-1) for gradient in own]) / self.world.size
+            self.world.add_up(together)
+            parts = torch.split(together, [gradient.numel() for gradient in own])
+            torch._foreach_copy_(own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)])
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """Every rank has the whole gradient."""
         return norm
+
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Every rank has whole models."""
+        return nullcontext()
 
 
 def spread(
@@ -208,8 +244,14 @@ def spread(
     world: World,
     parallel: Strategy,
     nominal: float,
+    fsdp: Spreading | None = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not."""
+    """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not.
+
+    `fsdp` is what has sharded them, where they are.
+    """
+    if fsdp is not None:
+        return fsdp, dict(fsdp.wrap(models, forwards))
     if parallel.kind == "ddp" and world.size > 1:
         ranks = Ddp(world, parallel, nominal)
         return ranks, dict(ranks.wrap(models, forwards))
@@ -223,10 +265,3 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
     for model in models.values():
         for held in [*model.parameters(), *model.buffers()]:
             dist.broadcast(held.detach(), src=0)
-
-
-def _opened(outputs: Any) -> Any:
-    """Outputs with counted means taken apart, so that their tensors are found."""
-    from surefoot.means import Mean
-
-    return (outputs.total, outputs.count) if isinstance(outputs, Mean) else outputs

@@ -89,6 +89,7 @@ class Parts:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
             self.whole,
+            main=self.world.is_main,
             described=self.described,
             architecture=self.architecture,
             scored=self.scored,

@@ -16,13 +16,16 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
+from surefoot.fully_sharded import class_name
 from surefoot.memory import in_words, peak, tensor_bytes
+from surefoot.optimizers import on_shards
 from surefoot.optimizers.groups import first_and_last
 from surefoot.optimizers.memory import state_bytes
 from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
+from surefoot.sharding import Shard, name_of
 from surefoot.sinks.console import duration
 from surefoot.snapshot import parameter_names
 
@@ -104,11 +107,11 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
         prefix, first = f"{name}." if len(models) > 1 else "", len(rows)
         own = sum(parameter.numel() for parameter in model.parameters(recurse=False))
         if own or not list(model.named_children()):
-            rows.append((name, type(model).__name__, own))
+            rows.append((name, class_name(model), own))
         for part, child in model.named_children():
             blocks = list(child) if isinstance(child, nn.ModuleList) else []
-            kinds = Counter(type(block).__name__ for block in blocks)
-            what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or type(child).__name__
+            kinds = Counter(class_name(block) for block in blocks)
+            what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or class_name(child)
             if numbers := _numbers(child.parameters()):
                 rows.append((f"{prefix}{part}", what, numbers))
         tied = sum(numbers for _, _, numbers in rows[first:]) - _numbers(model.parameters())
@@ -126,18 +129,29 @@ def parameters_by_group(parts: Parts) -> list[str]:
     lines = []
     for name, trained in parts.state.trained.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
+        names |= {held: held.called for held in trained.parameters if isinstance(held, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         lines.append(
             f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
         )
+        if parts.parallel.kind == "fsdp":
+            lines.append(f"  each rank updates its own rows, {on_shards.how(optimizer)}")
         for place, group in enumerate(optimizer.param_groups):
             numbers = _numbers(group["params"])
             # where parameters are divided between optimizers, which ones are whose
-            by = f", by {group['by']}: {_shown(names[held] for held in group['params'])}" if "by" in group else ""
+            by = (
+                f", by {group['by']}: {_shown(name_of(held, names) for held in group['params'])}"
+                if "by" in group
+                else ""
+            )
             lines.append(
                 f"  group {place}: {_tensors(len(group['params']))}, {numbers:,} numbers, lr {group['initial_lr']:g}, "
                 f"weight decay {group.get('weight_decay', 0):g}{by}"
-                + (f": {first_and_last([names[held] for held in group['params']])}" if rates_differ and not by else "")
+                + (
+                    f": {first_and_last([name_of(held, names) for held in group['params']])}"
+                    if rates_differ and not by
+                    else ""
+                )
             )
         frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
         if frozen:

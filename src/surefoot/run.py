@@ -183,12 +183,7 @@ class Run:
         )
         schedule = schedule or constant()
         in_steps = schedule.resolved(times.length)
-        for name, split in (evaluate or {}).items():
-            if not isinstance(split, Split):
-                raise ConfigError(
-                    f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
-                )
-            check_split(name, split.dataset, seed=seed)
+        _check_splits(evaluate or {}, seed=seed)
         steering = [name for name, split in (evaluate or {}).items() if not split.at_end]
         watch = watched(best, early_stopping, splits=steering)
         lowering = feedback(plateau, early_stopping, splits=steering)
@@ -197,23 +192,17 @@ class Run:
         said = screen(times.length.steps, log) if console else None
         models = assembly.built_models(model, seed=seed, device=place)
         equal_from_main(models, world)
-        for name in assembly.set_to_train(models):
-            if said is not None:
-                said.say(
-                    f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
-                )
+        notes = assembly.set_to_train(models)
         if sync_batch_norm:
-            models = assembly.with_synchronised_norms(models, sizes)
-            if said is not None and world.size == 1:
-                said.say("note: sync_batch_norm changes nothing in one process")
-        state = assembly.built_state(models, optimizer, clip=clipping(clip), ema=ema, world=world)
+            models, more = assembly.with_synchronised_norms(models, sizes, world)
+            notes += more
+        decisions = assembly.decided(models, optimizer, clip=clipping(clip), ema=ema)
+        architecture = {name: assembly.printed(held) for name, held in models.items()}
         again = None
         if activation_checkpointing != "off":  # after averages have copied the models: these compute no gradient
-            blocks = compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
-            again = in_words(activation_checkpointing, blocks)
-        if said is not None:
-            for line in assembly.notes(state.trained, schedule):
-                said.say(f"note: {line}")
+            again = in_words(
+                activation_checkpointing, compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
+            )
         number_format = chosen_precision(precision, place)
         supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
         if loss is not None and (world.size > 1 or how.kind == "fsdp"):
@@ -226,8 +215,17 @@ class Run:
                 allow_unused=how.unused,
                 sharded=how.kind == "fsdp",
             )
+        fsdp = None
+        if how.kind == "fsdp":
+            fsdp, decisions = assembly.spread_models(
+                models, decisions, world=world, parallel=how, nominal=float(sizes.batch_size)
+            )
+        state = assembly.built_state(models, decisions, clip=clipping(clip), ema=ema, world=world)
+        if said is not None:
+            for line in [*notes, *assembly.notes(state.trained, schedule)]:
+                said.say(f"note: {line}")
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
-        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size))
+        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size), fsdp=fsdp)
         task = Task(
             forward=called["model"] if list(models) == ["model"] else called,
             loss=loss,
@@ -237,7 +235,9 @@ class Run:
             max_bad_steps=max_bad_steps,
             ranks=ranks,
         )
-        scoring = Scoring(state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile)
+        scoring = Scoring(
+            state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile, ranks=ranks
+        )
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
         directory = None if out is None else RunDirectory(Path(out))
@@ -275,7 +275,7 @@ class Run:
                 "settings": json_settings(settings or {}),
                 "data": {"plan": plan.described(), **fingerprint(train)},
             },
-            architecture={name: assembly.printed(held) for name, held in models.items()},
+            architecture=architecture,
             scored=scored,
             directory=directory,
             saving=None
@@ -392,3 +392,13 @@ class Run:
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})
+
+
+def _check_splits(evaluate: Mapping[str, Split], *, seed: int) -> None:
+    """Raise where what is to be scored is no split, or cannot be read."""
+    for name, split in evaluate.items():
+        if not isinstance(split, Split):
+            raise ConfigError(
+                f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
+            )
+        check_split(name, split.dataset, seed=seed)

@@ -1,4 +1,7 @@
-"""When a run saves, and what it does where that fails: in the background, again after a failure, never silently."""
+"""When a run saves, and what it does where that fails: in the background, again after a failure, never silently.
+
+Of several ranks each has a `Saving`; all of them save the same steps and find the same checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from surefoot.checkpoint import agreed
 from surefoot.checkpoint.disk import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
@@ -36,7 +40,8 @@ class Saving:
         self.world = world
         keep_every = times.keep.due if times.keep else None
         self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)
-        self.writer = Writer(self.store)
+        mail = world.mailbox("checkpoint") if world.size > 1 else None
+        self.writer = Writer(self.store, rank=world.rank, mail=mail)
         self.every, self.keep_every, self.console = times.save, times.keep, console
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
@@ -59,17 +64,15 @@ class Saving:
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Take a copy of the state and write it in the background; a failure of the one before is said now.
 
-        Every rank calls it after the same step, and rank 0 writes.
+        Every rank calls it after the same step, and writes what is its own to write.
         """
         self.asked = False
         self.begun_at = time.monotonic()
         self.writer.wait()
         self.say_failure()
         contents = packed()
-        self.begun_step = contents.step
-        if not self.world.is_main:
-            return
         self.writer.submit(contents, protected=protected)
+        self.begun_step = contents.step
         if wait:
             self.writer.wait()
         self.longest_s = max(self.longest_s, time.monotonic() - self.begun_at)
@@ -85,15 +88,16 @@ class Saving:
             )
 
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
-        """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there."""
+        """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there. Collective."""
         self.writer.wait()
-        if self.world.from_main(self.begun_step != step or self.writer.failed or self.asked):
+        owed = self.begun_step != step or self.writer.failed or self.asked
+        if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure()
-        reason = self.world.from_main(None if failure is None else str(failure))
+        reasons = self.world.gathered(None if failure is None else str(failure))
+        reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             raise failure or CheckpointError(reason)
-        self.writer.saved = step
         if self.writer.not_pruned is not None:
             self._say(f"warning: {self.writer.not_pruned}")
 
@@ -102,15 +106,8 @@ class Saving:
         self.begun_step = self.writer.saved = step
 
     def newest(self) -> Contents | None:
-        """The newest intact checkpoint, as rank 0 finds it; damaged newer ones are named. None where there is none at all."""
-        if not self.world.is_main:
-            return self._told()
-        try:
-            found = self.store.newest_intact()
-        except CheckpointError as problem:
-            self.world.from_main({"problem": str(problem)})
-            raise
-        self.world.from_main({"step": None if found is None else found[0].step})
+        """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
+        found = agreed.newest_intact(self.store, self.world)
         if found is None:
             return None
         contents, damaged = found
@@ -118,11 +115,10 @@ class Saving:
             self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
 
-    def _told(self) -> Contents | None:
-        told = self.world.from_main(None)
-        if "problem" in told:
-            raise CheckpointError(told["problem"])
-        return None if told["step"] is None else self.store.at(told["step"])
+    def at(self, step: int) -> Contents:
+        """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
+        self.writer.wait()
+        return agreed.at(self.store, self.world, step)
 
     def _say(self, text: str) -> None:
         if self.console is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from surefoot.data.gathering import is_tensors
 from surefoot.evaluate import Split, evaluation_mode, scored, scored_by_batch
 from surefoot.loop import Loss, State
 from surefoot.means import Mean
+from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.supply import Supply
@@ -30,7 +32,9 @@ class Scoring:
         loss: Loss | None,
         precision: Precision,
         compiled: bool,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Alone()
         self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
         self.compiled = compiled
         self.callables: dict[str, Any] = {}
@@ -40,23 +44,27 @@ class Scoring:
         return [name for name, split in self.splits.items() if split.at_end == at_end]
 
     def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """What is found of some splits, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so."""
-        forward = self._forward()
+        """What is found of some splits, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so.
+
+        Of a sharded model all ranks pass their batches in step; outputs may take as many calls as they like, of whole weights.
+        """
+        forward, models = self._forward(), self.models().values()
         found: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
-            scores = scored(
-                forward,
-                self.supply.split(split.dataset, batch_size=split.batch_size),
-                loss=self.loss if split.loss else None,
-                scores=split.score_functions,
-                precision=self.precision,
-                seed=self.supply.seed,
-                outputs=split.outputs,
-                judge=split.judge,
-                stop=stop,
-                world=self.supply.world,
-            )
+            with nullcontext() if split.outputs is None else self.ranks.whole(models):
+                scores = scored(
+                    forward,
+                    self.supply.split(split.dataset, batch_size=split.batch_size),
+                    loss=self.loss if split.loss else None,
+                    scores=split.score_functions,
+                    precision=self.precision,
+                    seed=self.supply.seed,
+                    outputs=split.outputs,
+                    judge=split.judge,
+                    stop=stop,
+                    world=self.supply.world,
+                )
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}
         return found
@@ -106,9 +114,9 @@ class Scoring:
             del self.splits[name]
 
     def sample(self, make: Callable[[Any], str]) -> str:
-        """What `make` says of the model, under random numbers of its own."""
+        """What `make` says of the model, under random numbers of its own; every rank asks, where there are several."""
         model = next(iter(self.models().values()))
-        with untouched(), torch.no_grad(), evaluation_mode([model]):
+        with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
             seed_generators(fold(stream_key(self.supply.seed, "sample"), self.state.step))
             return make(model)
 

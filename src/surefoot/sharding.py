@@ -6,7 +6,8 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -33,20 +34,73 @@ class Rows:
         """In the whole tensor."""
         return torch.Size(self.shape).numel()
 
+    @property
+    def starts(self) -> list[int]:
+        """Where the rows of each rank of the group begin, and after them where the last ones end."""
+        rows, ranks = self.shape[0], self.group.size()
+        return [min(rank * -(-rows // ranks), rows) for rank in range(ranks)] + [rows]
+
 
 class Shard(nn.Parameter):
-    """This rank's rows of a parameter, as a parameter of their own that shares their memory."""
+    """This rank's rows of a parameter, as a parameter of their own that shares their memory; `called` is its name in the model."""
 
     rows: Rows
+    called: str
 
-    def __new__(cls, held: Tensor, rows: Rows) -> Self:  # noqa: D102
-        made: Any = super().__new__(cls, held.detach(), requires_grad=True)
-        made.rows = rows
+    def __new__(cls, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:  # noqa: D102
+        made: Any = super().__new__(cls, held.detach(), requires_grad=requires_grad)
+        made.rows, made.called = rows, called
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, held: Tensor, rows: Rows) -> None: ...
+    def __init__(self, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> None: ...
 
 
 def rows_of(parameter: Tensor) -> Rows | None:
     """How a parameter lies in the whole; None where this rank holds all of it."""
     return parameter.rows if isinstance(parameter, Shard) else None
+
+
+def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
+    """How what an optimizer keeps of a parameter lies in the whole: by the same rows, whatever is in them; numbers are everywhere.
+
+    That holds of every optimizer that may run on shards (`optimizers.on_shards`). A kernel's momentum may be a matrix.
+    """
+    rows = rows_of(parameter)
+    return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
+
+
+def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
+    """What a parameter that an optimizer has is called in its model; `names` are those of the model's own parameters."""
+    return parameter.called if isinstance(parameter, Shard) else names[parameter]
+
+
+def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
+    """The ranks that hold these parameters together; None where this rank holds all of them.
+
+    Those of one optimizer are either all whole or all spread over the same ranks.
+    """
+    return next((parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None)
+
+
+def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum of a tensor over a group, in place; itself where there is none. Collective; the host waits only on the CPU."""
+    if group is not None and group.size() > 1:
+        dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
+    """What this rank holds of a tensor of a model, sharing its memory, and how it lies in the whole; None where it is all of it."""
+    if isinstance(tensor, Shard):
+        return tensor, tensor.rows
+    if not dist.is_initialized():
+        return tensor, None
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor, None
+    mesh = tensor.device_mesh  # replicas, where there are several, come first
+    group, replica = mesh.get_group(mesh.ndim - 1), mesh.get_local_rank(0) if mesh.ndim > 1 else 0
+    local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
+    start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
+    return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)

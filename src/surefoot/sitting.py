@@ -149,7 +149,8 @@ class Sitting:
         self.parts = parts = self.parts.going_on_from(found)
         for line in parts.notes(found):
             parts.say(f"note: {line}")
-        snapshot.restore(self.whole, found, where=f"step-{found.step:08d}", device=parts.device)
+        where, main = f"step-{found.step:08d}", parts.world.is_main
+        snapshot.restore(self.whole, found, where=where, device=parts.device, main=main)
         parts.refuse_another_architecture(found)
         self.evaluations.resumed(parts, found)
 

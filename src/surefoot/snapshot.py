@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from surefoot.checkpoint import contents
 from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.pieces import Pieces, bounds
 from surefoot.clock import Clock
 from surefoot.errors import CheckpointError
 from surefoot.loop import State
 from surefoot.meter import BadSteps, Meter
 from surefoot.plateau import Feedback
 from surefoot.precision import Precision
+from surefoot.sharding import Rows
 from surefoot.stopping import Watch
 from surefoot.world import device_called
 
@@ -75,33 +77,43 @@ class Whole:
     kept: Kept = field(default_factory=Kept)
 
 
-def packed(whole: Whole, **facts: Any) -> Contents:
-    """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state."""
+def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
+    """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state.
+
+    Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
+    """
     state = whole.state
-    files: dict[str, dict[str, Tensor]] = {}
-    loose = {f"precision/{name}": held for name, held in whole.precision.tensors().items()}
-    loose |= {f"meter/{name}": held for name, held in whole.meter.tensors().items()}
+    held: dict[str, dict[str, Tensor]] = {}  # by file
+    rows: dict[str, dict[str, Rows]] = {}
     aliases: dict[str, dict[str, str]] = {}
     optimizer: dict[str, Any] = {}
-    for name, model in state.models.items():
-        files[file_name("model", name)], aliases[name] = contents.model_tensors(model)
-    for name, trained in state.trained.items():
-        names = parameter_names(state.models[name])
-        files[file_name("optimizer", name)], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names)
-        loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
-        loose |= {f"clipping/{name}/{key}": held for key, held in trained.clipping.remembered.items()}
     for name, average in state.averages.items():
         average.refresh(state.models[name])
-        files[file_name("ema", name)] = contents.model_tensors(average.model)[0]
+    twins = {file_name("ema", name): average.model for name, average in state.averages.items()}
+    for file, model in ({file_name("model", name): model for name, model in state.models.items()} | twins).items():
+        held[file], aliases[file] = contents.model_tensors(model, whole=main)
+        rows[file] = contents.model_rows(model)
+    for name, trained in state.trained.items():
+        file, names = file_name("optimizer", name), parameter_names(state.models[name])
+        held[file], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names, whole=main)
+        rows[file] = contents.optimizer_rows(trained.optimizer, names)
+    files, pieces = _divided(held, rows)
+    if not main:
+        return Contents(state.step, {}, pieces=pieces)
+    loose = {f"precision/{name}": kept for name, kept in whole.precision.tensors().items()}
+    loose |= {f"meter/{name}": kept for name, kept in whole.meter.tensors().items()}
+    for name, trained in state.trained.items():
+        loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
+        loose |= {f"clipping/{name}/{key}": kept for key, kept in trained.clipping.remembered.items()}
     tensors, kept = contents.kept_state(whole.kept.objects)
-    loose |= {f"kept/{name}": held for name, held in tensors.items()}
+    loose |= {f"kept/{name}": each for name, each in tensors.items()}
     groups = {name: contents.group_numbers(trained.optimizer) for name, trained in state.trained.items()}
     tensors, numbers = contents.kept_state(groups)
-    loose |= {f"groups/{name}": held for name, held in tensors.items()}
-    files["state"] = {name: contents.copied(held) for name, held in loose.items()}
+    loose |= {f"groups/{name}": each for name, each in tensors.items()}
+    files["state"] = {name: contents.copied(each) for name, each in loose.items()}
     plain = {
         **facts,
-        "aliases": aliases,
+        "aliases": {name: aliases[file_name("model", name)] for name in state.models},
         "optimizer": optimizer,
         "groups": numbers,
         "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
@@ -112,14 +124,36 @@ def packed(whole: Whole, **facts: Any) -> Contents:
         "kept": kept,
     }
     return Contents(
-        step=state.step, files=files, state=json.loads(json.dumps(plain))
+        step=state.step, files=files, state=json.loads(json.dumps(plain)), pieces=pieces
     )  # a copy: nothing live is left in it
 
 
-def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) -> None:
-    """Make everything what it was when `packed` was called; what does not fit raises `CheckpointError`."""
+def _divided(
+    held: Mapping[str, dict[str, Tensor]], rows: Mapping[str, dict[str, Rows]]
+) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
+    """What every rank has, and this rank's rows of all else; none on a rank whose rows another one saves."""
+    lying = next((each for named in rows.values() for each in named.values()), None)
+    if lying is None or lying.group.size() == 1:
+        return {file: dict(tensors) for file, tensors in held.items()}, None
+    place, count = lying.group.rank(), lying.group.size()
+    for file, named in rows.items():
+        for name, each in named.items():
+            if (each.start, each.stop) != bounds(each.shape[0], place, count):
+                raise CheckpointError(
+                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows"
+                )
+    whole = {file: {name: each for name, each in held[file].items() if name not in rows[file]} for file in held}
+    if lying.replica > 0:
+        return whole, None
+    spread = {file: {name: held[file][name] for name in named} for file, named in rows.items()}
+    shapes = {file: {name: each.shape for name, each in named.items()} for file, named in rows.items()}
+    return whole, Pieces(place, count, shapes, spread)
+
+
+def restore(whole: Whole, found: Contents, *, where: str, device: torch.device, main: bool = True) -> None:
+    """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
     refuse_incomplete(found)
-    state, loose = whole.state, found.files["state"]
+    state = whole.state
     wanted = {
         file_name(kind, name)
         for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages))
@@ -129,6 +163,7 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         raise CheckpointError(
             f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
         )
+    loose = found.tensors("state")
     for name, model in state.models.items():
         contents.load_model(model, found.files[file_name("model", name)], found.state["aliases"][name], where=where)
         evaluating = set(found.state["evaluating"][name])
@@ -148,6 +183,8 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device) 
         )
     whole.precision.load_tensors(_under("precision/", loose))
     whole.meter.load_tensors(_under("meter/", loose))
+    if not main:  # what was logged on any rank is rank 0's from then on
+        whole.meter.logged = []
     whole.bad_steps.in_a_row = list(found.state["skipped_in_a_row"])
     whole.clock.load_state(found.state["clock"])
     if whole.watch is not None:
@@ -197,7 +234,7 @@ def weights_of(state: State, found: Contents) -> Iterator[None]:
         yield
     finally:
         for file, model in held.items():
-            contents.load_model(model, *own[file], where="what was set aside")
+            contents.put_back(model, own[file][0])
 
 
 def file_name(kind: str, name: str) -> str:

@@ -16,15 +16,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.errors import ConfigError
-from surefoot.placement import placed
+from surefoot.interfaces import towards
+from surefoot.placement import Placement, placed
 
 _PATIENCE = timedelta(
     days=1
@@ -93,21 +96,6 @@ class World:
             dist.all_reduce(tensor)
 
 
-def one_process(device: str) -> World:
-    """The world of a run that is alone; `device` is "auto" or anything `torch.device` takes.
-
-    "auto" is the accelerator torch reports (CUDA, MPS, ...), else the CPU. Under a launcher that started several
-    processes it raises `ConfigError`, since each of them would believe that it is the only one and write the same files.
-    """
-    size = placed(os.environ).world_size
-    if size > 1:
-        raise ConfigError(
-            f"started as one of {size} processes (WORLD_SIZE={size}), and this is work for one\n"
-            "  start it without the launcher"
-        )
-    return World(device_called(device))
-
-
 def joined(device: str, *, sharded: bool = False) -> World:
     """The world as the launcher made it: alone, or one of several ranks that find each other here; collective.
 
@@ -117,13 +105,27 @@ def joined(device: str, *, sharded: bool = False) -> World:
     place = placed(os.environ)
     if place.world_size == 1 and not sharded:
         return World(device_called(device))
-    found = _own_device(device, local_rank=place.local_rank, processes=place.local_world_size)
+    found = _own_device(device, place)
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    if not dist.is_initialized():
-        _meet(found, rank=place.rank, size=place.world_size)
+    if not _met:
+        _meet(found, place)
     side, store = _met[0]
     return World(found, place.rank, place.world_size, place.local_rank, side, store)
+
+
+def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Two groups that this rank is in, where so many of neighbouring ranks hold the same: across those, and its own.
+
+    The first has `replicas` ranks, the second the others' share. Collective; a second call finds the same groups.
+    """
+    if replicas not in _grids:
+        table = torch.arange(dist.get_world_size()).view(replicas, -1)
+        new_groups: Any = dist.new_subgroups_by_enumeration
+        across, _ = new_groups(table.T.tolist(), timeout=_PATIENCE)
+        within, _ = new_groups(table.tolist(), timeout=_PATIENCE)
+        _grids[replicas] = across, within
+    return _grids[replicas]
 
 
 @contextmanager
@@ -159,38 +161,52 @@ def device_called(name: str) -> torch.device:
 
 
 _met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
+_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
-def _own_device(name: str, *, local_rank: int, processes: int) -> torch.device:
+def _own_device(name: str, place: Placement) -> torch.device:
     device = device_called(name)
     if device.type != "cuda":
         return device
-    there = torch.cuda.device_count()
+    there, processes = torch.cuda.device_count(), place.local_world_size
+    if place.apart and there == 1:
+        return torch.device("cuda", 0)
     if processes > there:
         raise ConfigError(
             f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
             f"  try: --nproc {there}, or --device cpu"
         )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", place.local_rank)
 
 
-def _meet(device: torch.device, *, rank: int, size: int) -> None:
+def _meet(device: torch.device, place: Placement) -> None:
     """Find the other ranks and make the two groups."""
+    rank, size = place.rank, place.world_size
+    if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = towards(urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", ""))
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    theirs = dist.is_initialized()  # by the user's script: its default group is used, and left as it is
     try:
-        if size == 1:
-            store: Store = HashStore()
+        if theirs:
+            store: Store = _get_default_store()
+        elif size == 1:
+            store = HashStore()
         else:
-            store, _, _ = next(rendezvous("env://", timeout=_START))
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("device", store),
-            rank=rank,
-            world_size=size,
-            timeout=_PATIENCE,
-            device_id=device if device.type == "cuda" else None,
-        )
-        side = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            store, _, _ = next(rendezvous(place.meeting, rank=rank, world_size=size, timeout=_START))
+        if not theirs:
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("device", store),
+                rank=rank,
+                world_size=size,
+                timeout=_START,
+                device_id=device if device.type == "cuda" else None,
+            )
+        side = dist.new_group(backend="gloo", timeout=_START)
+        for group in (side,) if theirs else (dist.group.WORLD, side):
+            _set_pg_timeout(_PATIENCE, group)  # only now: who cannot connect at the start is not waited for that long
     except (dist.DistError, RuntimeError, ValueError) as problem:
         reason = str(problem).split("\n", maxsplit=1)[0]
         raise ConfigError(
@@ -198,11 +214,13 @@ def _meet(device: torch.device, *, rank: int, size: int) -> None:
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         ) from problem
     _met.append((side, store))
-    atexit.register(_part)
+    if not theirs:
+        atexit.register(_part)
 
 
 def _part() -> None:
     """Leave the groups; at exit, where the others may be gone."""
     _met.clear()
+    _grids.clear()
     with suppress(Exception):
         dist.destroy_process_group()

@@ -183,11 +183,11 @@ def test_a_newer_format_is_named_as_such(tmp_path: Path) -> None:
     write(small(), directory=tmp_path / "c")
     body = json.loads((tmp_path / "c" / "manifest.json").read_text())
     del body["sha256"]
-    body["format_version"] = 2
+    body["format_version"] = 3
     plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
-    with pytest.raises(DamageError, match=r"is of format 2, this surefoot reads format 1"):
+    with pytest.raises(DamageError, match=r"is of format 3, this surefoot reads format 2 and older"):
         read(tmp_path / "c")
 
 

@@ -113,6 +113,13 @@ def test_a_recipe_is_the_same_run_on_two_ranks(ranks: Ranks, recipe: str, tmp_pa
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)  # of weights that Adam has moved apart
 
 
+@pytest.mark.parametrize("name", ["sam", "gan"])
+def test_loops_of_ones_own_are_the_same_on_two_ranks(ranks: Ranks, name: str) -> None:
+    (alone,) = ranks(1, world_runs.of_example, name=name)
+    for together in ranks(2, world_runs.of_example, name=name):
+        assert largest(together, alone) < 1e-9
+
+
 def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, tmp_path: Path) -> None:
     (alone,) = ranks(1, world_runs.trained)
     out = str(tmp_path / "run")

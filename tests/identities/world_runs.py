@@ -372,3 +372,24 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
                 "beam": 1,
             }
     return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}
+
+
+def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
+    """A loop of one's own from the examples: several models, or several passes a step."""
+    import importlib.util
+
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.set_default_dtype(torch.float64)
+    settings = {"length": "12 steps", "device": "cpu", "precision": "fp32", "console": False, "evaluate": {}}
+    run = module.build(**(settings | {"batch_size": 16, "micro_batch_size": 4} | changes))
+    module.train(run)
+    return {
+        f"{model} {name}": whole(held)
+        for model, module in run.state.models.items()
+        for name, held in module.state_dict().items()
+    }

@@ -13,7 +13,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.config import clipping
-from surefoot.optimizers.clipping import RECENT, clipping_of
+from surefoot.optimizers.clipping import RECENT, clipping_of, limited
 from surefoot.optimizers.gradients import gradient_norm
 from surefoot.sinks import records
 
@@ -34,9 +34,13 @@ def with_gradients(model, *, seed=1, size=1.0):
     return model
 
 
+def limits(clip, model):
+    return clipping_of(clip, limited(clip, model, model.parameters()))
+
+
 def applied(text, model, *, factor=1.0, made=None, skipped=0.0):
     """The gradients of a model, limited, and how much of them was."""
-    made = made or clipping_of(clipping(text), model, list(model.parameters()))
+    made = made or limits(clipping(text), model)
     gradients = [held.grad for held in model.parameters()]
     norm = gradient_norm(gradients, factor=factor)
     clipped = made.apply(gradients, factor=factor, norm=norm, skipped=torch.tensor(skipped))
@@ -101,7 +105,7 @@ def test_automatic_limits_to_the_quantile_of_the_last_norms():
     fractions = []
     for step in range(RECENT + 30):
         with_gradients(model, seed=step, size=float(rng.lognormal()))
-        made = made or clipping_of(("auto", 0.9), model, list(model.parameters()))
+        made = made or limits(("auto", 0.9), model)
         norms.append(float(gradient_norm([held.grad for held in model.parameters()], factor=1.0)))
         most = np.quantile(norms[-RECENT:], 0.9)
         found, clipped = applied("", model, made=made)
@@ -115,7 +119,7 @@ def test_automatic_limits_to_the_quantile_of_the_last_norms():
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.99])
 def test_the_quantile_of_few_norms_is_numpys(quantile):
     model, norms = network(), []
-    made = clipping_of(("auto", quantile), model, list(model.parameters()))
+    made = limits(("auto", quantile), model)
     for step, size in enumerate([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0, 5.0]):
         with_gradients(model, seed=step, size=size)
         norms.append(float(gradient_norm([held.grad for held in model.parameters()], factor=1.0)))
@@ -129,7 +133,7 @@ def test_the_quantile_of_few_norms_is_numpys(quantile):
 def test_a_skipped_step_leaves_what_is_remembered_bit_unchanged(kind, bad):
     """Whether its norm is finite or not: past max_bad_steps good ones are skipped too."""
     model = with_gradients(network())
-    made = clipping_of(clipping(kind), model, list(model.parameters()))
+    made = limits(clipping(kind), model)
     applied(kind, model, made=made)
     before = copy.deepcopy(made.remembered)
     applied(kind, with_gradients(model, size=bad), made=made, skipped=1.0)
@@ -140,7 +144,7 @@ def test_a_skipped_step_leaves_what_is_remembered_bit_unchanged(kind, bad):
 
 def test_a_run_that_begins_with_a_bad_step_goes_on_as_if_it_had_not_been():
     model, other = network(), network()
-    made, again = (clipping_of(("auto", 0.7), net, list(net.parameters())) for net in (model, other))
+    made, again = (limits(("auto", 0.7), net) for net in (model, other))
     applied("", with_gradients(model, size=math.nan), made=made, skipped=1.0)
     for step in range(5):
         found, clipped = applied("", with_gradients(model, seed=step, size=1.0 + step % 2), made=made)
@@ -152,7 +156,7 @@ def test_a_run_that_begins_with_a_bad_step_goes_on_as_if_it_had_not_been():
 @pytest.mark.parametrize("kind", [*KINDS, "off"])
 def test_parameters_without_gradient_are_left_alone(kind):
     model = network()
-    made = clipping_of(clipping(kind), model, list(model.parameters()))
+    made = limits(clipping(kind), model)
     clipped = made.apply([], factor=torch.tensor(2.0), norm=torch.zeros(()), skipped=torch.tensor(0.0))
     assert clipped is None if kind == "off" else float(clipped) == 0.0
 

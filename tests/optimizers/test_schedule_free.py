@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot import snapshot
 from surefoot.checkpoint.store import Store
+from surefoot.optimizers.averages import twin_of
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 
 RATES = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.1]
@@ -29,7 +30,7 @@ def trained(rates: list[float], *, betas: tuple[float, float], decay: float) -> 
     with torch.no_grad():
         model.weight.fill_(1.0)
     optimizer = ScheduleFree(model.parameters(), lr=0.02, betas=betas, weight_decay=decay)
-    average = ScheduleFreeAverage(model, optimizer)
+    average = ScheduleFreeAverage(twin_of(model), optimizer)
     for rate, gradient in zip(rates, gradients(), strict=False):
         optimizer.param_groups[0]["lr"] = 0.02 * rate
         model.weight.grad = torch.from_numpy(gradient)
@@ -82,7 +83,7 @@ def test_at_a_constant_rate_the_mean_is_that_of_all_places_of_the_fast_point() -
     holder = nn.Module()
     holder.weight = parameter
     optimizer = ScheduleFree([parameter], lr=0.1)
-    average = ScheduleFreeAverage(holder, optimizer)
+    average = ScheduleFreeAverage(twin_of(holder), optimizer)
     places = []
     for step in range(6):
         parameter.grad = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))

@@ -2,8 +2,9 @@
 
 from surefoot.checkpoint.average import averaged, last_steps
 from surefoot.checkpoint.disk import Disk, Files
-from surefoot.checkpoint.format import Contents, Damage, DamageError, read, read_manifest, verify, write
+from surefoot.checkpoint.format import Contents, Damage, DamageError, write
 from surefoot.checkpoint.manifest import Manifest
+from surefoot.checkpoint.reading import opened, read, read_manifest, verify
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 
@@ -18,6 +19,7 @@ __all__ = [
     "Writer",
     "averaged",
     "last_steps",
+    "opened",
     "read",
     "read_manifest",
     "verify",

@@ -32,12 +32,12 @@ def averaged(store: Store, count: int) -> Contents:
         )
     newest = store.at(steps[-1])
     weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
-    sums = {name: _wide(newest.files[name]) for name in weights}
+    sums = {name: _wide(newest.tensors(name)) for name in weights}
     for step in steps[:-1]:
         other = store.at(step, only=weights)
         for name in weights:
-            _add(sums[name], other.files[name], step=step)
-    means = {name: _narrowed(sums[name], newest.files[name], count) for name in weights}
+            _add(sums[name], other.tensors(name), step=step)
+    means = {name: _narrowed(sums[name], newest.tensors(name), count) for name in weights}
     return replace(newest, files={**newest.files, **means})
 
 

@@ -1,4 +1,7 @@
-"""Between live objects and the named tensors and JSON of a checkpoint. Nothing here touches a file."""
+"""Between live objects and the named tensors and JSON of a checkpoint. Nothing here writes a file.
+
+Where tensors lie over several ranks, each takes and gives back the rows that it holds; on disk every tensor is whole.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from surefoot.checkpoint.tensor_file import Stored
 from surefoot.errors import CheckpointError
+from surefoot.sharding import Rows, held_of, name_of, rows_of, rows_of_state
 
+Saved = Mapping[str, Tensor | Stored]
 Named = dict[str, Tensor]
 
 
@@ -21,8 +27,11 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...  # noqa: D102
 
 
-def model_tensors(model: nn.Module) -> tuple[Named, dict[str, str]]:
-    """Copies on the host of all parameters and persistent buffers, tied ones once, and {alias: name} for the others."""
+def model_tensors(model: nn.Module, *, whole: bool = True) -> tuple[Named, dict[str, str]]:
+    """Copies on the host of all parameters and persistent buffers, tied ones once, and {alias: name} for the others.
+
+    Of what lies over several ranks these are this rank's rows; `whole` tells whether to copy also what each of them has.
+    """
     tensors: Named = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -35,12 +44,20 @@ def model_tensors(model: nn.Module) -> tuple[Named, dict[str, str]]:
             aliases[name] = first[id(value)]
             continue
         first[id(value)] = name
-        tensors[name] = copied(value)
+        held, rows = held_of(value)
+        if whole or rows is not None:
+            tensors[name] = copied(held)
     return tensors, aliases
 
 
-def load_model(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str], *, where: str) -> None:
-    """Put `model_tensors` back; every name, shape and dtype must agree, or all differences are named."""
+def model_rows(model: nn.Module) -> dict[str, Rows]:
+    """How those tensors of a model lie in the whole that lie over several ranks."""
+    lying = {name: held_of(value)[1] for name, value in model.state_dict(keep_vars=True).items()}
+    return {name: rows for name, rows in lying.items() if rows is not None}
+
+
+def load_model(model: nn.Module, tensors: Saved, aliases: Mapping[str, str], *, where: str) -> None:
+    """Put a model's tensors back from whole ones; every name, shape and dtype must agree, or all differences are named."""
     live = model.state_dict(keep_vars=True)
     saved = {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}
     problems = tensor_differences(saved, live)
@@ -48,10 +65,26 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
     with torch.no_grad():
         for name, value in live.items():
-            value.copy_(saved[name])
+            held, rows = held_of(value)
+            held.copy_(_taken(saved[name], rows))
 
 
-def tensor_differences(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> list[str]:
+def put_back(model: nn.Module, tensors: Named) -> None:
+    """Give a model what `model_tensors` took of it, on the same rank."""
+    with torch.no_grad():
+        for name, value in model.state_dict(keep_vars=True).items():
+            if name in tensors:
+                held_of(value)[0].copy_(tensors[name])
+
+
+def _taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
+    """What a rank needs of a saved tensor; of one on disk nothing else is read."""
+    if isinstance(saved, Stored):
+        return saved.whole() if rows is None else saved.rows(rows.start, rows.stop)
+    return saved if rows is None else saved[rows.start : rows.stop]
+
+
+def tensor_differences(saved: Saved, live: Mapping[str, Tensor]) -> list[str]:
     """One line for each name, shape or dtype in which two sets of tensors differ."""
     problems = [
         f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
@@ -67,27 +100,40 @@ def tensor_differences(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) 
     return problems
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> tuple[Named, dict[str, Any]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, and what in it is not a tensor."""
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
+) -> tuple[Named, dict[str, Any]]:
+    """Copies of the state of every parameter as PARAMETER/KEY, and what in it is not a tensor; `whole` as for a model."""
     tensors: Named = {}
     plain: dict[str, Any] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{names[parameter]}/{key}"] = copied(value)
-            else:
-                plain[f"{names[parameter]}/{key}"] = value
+            if not isinstance(value, Tensor):
+                plain[f"{name_of(parameter, names)}/{key}"] = value
+            elif whole or rows_of_state(parameter, value) is not None:
+                tensors[f"{name_of(parameter, names)}/{key}"] = copied(value)
     return tensors, plain
+
+
+def optimizer_rows(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Rows]:
+    """How those tensors of an optimizer's state lie in the whole that lie over several ranks."""
+    return {
+        f"{name_of(parameter, names)}/{key}": rows
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor) and (rows := rows_of_state(parameter, value)) is not None
+    }
 
 
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, Tensor],
+    tensors: Saved,
     plain: Mapping[str, Any],
     names: Mapping[Tensor, str],
 ) -> None:
-    """Put `optimizer_tensors` back."""
-    parameters = {name: parameter for parameter, name in names.items()}
+    """Put an optimizer's state back from whole tensors."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = {name_of(parameter, names): parameter for parameter in trained}
     optimizer.state.clear()
     for key, value in {**tensors, **plain}.items():
         name, _, entry = key.rpartition("/")
@@ -97,8 +143,9 @@ def load_optimizer(
             )
         parameter = parameters[name]
         held = value
-        if isinstance(value, Tensor):
-            held = value.to(parameter.device, copy=True)
+        if isinstance(value, Tensor | Stored):
+            rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
+            held = _taken(value, rows).to(parameter.device, copy=True)
             if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
                 held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
         optimizer.state[parameter][entry] = held

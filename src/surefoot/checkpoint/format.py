@@ -1,47 +1,57 @@
 """What one checkpoint is on disk: a directory of safetensors and JSON, and a manifest that proves the rest.
 
     model.safetensors, ...   named tensors, one file for each entry of `Contents.files`
+    model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`pieces.py`)
     state.json               everything that is not a tensor
     manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
 
-No byte of it is ever executed: there is no pickle here. Which checkpoints exist and which stay is `store.py`.
+No byte of it is ever executed: there is no pickle here. How it is read and checked is `reading.py`; which checkpoints exist
+and which stay is `store.py`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from surefoot.checkpoint.disk import DISK, Files
-from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, from_bytes, to_bytes
-from surefoot.errors import CheckpointError
+from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, to_bytes
+from surefoot.checkpoint.pieces import Pieces, as_json, piece_file
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored
+from surefoot.errors import CheckpointError, first_line
 
-_CHUNK_BYTES = 16 << 20
-_MANIFEST_BYTES = 1 << 20  # far more than a manifest needs; a larger one is not read
+Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
+SHARDED = "sharded"  # in state.json, where there are pieces
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A run after `step` updates: named tensors on the host by file ("model", "optimizer", ...), and JSON.
+    """A run after `step` updates: named tensors by file ("model", "optimizer", ...), and JSON.
 
-    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors must be contiguous,
-    share no memory, and not change until they are written.
+    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. To be written, tensors must be on the host,
+    contiguous, share no memory, and not change until they are; `pieces` are this rank's rows of those that lie over several.
+    As they are read all tensors are whole, in memory or still on disk.
     """
 
     step: int
-    files: Mapping[str, Mapping[str, Tensor]]
+    files: Mapping[str, Mapping[str, Tensor | Stored]]
     state: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[int, str] | None = None
+    pieces: Pieces | None = None
+
+    def tensors(self, file: str) -> dict[str, Tensor]:
+        """All tensors of a file, in memory."""
+        return {name: held.whole() if isinstance(held, Stored) else held for name, held in self.files[file].items()}
 
 
 @dataclass(frozen=True)
@@ -63,89 +73,81 @@ class DamageError(CheckpointError):
         super().__init__(f"{self.damage}: {path}")
 
 
-def write(contents: Contents, *, directory: Path, disk: Files = DISK) -> None:
+class Others(Protocol):
+    """The other ranks that write pieces of the same checkpoint."""
+
+    def begin(self) -> None:
+        """Let them write; the directory is there now."""
+
+    def entries(self) -> Entries:
+        """Wait for all of them; what they have written. `CheckpointError` where one could not."""
+        ...
+
+    def abandon(self) -> None:
+        """Return when none of them writes any more, since nothing comes of this one."""
+
+
+def write(contents: Contents, *, directory: Path, disk: Files = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
 
     What cannot be written as it is (a tuple or a NaN in `state`, tensors that share memory) is a
     `CheckpointError`, a failing disk an `OSError`; either leaves a directory without a manifest.
     """
-    state = _state_bytes(contents.state)
+    sharded = {} if contents.pieces is None else {SHARDED: as_json(contents.pieces)}
+    state = _state_bytes({**contents.state, **sharded})
     disk.make_directory(directory)
-    entries: dict[str, tuple[int, str]] = {}
-    for name, tensors in contents.files.items():
-        entries[f"{name}.safetensors"] = _put(
-            _tensor_bytes(name, tensors), directory / f"{name}.safetensors", disk=disk
-        )
+    if others is not None:
+        others.begin()
+    entries = write_tensors(contents, directory=directory, disk=disk)
+    if others is not None:
+        entries |= others.entries()
+    _refuse_absent(contents.pieces, entries)
     entries[STATE] = _put(state, directory / STATE, disk=disk)
     _put(to_bytes(Manifest(contents.step, entries, contents.log)), directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
 
 
-def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
-    """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
-
-    `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
-    always comes. A name that the checkpoint never had is a plain `CheckpointError`.
-    """
-    manifest = _manifest(directory, disk=disk)
-    state = _state(_get(STATE, manifest, directory=directory, disk=disk), directory)
-    held = {match["name"]: file for file in manifest.files if (match := TENSORS.fullmatch(file))}
-    absent = [name for name in only or () if name not in held]
-    if absent:
-        there = ", ".join(sorted(held)) or "none"
-        raise CheckpointError(
-            f"checkpoint {directory.name} has no tensors {absent[0]!r}; it has: {there}\n  {directory}"
-        )
-    files: dict[str, dict[str, Tensor]] = {}
-    for name, file in held.items():
-        if only is not None and name not in only:
-            continue
-        data = _get(file, manifest, directory=directory, disk=disk)
-        try:
-            files[name] = safetensors.torch.load(data)
-        except Exception as problem:  # whatever a file made by someone else brings the parser to say
-            raise DamageError(directory, f"{file}: not safetensors: {_first_line(problem)}") from problem
-    return Contents(manifest.step, files, state, manifest.log)
-
-
-def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
-    """Read and check the manifest alone, and that each file has the length it states: no tensor is read."""
-    manifest = _manifest(directory, disk=disk)
-    for file in manifest.files:
-        _check_length(file, manifest, directory=directory, disk=disk)
-    return manifest
-
-
-def verify(directory: Path, *, disk: Files = DISK) -> list[str]:
-    """All that is wrong with a checkpoint, each line naming its file; an empty list for an intact one."""
-    try:
-        manifest = _manifest(directory, disk=disk)
-    except DamageError as error:
-        return [error.damage.problem]
-    problems = []
-    for file in manifest.files:
-        try:
-            _get(file, manifest, directory=directory, disk=disk)
-        except DamageError as error:
-            problems.append(error.damage.problem)
-    return problems
+def write_tensors(contents: Contents, *, directory: Path, disk: Files = DISK) -> Entries:
+    """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
+    pieces = contents.pieces
+    mine = {} if pieces is None else pieces.files
+    entries: Entries = {}
+    for name in dict.fromkeys([*contents.files, *mine]):
+        held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
+        spread = pieces is not None and name in pieces.shapes
+        file = f"{piece_file(name, pieces.place, pieces.count) if pieces and spread else name}.safetensors"
+        entries[file] = _put(_tensor_bytes(file, held), directory / file, disk=disk)
+    return entries
 
 
 def size_bytes(contents: Contents) -> int:
-    """What a checkpoint takes on disk, rounded up: tensors, their headers, a megabyte for the rest."""
-    tensors = [tensor for held in contents.files.values() for tensor in held.values()]
-    names = sum(len(name) for held in contents.files.values() for name in held)
-    return (
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors) + 256 * len(tensors) + 6 * names + (1 << 20)
-    )
+    """What a checkpoint takes on disk, rounded up: tensors, their headers, a megabyte for the rest; of all ranks."""
+    once = sum(_size_of(held) for held in contents.files.values())
+    if contents.pieces is not None:  # the first rank's rows are never fewer than another's
+        once += contents.pieces.count * sum(_size_of(held) for held in contents.pieces.files.values())
+    return once + (1 << 20)
+
+
+def _size_of(held: Mapping[str, Tensor | Stored]) -> int:
+    numbers = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in held.values())
+    return numbers + 256 * len(held) + sum(6 * len(name) for name in held)
+
+
+def _refuse_absent(pieces: Pieces | None, entries: Entries) -> None:
+    """Every piece that the state tells of must be there, or the checkpoint could not be read."""
+    for name in {} if pieces is None else pieces.shapes:
+        for place in range(pieces.count if pieces else 0):
+            file = f"{piece_file(name, place, pieces.count if pieces else 0)}.safetensors"
+            if file not in entries:
+                raise CheckpointError(f"nobody has written {file}")
 
 
 def _put(data: bytes, path: Path, *, disk: Files) -> tuple[int, str]:
     handle = disk.create(path)
     try:
         view = memoryview(data)
-        for start in range(0, len(view), _CHUNK_BYTES):
-            disk.append(handle, view[start : start + _CHUNK_BYTES])
+        for start in range(0, len(view), CHUNK_BYTES):
+            disk.append(handle, view[start : start + CHUNK_BYTES])
         # On the handle that wrote: one opened later is not surely told of an error while writing back.
         disk.flush(handle)
     except BaseException:
@@ -156,39 +158,14 @@ def _put(data: bytes, path: Path, *, disk: Files) -> tuple[int, str]:
     return len(data), sha256(data).hexdigest()
 
 
-def _get(file: str, manifest: Manifest, *, directory: Path, disk: Files) -> bytes:
-    length, digest = _check_length(file, manifest, directory=directory, disk=disk)
-    try:
-        data = b"".join(_chunks(directory / file, length, disk=disk))
-    except OSError as problem:
-        raise DamageError(directory, f"{file}: {_reason(problem)}") from problem
-    if len(data) != length or sha256(data).hexdigest() != digest:
-        raise DamageError(directory, f"{file}: hash differs")
-    return data
-
-
-def _chunks(path: Path, length: int, *, disk: Files) -> Iterator[bytes]:
-    for start in range(0, length, _CHUNK_BYTES):
-        yield disk.read(path, start=start, length=min(_CHUNK_BYTES, length - start))
-
-
-def _check_length(file: str, manifest: Manifest, *, directory: Path, disk: Files) -> tuple[int, str]:
-    try:
-        length = disk.size(directory / file)
-    except OSError as problem:
-        raise DamageError(directory, f"{file}: {_reason(problem)}") from problem
-    if length != manifest.files[file][0]:
-        raise DamageError(directory, f"{file}: {length} bytes long, {manifest.files[file][0]} were saved")
-    return manifest.files[file]
-
-
-def _tensor_bytes(name: str, tensors: Mapping[str, Tensor]) -> bytes:
-    if not TENSORS.fullmatch(f"{name}.safetensors"):
+def _tensor_bytes(file: str, tensors: Mapping[str, Tensor]) -> bytes:
+    if not TENSORS.fullmatch(file):
+        name = file.removesuffix(".safetensors")
         raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
     try:
         return safetensors.torch.save(dict(tensors))
     except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as problem:
-        raise CheckpointError(f"cannot save {name}.safetensors: {_first_line(problem)}") from problem
+        raise CheckpointError(f"cannot save {file}: {_said(problem)}") from problem
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -196,7 +173,7 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
         _check_json(dict(state), "state")
         return (json.dumps(dict(state), indent=1, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError) as problem:
-        raise CheckpointError(f"cannot save {STATE}: {_first_line(problem)}") from problem
+        raise CheckpointError(f"cannot save {STATE}: {_said(problem)}") from problem
 
 
 def _check_json(value: Any, where: str) -> None:
@@ -217,33 +194,5 @@ def _check_json(value: Any, where: str) -> None:
         )
 
 
-def _state(data: bytes, directory: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(data)
-    except (ValueError, RecursionError) as problem:
-        raise DamageError(directory, f"{STATE}: not JSON: {_first_line(problem)}") from problem
-    if not isinstance(state, dict):
-        raise DamageError(directory, f"{STATE}: holds a {type(state).__name__}, not named values")
-    return state
-
-
-def _manifest(directory: Path, *, disk: Files) -> Manifest:
-    path = directory / MANIFEST
-    try:
-        if disk.size(path) > _MANIFEST_BYTES:
-            raise DamageError(directory, f"{MANIFEST}: {disk.size(path)} bytes long, far too long")
-        data = disk.read(path, start=0, length=_MANIFEST_BYTES)
-    except OSError as problem:
-        raise DamageError(directory, f"{MANIFEST}: {_reason(problem)}") from problem
-    try:
-        return from_bytes(data)
-    except (ValueError, RecursionError) as problem:
-        raise DamageError(directory, f"{MANIFEST}: {_first_line(problem)}") from problem
-
-
-def _reason(problem: OSError) -> str:
-    return "missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror or problem}"
-
-
-def _first_line(problem: BaseException) -> str:
-    return str(problem).strip().partition("\n")[0] or type(problem).__name__
+def _said(problem: BaseException) -> str:
+    return first_line(problem).strip() or type(problem).__name__

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from surefoot.checkpoint.weight_files import read_weights
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import (
@@ -35,7 +36,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     path = Path(path)
     file = path / _FILE if path.is_dir() else path
     try:
-        tensors = load_file(file)
+        tensors = read_weights(path) if path.is_dir() else load_file(file)
     except (OSError, SafetensorError) as problem:
         raise CheckpointError(f"cannot read weights from {file}: {str(problem).splitlines()[0]}") from problem
     if not is_gpt2_layout(tensors):

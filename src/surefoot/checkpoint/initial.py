@@ -10,13 +10,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from surefoot.checkpoint.format import Contents, read
+from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2
 from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.reading import read
 from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.weight_files import WEIGHTS, has_weights, read_weights
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import is_gpt2_layout
+from surefoot.sharding import held_of
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
 _NAMES = 3  # shown of each kind
@@ -25,9 +28,10 @@ _NAMES = 3  # shown of each kind
 def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
     """Copy every tensor of `place` that fits by name and shape; return a table of those that did and those that did not.
 
-    `place` is a .safetensors file, a checkpoint's directory, or a run's (its newest intact checkpoint). Of several models
-    each takes its own from a checkpoint, and what fits by name from a file. A file of GPT-2's weights as transformers names
-    them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be read or nothing fits.
+    `place` is a .safetensors file, a directory of such with their index, a checkpoint's directory, or a run's (its newest
+    intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. A file of
+    GPT-2's weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be read or
+    nothing fits.
     """
     sources, said = _sources(place, models)
     rows: dict[str, list[tuple[str, Tensor]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
@@ -43,8 +47,9 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
             elif id(live[own]) in filled and not torch.equal(filled[id(live[own])][1], tensor):
                 rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
             else:
+                mine, lying = held_of(live[own])
                 with torch.no_grad():
-                    live[own].copy_(tensor)
+                    mine.copy_(tensor if lying is None else tensor[lying.start : lying.stop])
                 filled[id(live[own])] = own, tensor
                 renamed = own != saved_name
                 rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))
@@ -63,39 +68,41 @@ def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Ma
     """The tensors for each model by name, and what they come from."""
     if not place.exists():
         raise CheckpointError(f"no such file or directory: {place} (given as init)")
-    if place.is_file():
-        try:
-            tensors = load_file(place)
-        except (OSError, SafetensorError) as problem:
-            raise CheckpointError(
-                f"cannot read weights from {place}: {str(problem).splitlines()[0]}\n"
-                "  --init takes .safetensors files only: others may run code"
-            ) from problem
+    if place.is_file() or (has_weights(place) and not (place / MANIFEST).exists()):
+        tensors = read_weights(place) if place.is_dir() else _of_file(place)
         names = {name: set(model.state_dict()) for name, model in models.items()}
         if len(models) == 1:
             only = next(iter(models.values()))
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
-                fitted = fitted_gpt2(tensors, only, place=place)
+                fitted = fitted_gpt2(tensors, only, place=place / WEIGHTS if place.is_dir() else place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
         return {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}, str(
             place
         )
-    if (place / "model.safetensors").exists() and not (place / MANIFEST).exists():
-        return _sources(place / "model.safetensors", models)
     found, said = _checkpoint(place)
     kept = {}
     for name in models:
         files = [
             kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")
         ]  # averaged, where there are any
-        kept[name] = next((found.files[file] for file in files if file in found.files), {})
+        kept[name] = next((found.tensors(file) for file in files if file in found.files), {})
         said += " (averaged weights)" if files[0] in found.files else ""
     aliases = found.state.get("aliases", {})
     return {
         name: {**held, **{alias: held[first] for alias, first in aliases.get(name, {}).items() if first in held}}
         for name, held in kept.items()
     }, said
+
+
+def _of_file(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as problem:
+        raise CheckpointError(
+            f"cannot read weights from {file}: {str(problem).splitlines()[0]}\n"
+            "  --init takes .safetensors files only: others may run code"
+        ) from problem
 
 
 def _checkpoint(place: Path) -> tuple[Contents, str]:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from surefoot.checkpoint.pieces import is_piece
+
 FORMAT_VERSION = 1
+FORMAT_OF_PIECES = 2  # where tensors lie over several files, which those who read the first would not find
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
@@ -30,9 +33,10 @@ def to_bytes(manifest: Manifest) -> bytes:
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
     """
+    pieces = any(is_piece(file.removesuffix(".safetensors")) for file in manifest.files)
     body: dict[str, Any] = {
         "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_OF_PIECES if pieces else FORMAT_VERSION,
         "metrics": None if manifest.log is None else {"bytes": manifest.log[0], "sha256": manifest.log[1]},
         "step": manifest.step,
     }
@@ -51,8 +55,8 @@ def from_bytes(data: bytes) -> Manifest:
     if digest != sha256(_canonical(body)).hexdigest() or _canonical(body | {"sha256": digest}) != data:
         raise ValueError("hash differs")
     match body:
-        case {"format_version": int(version)} if version != FORMAT_VERSION:
-            raise ValueError(f"is of format {version}, this surefoot reads format {FORMAT_VERSION}")
+        case {"format_version": int(version)} if version not in (FORMAT_VERSION, FORMAT_OF_PIECES):
+            raise ValueError(f"is of format {version}, this surefoot reads format {FORMAT_OF_PIECES} and older ones")
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
             for file in files:
                 if file != STATE and not TENSORS.fullmatch(file):

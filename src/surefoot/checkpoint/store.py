@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from surefoot.checkpoint.disk import DISK, Files
-from surefoot.checkpoint.format import Contents, Damage, DamageError, read, read_manifest, size_bytes, write
+from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.reading import read, read_manifest
 from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
@@ -59,13 +60,17 @@ class Store:
         """The directory that the checkpoint of a step has, or would have."""
         return self.directory / f"step-{step:08d}"
 
+    def partial(self, step: int) -> Path:
+        """The directory in which the checkpoint of a step is written."""
+        return self.directory / f".partial-{self.path(step).name}"
+
     def steps(self) -> list[int]:
         """The steps that checkpoints exist for, ascending, judged by their names alone."""
-        return sorted({step for step, _ in self._all()})
+        return sorted({step for step, _ in self.all()})
 
     def newest_step(self) -> int | None:
         """The newest step with a sound manifest and files as long as that states; no tensor is read."""
-        for step, path in self._all():
+        for step, path in self.all():
             with suppress(DamageError):
                 if read_manifest(path, disk=self.disk).step == step:
                     return step
@@ -75,20 +80,24 @@ class Store:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
         `only` as for `read`: what is not read is not checked. None where there is no checkpoint; where all
-        are damaged that is a `CheckpointError`: to start afresh must be somebody's decision.
+        are damaged that is a `CheckpointError`.
         """
         damaged: list[Damage] = []
-        for step, path in self._all():
+        for step, path in self.all():
             try:
                 return self._read(step, path, only), damaged
             except DamageError as error:
                 damaged.append(error.damage)
         if not damaged:
             return None
+        raise self.nothing_intact(damaged)
+
+    def nothing_intact(self, damaged: Sequence[Damage]) -> CheckpointError:
+        """The error where every checkpoint is damaged: to start afresh must be somebody's decision."""
         lines = [str(damage) for damage in damaged[:2]]
         if len(damaged) > 2:
             lines[1:] = [f"and {len(damaged) - 1} more"]
-        raise CheckpointError(
+        return CheckpointError(
             f"no checkpoint in {self.directory} is intact; nothing was changed\n  "
             + "\n  ".join(lines)
             + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
@@ -97,30 +106,37 @@ class Store:
     def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent."""
         error: CheckpointError | None = None
-        for found, path in self._all():
+        for found, path in self.all():
             if found == step:
                 try:
                     return self._read(step, path, only)
                 except DamageError as damage:
                     error = error or damage
-        there = ", ".join(str(step) for step in self.steps()) or "none"
-        raise error or CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
+        raise error or self.absent(step)
 
-    def save(self, contents: Contents, *, protected: Collection[int] = ()) -> Path:
+    def absent(self, step: int) -> CheckpointError:
+        """The error where there is no checkpoint of a step."""
+        there = ", ".join(str(step) for step in self.steps()) or "none"
+        return CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
+
+    def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
-        One of the same step is replaced. A `CheckpointError` says that nothing was saved and no other checkpoint
-        touched; `NotPrunedError`, that all is saved but something old resists removal. After either, just save again.
+        One of the same step is replaced. `others` are the ranks that write pieces of it. A `CheckpointError` says that
+        nothing was saved and no other checkpoint touched; `NotPrunedError`, that all is saved but something old resists
+        removal. After either, just save again.
         """
         target = self.path(contents.step)
         try:
             self._prepare(contents)
-            self._commit(contents, target)
+            self._commit(contents, target, others)
         except Exception as problem:
+            if others is not None:
+                others.abandon()  # before the ground is taken from under their feet
             with suppress(OSError):
                 self._clear()
             if isinstance(problem, OSError):
-                raise self._not_saved(contents.step, problem) from problem
+                raise self.not_saved(contents.step, problem) from problem
             raise
         self.intact.add(contents.step)
         remains = self._prune(contents.step, protected)
@@ -144,9 +160,9 @@ class Store:
             megabytes = f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
             raise OSError(errno.ENOSPC, megabytes)
 
-    def _commit(self, contents: Contents, target: Path) -> None:
-        partial, replaced = (target.with_name(f".{kind}-{target.name}") for kind in ("partial", "replaced"))
-        write(contents, directory=partial, disk=self.disk)
+    def _commit(self, contents: Contents, target: Path, others: Others | None) -> None:
+        partial, replaced = self.partial(contents.step), target.with_name(f".replaced-{target.name}")
+        write(contents, directory=partial, disk=self.disk, others=others)
         self.intact.discard(contents.step)
         if target.name in self.disk.names(self.directory):
             self.disk.rename(target, replaced)
@@ -207,7 +223,7 @@ class Store:
             self.intact.add(step)
         return contents
 
-    def _all(self) -> Iterator[tuple[int, Path]]:
+    def all(self) -> Iterator[tuple[int, Path]]:
         """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""
         if not self.disk.is_directory(self.directory):
             return
@@ -220,7 +236,8 @@ class Store:
             if name.endswith(self.path(step).name):  # "step-000000600" is nobody's
                 yield step, self.directory / name
 
-    def _not_saved(self, step: int, problem: OSError) -> CheckpointError:
+    def not_saved(self, step: int, problem: OSError) -> CheckpointError:
+        """What to say where the file system has failed a save."""
         try:
             newest = self.newest_step()
         except CheckpointError:

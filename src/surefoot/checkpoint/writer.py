@@ -8,6 +8,7 @@ from traceback import clear_frames
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import NotPrunedError, Store
+from surefoot.checkpoint.together import Board, Mail, save_following, save_leading
 from surefoot.errors import CheckpointError
 
 
@@ -16,19 +17,22 @@ class Writer:
 
     The thread is not a daemon: an interpreter that ends waits for the save in flight, and for nothing else.
     As long as one is in flight the store belongs to it: call `wait` before using the store. `saved` is the
-    last step that was saved.
+    last step that was saved. Of several ranks each has one, with a `mail`box between them: they submit the same steps, and
+    learn the same of each.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, *, rank: int = 0, mail: Mail | None = None) -> None:
+        self.store, self.rank, self.mail = store, rank, mail
         self.saved: int | None = None
         self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
         self._failure: CheckpointError | None = None
         self._thread: Thread | None = None
+        self._begun = 0  # saves
 
     def submit(self, contents: Contents, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
         self.wait()
+        self._begun += 1
         thread = Thread(target=self._save, args=(contents, protected), name="surefoot-checkpoint", daemon=False)
         try:
             thread.start()
@@ -59,7 +63,12 @@ class Writer:
     def _save(self, contents: Contents, protected: Collection[int]) -> None:
         step, self.not_pruned = contents.step, None
         try:
-            self.store.save(contents, protected=protected)
+            if self.mail is None:
+                self.store.save(contents, protected=protected)
+            elif self.rank == 0:
+                save_leading(self.store, contents, Board(self.mail, save=self._begun), protected=protected)
+            else:
+                save_following(self.store, contents, Board(self.mail, save=self._begun), rank=self.rank)
         except NotPrunedError as problem:
             del contents
             _let_go(problem)

@@ -8,9 +8,11 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot find-lr ...            try learning rates, and suggest one
   surefoot find-batch ...         measure micro-batch sizes, and recommend one
   surefoot resume RUN             go on from the newest intact checkpoint
+  surefoot submit ...             train as a job of Slurm that goes on by itself
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
+  surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
@@ -85,6 +87,27 @@ far as the schedule allows it exactly.
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"
 """,
+    "submit": """surefoot submit RECIPE|FILE.py:build --hours H [--nodes N] [settings]
+
+Train as a job of Slurm, one process for each GPU, through submitit (extra
+slurm). Before its time is over and when it is pre-empted it saves, is requeued,
+and goes on to the same bits. Settings are those of surefoot train; --out is on
+files that all machines share.
+
+  --hours H            time of the job, each time it starts
+  --nodes N            machines (default: 1)
+  --gpus-per-node N    GPUs, and as many processes, on each (default: 0)
+  --tasks-per-node N   processes on each, where there are no GPUs (default: 1)
+  --cpus-per-task N    cores of each process (default: the cluster's)
+  --partition NAME     where it is queued (default: the cluster's)
+  --sbatch NAME=VALUE  any other option of sbatch; may be given several times
+  --requeues N         how often it goes on when its time is over (default: 10)
+  --logs DIR           logs and submitit's files, in DIR/JOB (default: slurm)
+  --local              on this machine instead, to try it
+
+  surefoot submit gpt --hours 12 --nodes 2 --gpus-per-node 8 --out runs/large
+  surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
+""",
     "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [--on WHAT]... [settings]
 
 Score a checkpoint (newest, best, or that of a step) on everything that its run
@@ -156,6 +179,24 @@ drops, and + and @ where one follows on another; all is every shape.
   surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
   surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
   surefoot compare --schedules all gpt --preset shakespeare --out rates
+""",
+    "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
+
+Write the weights of a checkpoint (newest, best, or that of a step) as
+safetensors that others load, checked first, never more than one tensor in
+memory. A run that was made by several ranks becomes whole. Averaged weights are
+taken where the run has them. Tokenizers of the run are copied along.
+
+  --out DIR        where to (default: export/ in the run's directory)
+  --weights KIND   averaged or trained (default: auto, averaged where there are)
+  --layout LAYOUT  own: the model's names. gpt2: named and turned as
+                   transformers' GPT2LMHeadModel loads them, with config.json;
+                   for runs of gpt with --model.family gpt2
+  --max-file SIZE  more than this is several files and an index (default: 5 GB)
+  --model NAME     of a run of several models, which
+
+  surefoot export runs/mine
+  surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
 """,
     "data": """surefoot data prepare OUT INPUT... --tokenizer NAME [settings]
 

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, finders, help, trained, verbs
+from surefoot.cli import compare, data, export, finders, help, submit, trained, verbs
 from surefoot.errors import ConfigError, SurefootError
 
 _VERBS = {
@@ -15,9 +15,11 @@ _VERBS = {
     "find-lr": finders.find_lr,
     "find-batch": finders.find_batch,
     "resume": verbs.resume,
+    "submit": submit.submit,
     "evaluate": trained.evaluate,
     "predict": trained.predict,
     "compare": compare.compare,
+    "export": export.export,
     "data": data.data,
 }
 

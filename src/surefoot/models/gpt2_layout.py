@@ -73,19 +73,28 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of a `GPT` of the family gpt2, with its head tied, as transformers names and turns it."""
-    outside = {here: there for there, here in _OUTSIDE.items()}
-    parts = {here: there for there, here in _PARTS.items()}
     found = {}
     for name, tensor in state.items():
-        if name == "head.weight":
-            continue
-        if name in outside:
-            found[_PREFIX + outside[name]] = tensor.contiguous()
-            continue
-        _, layer, *part, kind = name.split(".")
-        turned = tensor.t().contiguous() if tensor.ndim == 2 else tensor.contiguous()
-        found[f"{_PREFIX}h.{layer}.{parts['.'.join(part)]}.{kind}"] = turned
+        there, turned = named_in_gpt2(name)
+        if there is not None:
+            found[there] = (tensor.t() if turned and tensor.ndim == 2 else tensor).contiguous()
     return found
+
+
+def named_in_gpt2(name: str) -> tuple[str | None, bool]:
+    """What transformers calls a tensor of a `GPT`, and whether its matrices are the other way round; None for the head.
+
+    >>> named_in_gpt2("embedding.weight"), named_in_gpt2("blocks.0.mlp.up.weight")
+    (('transformer.wte.weight', False), ('transformer.h.0.mlp.c_fc.weight', True))
+    """
+    if name == "head.weight":
+        return None, False
+    outside = {here: there for there, here in _OUTSIDE.items()}
+    if name in outside:
+        return _PREFIX + outside[name], False
+    parts = {here: there for there, here in _PARTS.items()}
+    _, layer, *part, kind = name.split(".")
+    return f"{_PREFIX}h.{layer}.{parts['.'.join(part)]}.{kind}", True
 
 
 def shape_of_gpt2(state: Mapping[str, Tensor], *, heads: int | None = None) -> GPTShape:

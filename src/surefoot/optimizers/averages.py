@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -29,11 +31,28 @@ class Averages(Protocol):
         ...
 
 
-@torch.no_grad()
-def copy_parameters(live: nn.Module, twin: nn.Module) -> None:
-    """Give the twin the parameters of the live model, frozen ones too: no average ever moves those."""
-    for held, parameter in zip(twin.parameters(), live.parameters(), strict=True):
-        held.copy_(parameter)
+@dataclass(frozen=True)
+class Twin:
+    """A copy of a model, and every parameter of the model with that of the copy, as this rank holds them."""
+
+    model: nn.Module
+    pairs: list[tuple[nn.Parameter, nn.Parameter]]
+
+    @torch.no_grad()
+    def copy_parameters(self) -> None:
+        """Take over the parameters of the live model, frozen ones too: no average ever moves those."""
+        for live, own in self.pairs:
+            own.copy_(live)
+
+
+def twin_of(model: nn.Module) -> Twin:
+    """A copy of a model, of which nothing is trained.
+
+    >>> twin_of(nn.Linear(1, 1)).model.weight.requires_grad
+    False
+    """
+    copied = copy.deepcopy(model).requires_grad_(False)
+    return Twin(copied, list(zip(model.parameters(), copied.parameters(), strict=True)))
 
 
 def copy_buffers(live: nn.Module, twin: nn.Module) -> None:

@@ -7,15 +7,17 @@ for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
 from surefoot.optimizers.roles import final_layer
+from surefoot.sharding import add_up, holders
 
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 
@@ -37,11 +39,24 @@ class Clipping(Protocol):
         ...
 
 
-def clipping_of(clip: Clip, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """The way that `clip` names, for the trained parameters of a model.
+def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
+    kind, number = clip
+    head = final_layer(model) if kind == "adaptive" else None
+    spared = set() if head is None else set(head.parameters(recurse=False))
+    found = [parameter for parameter in parameters if parameter not in spared]
+    if not found:
+        raise ConfigError(
+            f"clip = 'adaptive {number:g}' spares the final layer, and {type(model).__name__} trains no other\n"
+            "  try: clip 'norm 1.0'"
+        )
+    return found
 
-    >>> layer = nn.Linear(1, 1, bias=False)
-    >>> by_norm = clipping_of(("norm", 1.0), layer, list(layer.parameters()))
+
+def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
+    """The way that `clip` names, for the parameters that it limits (`limited`), or this rank's shards of them.
+
+    >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])
     >>> by_norm.apply([gradient], factor=1.0, norm=torch.tensor(3.0), skipped=torch.tensor(0.0)), gradient.item()
     (tensor(True), 0.9999996423721313)
@@ -52,17 +67,9 @@ def clipping_of(clip: Clip, model: nn.Module, parameters: Sequence[nn.Parameter]
         case "norm":
             return ByNorm(number, dtype=wide, device=parameters[0].device)
         case "value":
-            return ByValue(number)
+            return ByValue(number, holders(parameters))
         case "adaptive":
-            head = final_layer(model)
-            outputs = set() if head is None else set(head.parameters(recurse=False))
-            limited = [parameter for parameter in parameters if parameter not in outputs]
-            if not limited:
-                raise ConfigError(
-                    f"clip = 'adaptive {number:g}' spares the final layer, and {type(model).__name__} trains no other\n"
-                    "  try: clip 'norm 1.0'"
-                )
-            return Adaptive(number, limited)
+            return Adaptive(number, list(parameters))
         case "auto":
             return ByRecentNorms(number, dtype=wide, device=parameters[0].device)
     return Unlimited()
@@ -102,10 +109,11 @@ class ByValue:
     """Every number into -most ... most, as `torch.nn.utils.clip_grad_value_` does."""
 
     most: float
+    group: dist.ProcessGroup | None = None  # the ranks that hold the gradients together
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """The fraction of numbers that were beyond."""
+        """The fraction of numbers that were beyond; of those of all ranks, where each holds a part."""
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
@@ -113,7 +121,7 @@ class ByValue:
         beyond = torch.stack([torch.count_nonzero(size > self.most) for size in sizes]).sum()
         torch._foreach_clamp_min_(gradients, -self.most)
         torch._foreach_clamp_max_(gradients, self.most)
-        return beyond / sum(gradient.numel() for gradient in gradients)
+        return _fraction(beyond, sum(gradient.numel() for gradient in gradients), self.group)
 
 
 @dataclass
@@ -129,18 +137,29 @@ class Adaptive:
     limited: list[nn.Parameter]
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """The fraction of units that were above their limit, among those that may be."""
+    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
+        """The fraction of units that were above their limit, among those that may be.
+
+        A rank that holds some rows of a matrix holds whole units; a vector of which it holds a part is measured with the others.
+        """
         _multiply(gradients, factor)
         held = [(parameter.detach(), parameter.grad) for parameter in self.limited if parameter.grad is not None]
         if not held:
             return torch.zeros_like(skipped)
-        mosts = torch._foreach_clamp_min([_norm_of_units(weight) for weight, _ in held], _LEAST_NORM)
-        limits = torch._foreach_div(mosts, [_norm_of_units(gradient) for _, gradient in held])
+        group = holders(self.limited)
+        norms = _norms_of_units([*(weight for weight, _ in held), *(gradient for _, gradient in held)], group)
+        mosts = torch._foreach_clamp_min(norms[: len(held)], _LEAST_NORM)
+        limits = torch._foreach_div(mosts, norms[len(held) :])
         torch._foreach_mul_(limits, self.most)
         torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite one
         torch._foreach_mul_([gradient for _, gradient in held], limits)
-        return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
+        if group is None:
+            return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
+        own = [
+            limit.flatten() for limit in limits if limit.ndim or group.rank() == 0
+        ]  # a vector's is the same on every rank
+        units = torch.cat([*own, norm.new_ones(0)])
+        return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
 
 class ByRecentNorms:
@@ -184,6 +203,27 @@ class ByRecentNorms:
 def _multiply(gradients: list[Tensor], factor: Tensor | float) -> None:
     if gradients and not isinstance(factor, float):
         torch._foreach_mul_(gradients, factor)
+
+
+def _fraction(found: Tensor, among: int, group: dist.ProcessGroup | None) -> Tensor:
+    """How many of how many, over all ranks of a group; collective."""
+    if group is None:
+        return found / among
+    wide = torch.zeros((), dtype=torch.float64, device=found.device)
+    both = add_up(torch.stack([wide + found, wide + among]), group)
+    return (both[0] / both[1].clamp_(min=1)).float()
+
+
+def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """`_norm_of_units` of each; where ranks hold parts, that of a vector is the root of the sum of all their squares. Collective."""
+    norms = [_norm_of_units(values) for values in tensors]
+    vectors = [place for place, norm in enumerate(norms) if norm.ndim == 0]
+    if group is None or not vectors:
+        return norms
+    squares = add_up(torch.stack([norms[place] for place in vectors]).to(torch.float64).square_(), group)
+    for place, whole in zip(vectors, squares.sqrt_().unbind(), strict=True):
+        norms[place] = whole.to(norms[place].dtype)
+    return norms
 
 
 def _norm_of_units(values: Tensor) -> Tensor:

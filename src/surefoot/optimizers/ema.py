@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
-from surefoot.optimizers.averages import copy_buffers, copy_parameters
+from surefoot.optimizers.averages import Twin, copy_buffers
 
 
 def check_decay(decay: float) -> None:
@@ -18,36 +16,34 @@ def check_decay(decay: float) -> None:
 
 
 class Ema:
-    """A twin of a model, whose parameters are moving averages of the model's.
+    """A twin of a model (`twin_of`), whose parameters are moving averages of the model's.
 
     After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after
     update k). `model` is the twin: score it, sample from it, save it, but do not train it. Its buffers are
-    those of the live model as of the last `refresh` (batch statistics are averages already). Costs one
-    more copy of the model.
+    those of the live model as of the last `refresh` (batch statistics are averages already).
 
+    >>> from surefoot.optimizers.averages import twin_of
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)
-    >>> average = Ema(live, decay=0.75)
+    >>> average = Ema(twin_of(live), decay=0.75)
     >>> _ = nn.init.ones_(live.weight)
     >>> average.update(torch.tensor(True)), average.model.weight.item()
     (None, 0.25)
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, twin: Twin, decay: float) -> None:
         check_decay(decay)
-        self.decay = decay
-        self.model = copy.deepcopy(model).requires_grad_(False)
-        pairs = list(zip(model.parameters(), self.model.parameters(), strict=True))
+        self.decay, self.twin, self.model = decay, twin, twin.model
         # frozen ones stay as they are; they may be infinite (a mask), whose average would not be a number
-        self._live = [live.detach() for live, _ in pairs if live.requires_grad]
-        self._averages = [average.detach() for live, average in pairs if live.requires_grad]
+        self._live = [live.detach() for live, _ in twin.pairs if live.requires_grad]
+        self._averages = [average.detach() for live, average in twin.pairs if live.requires_grad]
         # Adding 0 * difference changes no finite number but -0.0, so there must be none at the start; a sum
         # is -0.0 only where both terms are, so there is none later either.
         torch._foreach_add_(self._averages, 0.0)
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it."""
-        copy_parameters(live, self.model)
+        self.twin.copy_parameters()
         torch._foreach_add_(self._averages, 0.0)
         copy_buffers(live, self.model)
 

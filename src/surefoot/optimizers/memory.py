@@ -12,6 +12,7 @@ from surefoot.optimizers.adamw8bit import BLOCK, SMALLEST, AdamW8bit
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
+from surefoot.optimizers.sharded_muon import ShardedMuon
 
 _COPIES: dict[type[Optimizer], int] = {  # of each parameter
     torch.optim.AdamW: 2,
@@ -21,13 +22,14 @@ _COPIES: dict[type[Optimizer], int] = {  # of each parameter
     torch.optim.Adagrad: 1,
     torch.optim.RMSprop: 1,
     torch.optim.Muon: 1,
+    ShardedMuon: 1,
     Lion: 1,
     ScheduleFree: 2,
 }
 
 
 def state_bytes(optimizer: Optimizer) -> int | None:
-    """Bytes of state without step counters; None for an optimizer of which that is not known.
+    """Bytes of state on this rank, without step counters; None for an optimizer of which that is not known.
 
     >>> state_bytes(Lion([torch.nn.Parameter(torch.zeros(10))]))
     40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.sharded_muon import ShardedMuon
+from surefoot.sharding import Shard, holders
 
 
 class MuonWithAdamW(Optimizer):
@@ -19,8 +22,8 @@ class MuonWithAdamW(Optimizer):
     https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as Jordan et al. 2024 have it
     (https://kellerjordan.github.io/posts/muon/).
 
-    `parts` are the two optimizers; each `hand_over` gives them what this one holds, so that whatever loads a state, or
-    writes a rate, need not know of them.
+    Of shards each matrix is gathered whole (`sharded_muon.py`). `parts` are the two optimizers; each `hand_over` gives them
+    what this one holds, so that whatever loads a state, or writes a rate, need not know of them.
     """
 
     def __init__(
@@ -45,13 +48,14 @@ class MuonWithAdamW(Optimizer):
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [[_as_matrix(parameter) for parameter in group["params"]] for group in hidden]
         flat = [{**_plain(group), "params": held} for group, held in zip(hidden, self.matrices, strict=True)]
-        muon = Muon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)  # type: ignore[arg-type]
-        self.parts: list[Optimizer] = [muon]
+        sharded = holders(parameter for group in hidden for parameter in group["params"]) is not None
+        kind = ShardedMuon if sharded else Muon
+        self.parts: list[Optimizer] = [kind(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)]  # type: ignore[arg-type]
         if others:
             self.parts.append(AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=fused))
         own = [
-            {**inner, "params": group["params"], "by": type(part).__name__}
-            for part, given in zip(self.parts, (hidden, others), strict=False)
+            {**inner, "params": group["params"], "by": by}
+            for part, given, by in zip(self.parts, (hidden, others), ("Muon", "AdamW"), strict=False)
             for inner, group in zip(part.param_groups, given, strict=True)
         ]
         super().__init__(own, {"lr": lr})
@@ -101,7 +105,11 @@ def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
             f"muon: a kernel of shape {list(parameter.shape)} does not lie row by row in memory (channels last?)\n"
             "  give the model contiguous weights, or use adamw"
         )
-    return nn.Parameter(seen.view(len(seen), -1))
+    rest = parameter.shape[1:].numel()
+    matrix = seen.view(len(seen), rest)
+    if isinstance(parameter, Shard):
+        return Shard(matrix, replace(parameter.rows, shape=(parameter.rows.shape[0], rest)), called=parameter.called)
+    return nn.Parameter(matrix)
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:

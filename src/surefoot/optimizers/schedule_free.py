@@ -7,7 +7,6 @@ state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `Schedu
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.optimizers.averages import copy_buffers, copy_parameters
+from surefoot.optimizers.averages import Twin, copy_buffers
 from surefoot.optimizers.guarded import add_to_each, made_steps, move_towards, subtract
 
 
@@ -91,15 +90,14 @@ class ScheduleFree(Optimizer):
 class ScheduleFreeAverage:
     """A twin of a model for x, the weights that are evaluated; computed when they are asked for, never swapped in.
 
-    `model` is the twin: score it, sample from it, save it, after `refresh`. Costs one more copy of the model.
+    `model` is the twin: score it, sample from it, save it, after `refresh`.
     """
 
-    def __init__(self, model: nn.Module, optimizer: ScheduleFree) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False)
-        self.optimizer = optimizer
-        twin_of = dict(zip(model.parameters(), self.model.parameters(), strict=True))
+    def __init__(self, twin: Twin, optimizer: ScheduleFree) -> None:
+        self.twin, self.model, self.optimizer = twin, twin.model, optimizer
+        own = dict(twin.pairs)
         self._pairs = [
-            (parameter, twin_of[parameter], 1.0 - 1.0 / group["betas"][0])
+            (parameter, own[parameter], 1.0 - 1.0 / group["betas"][0])
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
@@ -107,7 +105,7 @@ class ScheduleFreeAverage:
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it before the first step."""
-        copy_parameters(live, self.model)
+        self.twin.copy_parameters()
         self._moved = True
         self.refresh(live)
 

@@ -22,6 +22,7 @@ from surefoot.optimizers.guarded import fused_sgd_writes
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
+from surefoot.optimizers.sharded_muon import ShardedMuon
 
 
 class Skip(Protocol):
@@ -60,7 +61,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
         )
     if isinstance(optimizer, MuonWithAdamW):
         return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
-    if type(optimizer) in (Lion, Adafactor, AdamW8bit, ScheduleFree):  # a subclass may do more
+    if type(optimizer) in (Lion, Adafactor, AdamW8bit, ScheduleFree, ShardedMuon):  # a subclass may do more
         return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
     if _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.checkpoint import Store
-from surefoot.checkpoint.format import DamageError, read_manifest
+from surefoot.checkpoint.format import DamageError
+from surefoot.checkpoint.reading import read_manifest
 from surefoot.config import values
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.record import Record, scores_in

@@ -1,0 +1,91 @@
+"""Checkpoints as several ranks find them: all take the same one, and each checks a share of its bytes. Every call is collective."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.checkpoint.format import Contents, Damage, DamageError
+from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.reading import check, files_of, opened, read_manifest
+from surefoot.checkpoint.store import Store
+from surefoot.errors import CheckpointError
+from surefoot.world import World
+
+
+def newest_intact(
+    store: Store, world: World, *, only: Collection[str] | None = None
+) -> tuple[Contents, list[Damage]] | None:
+    """As `Store.newest_intact`; of several ranks all find the same, and its tensors stay on disk until they are asked for."""
+    if world.size == 1:
+        return store.newest_intact(only=only)
+    damaged: list[Damage] = []
+    for step, path in _named_by_main(store, world):
+        found = _checked(step, path, store, world, only)
+        if isinstance(found, Contents):
+            return found, damaged
+        damaged.append(found)
+    if not damaged:
+        return None
+    raise store.nothing_intact(damaged)
+
+
+def at(store: Store, world: World, step: int, *, only: Collection[str] | None = None) -> Contents:
+    """As `Store.at`, with the tensors on disk where there are several ranks."""
+    if world.size == 1:
+        return store.at(step, only=only)
+    error: CheckpointError | None = None
+    for there, path in _named_by_main(store, world):
+        if there == step:
+            found = _checked(step, path, store, world, only)
+            if isinstance(found, Contents):
+                return found
+            error = error or DamageError(path, found.problem)
+    raise error or store.absent(step)
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What one rank has seen of a checkpoint."""
+
+    problems: list[str]
+    contents: Contents | None
+
+
+def _named_by_main(store: Store, world: World) -> list[tuple[int, Path]]:
+    """The checkpoints there are, the newest first, as rank 0 sees the directory."""
+    found: list[tuple[int, str]] = []
+    problem: str | None = None
+    if world.is_main:
+        try:
+            found = [(step, path.name) for step, path in store.all()]
+        except CheckpointError as error:
+            problem = str(error)
+    found, problem = world.from_main([found, problem])
+    if problem is not None:
+        raise CheckpointError(problem)
+    return [(step, store.directory / name) for step, name in found]
+
+
+def _checked(step: int, path: Path, store: Store, world: World, only: Collection[str] | None) -> Contents | Damage:
+    """A checkpoint whose every byte one of the ranks has checked, or what is wrong with it, as all ranks say together."""
+    looked = _look(step, path, store, world, only)
+    problems = [problem for each in world.gathered(looked.problems) for problem in each]
+    if problems or looked.contents is None:
+        return Damage(path, next(iter(problems), "cannot be read"))
+    if only is None and path == store.path(step):
+        store.intact.add(step)
+    return looked.contents
+
+
+def _look(step: int, path: Path, store: Store, world: World, only: Collection[str] | None) -> _Looked:
+    try:
+        manifest = read_manifest(path, disk=store.disk)
+        if manifest.step != step:
+            return _Looked([f"{MANIFEST}: is that of step {manifest.step}"], None)
+        by_size = sorted(files_of(manifest, only), key=lambda file: (-manifest.files[file][0], file))
+        problems = check(path, by_size[world.rank :: world.size], disk=store.disk)
+        return _Looked(problems, opened(path, only=only, disk=store.disk))
+    except DamageError as error:
+        return _Looked([error.damage.problem], None)

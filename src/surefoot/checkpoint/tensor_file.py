@@ -1,0 +1,179 @@
+"""A file of tensors (safetensors) read by rows and written piece by piece: in memory is only what is asked for.
+
+It is eight bytes with the length of its header, the header as JSON (of each tensor type, shape and the bytes it takes), and
+the numbers, row after row, so that rows lie in one stretch: https://huggingface.co/docs/safetensors#format. A file that is
+read or written whole is the library's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.checkpoint.disk import DISK, Files
+from surefoot.errors import CheckpointError
+
+CHUNK_BYTES = 16 << 20
+_HEADER_BYTES = 100 << 20  # the library's own limit
+_TYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+_NAMES = {held: name for name, held in _TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies in a file: its bytes are those from `start` on."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a tensor in one file, the first of which is row `first` of the whole."""
+
+    path: Path
+    entry: Entry
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that is on disk, whole in one file or by rows in several, and is read when it is asked for."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stretches: tuple[Stretch, ...]
+    disk: Files = DISK
+
+    def whole(self) -> Tensor:
+        """All of it."""
+        read = torch.empty(self.shape, dtype=self.dtype)
+        for stretch in self.stretches:
+            row_numbers = math.prod(self.shape[1:])
+            _fill(bytes_of(read), stretch.first * row_numbers * self.dtype.itemsize, stretch, self.disk)
+        return read
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The rows from `start` up to `stop`; nothing else is read."""
+        read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        for stretch in self.stretches:
+            begin, end = max(start, stretch.first), min(stop, stretch.first + stretch.entry.shape[0])
+            if begin < end:
+                _fill(
+                    bytes_of(read)[(begin - start) * row_bytes : (end - start) * row_bytes],
+                    0,
+                    stretch,
+                    self.disk,
+                    skipped=(begin - stretch.first) * row_bytes,
+                )
+        return read
+
+    def chunks(self) -> Iterator[bytes]:
+        """All its bytes in the order of rows, a few megabytes at a time."""
+        for stretch in self.stretches:
+            yield from _chunks(stretch, 0, stretch.entry.size_bytes, self.disk)
+
+
+def entries(path: Path, *, disk: Files = DISK) -> dict[str, Entry]:
+    """What a file holds, by its header alone; a `ValueError` in one line for what is no such file."""
+    size = disk.size(path)
+    length = int.from_bytes(disk.read(path, start=0, length=8), "little")
+    if not 2 <= length <= min(size - 8, _HEADER_BYTES):
+        raise ValueError("not safetensors: its header has no length that can be")
+    try:
+        header = json.loads(disk.read(path, start=8, length=length))
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"not safetensors: {str(problem).splitlines()[0]}") from problem
+    if not isinstance(header, dict):
+        raise ValueError(f"not safetensors: its header is a {type(header).__name__}")
+    return {
+        name: _entry(name, held, begin=8 + length, size=size) for name, held in header.items() if name != "__metadata__"
+    }
+
+
+def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a file that holds tensors of these types and shapes, whose bytes follow in this order.
+
+    The widest types come first, as the library wants it: then every number lies at a multiple of its width. Raises
+    `ValueError` where they do not.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    start, narrowest = 0, math.inf
+    for name, (dtype, given) in tensors.items():
+        shape = list(given)
+        if dtype.itemsize > narrowest:
+            raise ValueError(f"{name}: wider than what lies before it")
+        narrowest = dtype.itemsize
+        stop = start + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _entry(name: str, held: Any, *, begin: int, size: int) -> Entry:
+    match held:
+        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if kind in _TYPES:
+            if all(isinstance(length, int) and length >= 0 for length in shape):
+                entry = Entry(_TYPES[kind], tuple(shape), begin + start)
+                if start >= 0 and stop - start == entry.size_bytes and begin + stop <= size:
+                    return entry
+    raise ValueError(f"not safetensors: its header says of {name} what cannot be")
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor that lies in one stretch on the host."""
+    numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
+
+
+def _fill(target: memoryview, place: int, stretch: Stretch, disk: Files, *, skipped: int = 0) -> None:
+    """Read into memory from `place` on what a stretch holds after its first bytes, as much as fits."""
+    length = min(len(target) - place, stretch.entry.size_bytes - skipped)
+    for data in _chunks(stretch, skipped, skipped + length, disk):
+        target[place : place + len(data)] = data
+        place += len(data)
+
+
+def _chunks(stretch: Stretch, begin: int, end: int, disk: Files) -> Iterator[bytes]:
+    for start in range(begin, end, CHUNK_BYTES):
+        length = min(CHUNK_BYTES, end - start)
+        try:
+            data = disk.read(stretch.path, start=stretch.entry.start + start, length=length)
+        except OSError as problem:
+            raise CheckpointError(f"cannot read {stretch.path}: {problem.strerror or problem}") from problem
+        if len(data) != length:
+            raise CheckpointError(f"cannot read {stretch.path}: it has become shorter")
+        yield data

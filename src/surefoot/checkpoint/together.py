@@ -1,0 +1,169 @@
+"""One checkpoint written by several ranks: what they tell each other meanwhile, by messages that threads leave and wait for.
+
+Rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs and report lengths and hashes, or that
+they failed; rank 0 commits when all have reported, or gives up, and says to all what came of it. So a rank that is killed,
+or whose disk is full, leaves no checkpoint behind. Nothing here touches a process group: training goes on beside.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from surefoot.checkpoint.format import Contents, Entries, write_tensors
+from surefoot.checkpoint.store import NotPrunedError, Store
+from surefoot.errors import CheckpointError
+
+_PATIENCE_S = 1800.0  # with a rank that says nothing; one that has died is noticed much earlier, by its heartbeat
+_LAST_PATIENCE_S = 20.0  # where this process wants to end
+_PAUSE_S = 0.2  # at most, between two looks
+
+
+class Mail(Protocol):
+    """What is needed of torch's `Store`: a mailbox of `World`."""
+
+    def set(self, key: str, value: str, /) -> None: ...  # noqa: D102
+    def get(self, key: str, /) -> bytes: ...  # noqa: D102
+    def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
+    def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
+
+
+class Board:
+    """The messages of one save. All ranks save as often as each other, so they count alike which it is."""
+
+    def __init__(self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S) -> None:
+        self.mail, self.save, self.patience_s = mail, save, patience_s
+
+    def say(self, what: str, value: Any) -> None:
+        """Leave a message; `CheckpointError` where nobody takes it."""
+        try:
+            self.mail.set(f"{self.save}/{what}", json.dumps(value))
+        except RuntimeError as problem:
+            raise _cut_off(problem) from problem
+
+    def heard(self, *what: str, of: str) -> tuple[str, Any]:
+        """The first of some messages to be there, and which it is; waits for it, `of` whom the error would tell."""
+        begun, pause_s = time.monotonic(), 0.005
+        ending: float | None = None
+        while True:
+            try:
+                for each in what:
+                    if self.mail.check([f"{self.save}/{each}"]):
+                        return each, json.loads(self.mail.get(f"{self.save}/{each}"))
+            except RuntimeError as problem:
+                raise _cut_off(problem) from problem
+            now = time.monotonic()
+            if ending is None and not threading.main_thread().is_alive():
+                ending = now
+            if now - begun > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
+                raise CheckpointError(f"{of} has said nothing for {now - begun:,.0f} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S)
+
+    def forget(self, what: str) -> None:
+        """Take a message away that nobody else will look for."""
+        with suppress(RuntimeError):
+            self.mail.delete_key(f"{self.save}/{what}")
+
+
+class Writers:
+    """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
+
+    def __init__(self, board: Board, store: Store, contents: Contents) -> None:
+        self.board, self.store, self.step = board, store, contents.step
+        count = 1 if contents.pieces is None else contents.pieces.count
+        self.awaited = list(range(1, count))  # by their place in the order of rows
+        self.begun = False
+
+    def begin(self) -> None:
+        """See `Others`."""
+        self.begun = True
+        self.board.say("begin", {"step": self.step})
+
+    def entries(self) -> Entries:
+        """See `Others`."""
+        found: Entries = {}
+        failed: list[str] = []
+        while self.awaited:
+            place = self.awaited.pop(0)
+            report = self.board.heard(f"piece-{place}", of=f"the rank of piece {place + 1}")[1]
+            self.board.forget(f"piece-{place}")
+            found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
+            if report["failed"] is not None:
+                failed.append(report["failed"])
+        if failed:
+            raise CheckpointError(failed[0])
+        for file in found:
+            try:
+                self.store.disk.size(self.store.partial(self.step) / file)
+            except OSError as problem:
+                raise CheckpointError(_apart(self.step, "rank 0", self.store.partial(self.step) / file)) from problem
+        return found
+
+    def abandon(self) -> None:
+        """See `Others`."""
+        if self.begun:
+            with suppress(CheckpointError):
+                self.entries()
+
+
+def save_leading(store: Store, contents: Contents, board: Board, *, protected: Collection[int]) -> None:
+    """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
+    problem: Exception | None = None
+    try:
+        store.save(contents, protected=protected, others=Writers(board, store, contents))
+    except Exception as raised:
+        problem = raised
+    said = None if problem is None else str(problem) or type(problem).__name__
+    kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
+    board.say("outcome", {"problem": None, "not_pruned": None, kind: said})
+    if problem is not None:
+        raise problem
+
+
+def save_following(store: Store, contents: Contents, board: Board, *, rank: int) -> None:
+    """The part of another rank: its pieces, where it has some; returns and raises as rank 0's."""
+    pieces = contents.pieces
+    said, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
+    if pieces is not None and said == "begin":
+        board.say(f"piece-{pieces.place}", _written(store, contents, begun=message["step"], rank=rank))
+        message = board.heard("outcome", of="rank 0")[1]
+    if message["problem"] is not None:
+        raise CheckpointError(message["problem"])
+    if message["not_pruned"] is not None:
+        raise NotPrunedError(message["not_pruned"])
+
+
+def _written(store: Store, contents: Contents, *, begun: int, rank: int) -> dict[str, Any]:
+    """Write the pieces of a rank; what it reports."""
+    step, where = contents.step, f"rank {rank} on {socket.gethostname()}"
+    try:
+        if begun != step:
+            raise CheckpointError(f"step {begun} is not saved: {where} stands after step {step}")
+        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": None}
+    except FileNotFoundError as problem:
+        failed = _apart(step, where, problem.filename or store.partial(step))
+    except OSError as problem:
+        first, *more = str(store.not_saved(step, problem)).splitlines()
+        failed = "\n".join([f"{first} ({where})", *more])
+    except Exception as problem:  # a bug must reach the caller too
+        failed = f"step {step} is not saved: {type(problem).__name__}: {problem} ({where})"
+    return {"files": {}, "failed": failed}
+
+
+def _apart(step: int, where: str, path: Path | str) -> str:
+    return (
+        f"step {step} is not saved: {where} does not see {path}\n"
+        "  all ranks write into one directory: put --out on a file system that every machine shares"
+    )
+
+
+def _cut_off(problem: RuntimeError) -> CheckpointError:
+    reason = (str(problem).splitlines() or [""])[0]
+    return CheckpointError(f"the ranks no longer hear of each other: {reason}")

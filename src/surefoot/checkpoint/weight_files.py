@@ -1,0 +1,159 @@
+"""Weights in files as others load them, written tensor by tensor: model.safetensors, or several and an index beside them.
+
+The names of several and the index are those of Hugging Face's libraries. No more than one tensor is in memory at a time, and
+of one that is not turned only a few megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, laid_out
+from surefoot.errors import CheckpointError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A tensor to be written: under which name, from where, and whether rows become columns."""
+
+    name: str
+    stored: Stored
+    turned: bool = False
+
+    @property
+    def shape(self) -> list[int]:
+        """As it is written."""
+        return [*reversed(self.stored.shape)] if self.turned else [*self.stored.shape]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its numbers."""
+        return math.prod(self.stored.shape) * self.stored.dtype.itemsize
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """Its bytes as they are written; all of it is read at once only where it is turned."""
+        if not self.turned:
+            yield from self.stored.chunks()
+            return
+        whole = self.stored.whole()
+        columns = max(1, CHUNK_BYTES // max(1, len(whole) * whole.element_size()))
+        for start in range(0, whole.shape[1], columns):
+            yield bytes_of(whole[:, start : start + columns].t().contiguous())
+
+
+def write_weights(
+    tensors: Sequence[Written], directory: Path, *, max_bytes: int, aliases: Mapping[str, str]
+) -> list[str]:
+    """Write tensors into a directory, one file or several of at most `max_bytes`; the names of the files.
+
+    A larger tensor has a file of its own. `aliases` are further names of tied ones, by name; they stand in the files'
+    metadata, where `safetensors.torch.load_model` looks for them. Weights that are there already are replaced: their index is
+    removed first and the new one written last, so that a directory cut off in between is not taken for whole.
+    """
+    groups = _grouped(tensors, max_bytes)
+    count = len(groups)
+    files = [WEIGHTS] if count == 1 else [f"model-{place + 1:05d}-of-{count:05d}.safetensors" for place in range(count)]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in [INDEX, *os.listdir(directory)]:
+            if _OURS.fullmatch(name):
+                (directory / name).unlink(missing_ok=True)
+        for file, group in zip(files, groups, strict=True):
+            _write(group, directory / file, aliases)
+        if count > 1:
+            index = _index(files, groups, aliases)
+            _put(directory / INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
+    except OSError as problem:
+        raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
+    return [*files, INDEX] if count > 1 else files
+
+
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory that `write_weights`, or a library that names files so, has written; in memory.
+
+    Raises `CheckpointError` where one of the files is missing or is none.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = [WEIGHTS]
+    try:
+        if (directory / INDEX).is_file():
+            index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+            files = sorted({str(file) for file in index["weight_map"].values()})
+        elsewhere = [file for file in files if Path(file).name != file]
+        if elsewhere:
+            raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not beside it")
+        found: dict[str, Tensor] = {}
+        for file in files:
+            found |= load_file(directory / file)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise CheckpointError(f"cannot read weights from {directory}: {reason}") from problem
+    return found
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether there is something for `read_weights`."""
+    return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
+
+
+def _grouped(tensors: Sequence[Written], max_bytes: int) -> list[list[Written]]:
+    """Tensors by file: in their order, each file as full as it may be."""
+    groups: list[list[Written]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if groups[-1] and filled + tensor.size_bytes > max_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(tensor)
+        filled += tensor.size_bytes
+    return groups
+
+
+def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
+    in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
+    names = {tensor.name for tensor in group}
+    metadata = {"format": "pt", **{alias: name for alias, name in aliases.items() if name in names}}
+    begin = laid_out({tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}, metadata)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield begin
+        for tensor in in_order:
+            yield from tensor.chunks()
+
+    _put(path, pieces())
+
+
+def _put(path: Path, data: Any) -> None:
+    """Write a file so that under its name it is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for piece in data:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _index(files: Sequence[str], groups: Sequence[Sequence[Written]], aliases: Mapping[str, str]) -> dict[str, Any]:
+    where = {tensor.name: file for file, group in zip(files, groups, strict=True) for tensor in group}
+    total = sum(tensor.size_bytes for group in groups for tensor in group)
+    metadata: dict[str, Any] = {"total_size": total}
+    return {"metadata": metadata | ({"tied": dict(aliases)} if aliases else {}), "weight_map": where}

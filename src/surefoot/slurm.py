@@ -1,0 +1,179 @@
+"""What Slurm says in the environment of a process that srun started; torch-free.
+
+Only a step counts, that is what srun starts: the script of sbatch and a shell inside salloc have SLURM_NTASKS too, and one even has
+SLURM_PROCID, but they are one process. The names are those of "output environment variables" in srun's manual.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, product, repeat
+
+from surefoot.errors import ConfigError
+
+_FIRST_SPECIAL_STEP = 0xFFFF_0000  # ids from here on are Slurm's own: the batch script, an interactive shell, ...
+_FIRST_PORT, _PORTS = 61440, 4096  # above what Linux gives to connections by itself (32768 to 60999)
+_GROUP = r"(?:[^\[\],\s]|\[[^\[\]\s]+\])+"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a step; `host` and `port` are where the first of them can be met."""
+
+    rank: int
+    tasks: int
+    local_rank: int
+    local_tasks: int
+    host: str
+    port: int
+
+
+def task(environment: Mapping[str, str]) -> Task | None:
+    """The place of this process in its step; None outside of a step of several tasks.
+
+    Raises `ConfigError` for what contradicts itself. The host is the first of the step's, the port a function of job, step and number of
+    restarts: jobs on the same machine have different ones, and a job that is requeued leaves its old one alone.
+
+    >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_NUM_TASKS": "5"}
+    >>> step |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"}
+    >>> task(step)
+    Task(rank=4, tasks=5, local_rank=1, local_tasks=2, host='gpu07', port=61457)
+    """
+    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+        return None
+    step = _number(environment, "SLURM_STEP_ID")
+    count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    tasks = _number(environment, count, default=1)
+    rank = _number(environment, "SLURM_PROCID")
+    if step >= _FIRST_SPECIAL_STEP or (tasks == 1 and rank == 0):
+        return None
+    node = _number(environment, "SLURM_NODEID", default=0)
+    local_rank = _number(environment, "SLURM_LOCALID")
+    nodes = hosts(_text(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    on_nodes = _on_nodes(environment, tasks=tasks, nodes=len(nodes))
+    if len(on_nodes) != len(nodes) or sum(on_nodes) != tasks:
+        raise _contradiction(f"{tasks} tasks in all, but {_listed(on_nodes)} on {_listed(nodes)}")
+    if rank >= tasks or node >= len(nodes) or local_rank >= on_nodes[node]:
+        raise _contradiction(
+            f"SLURM_PROCID = {rank}, SLURM_NODEID = {node} and SLURM_LOCALID = {local_rank} are no place among {tasks} tasks,"
+            f" {_listed(on_nodes)} on {_listed(nodes)}"
+        )
+    return Task(
+        rank=rank,
+        tasks=tasks,
+        local_rank=local_rank,
+        local_tasks=on_nodes[node],
+        host=nodes[0] if len(nodes) > 1 else "127.0.0.1",
+        port=port(
+            job=_number(environment, "SLURM_JOB_ID"),
+            step=step,
+            restarts=_number(environment, "SLURM_RESTART_COUNT", default=0),
+        ),
+    )
+
+
+def hosts(nodelist: str) -> list[str]:
+    """The machines of a list as Slurm writes it.
+
+    >>> hosts("gpu[001-003,007],login")
+    ['gpu001', 'gpu002', 'gpu003', 'gpu007', 'login']
+    >>> hosts("rack[1-2]node[08-09]-ib")
+    ['rack1node08-ib', 'rack1node09-ib', 'rack2node08-ib', 'rack2node09-ib']
+    """
+    if not re.fullmatch(f"{_GROUP}(,{_GROUP})*", nodelist):
+        raise _no_nodelist(nodelist)
+    found: list[str] = []
+    for group in re.findall(_GROUP, nodelist):
+        pieces = re.split(r"\[(.*?)\]", group)  # every other one was in brackets
+        choices = [
+            [piece] if place % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
+            for place, piece in enumerate(pieces)
+        ]
+        found += ["".join(parts) for parts in product(*choices)]
+    return found
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """How many tasks each machine has, as Slurm writes it.
+
+    >>> tasks_per_node("4(x2),3")
+    [4, 4, 3]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        matched = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
+        if matched is None:
+            raise ConfigError(
+                f"Slurm's environment says {text!r} tasks a machine, which is not of the form '4(x2),3'\n"
+                "  start the processes with srun, and leave its variables as they are"
+            )
+        found += repeat(int(matched[1]), int(matched[2] or 1))
+    return found
+
+
+def port(*, job: int, step: int, restarts: int) -> int:
+    """Where the ranks of a step meet, from 61440 up to 65535.
+
+    >>> port(job=17, step=0, restarts=0), port(job=18, step=0, restarts=0), port(job=17, step=0, restarts=1)
+    (61457, 61458, 62466)
+    """
+    return _FIRST_PORT + (job + 101 * step + 1009 * restarts) % _PORTS
+
+
+def _range(part: str, nodelist: str) -> list[str]:
+    matched = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
+    if matched is None or int(matched[2] or matched[1]) < int(matched[1]):
+        raise _no_nodelist(nodelist)
+    first, last = matched[1], matched[2] or matched[1]
+    return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+
+
+def _on_nodes(environment: Mapping[str, str], *, tasks: int, nodes: int) -> list[int]:
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        if name in environment:
+            return tasks_per_node(environment[name])
+    if nodes == 1:
+        return [tasks]
+    return [_number(environment, "SLURM_NTASKS_PER_NODE")] * nodes
+
+
+def _text(environment: Mapping[str, str], *names: str) -> str:
+    for name in names:
+        if environment.get(name):
+            return environment[name]
+    raise ConfigError(
+        f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {names[0]} is missing\n"
+        "  start the processes with srun, and leave its variables as they are"
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdigit()):
+        raise ConfigError(
+            f"this is a task of a Slurm step, but {name} is {'missing' if text is None else repr(text)}\n"
+            "  start the processes with srun, and leave its variables as they are"
+        )
+    return int(text)
+
+
+def _no_nodelist(text: str) -> ConfigError:
+    return ConfigError(
+        f"Slurm's environment names the machines {text!r}, which is not of the form 'gpu[001-003,007],login'\n"
+        "  start the processes with srun, and leave its variables as they are"
+    )
+
+
+def _contradiction(found: str) -> ConfigError:
+    return ConfigError(
+        f"Slurm's environment contradicts itself: {found}\n"
+        "  was one of its variables exported by hand, or kept from another step? start anew with srun"
+    )
+
+
+def _listed(things: list[int] | list[str]) -> str:
+    return ", ".join(str(thing) for thing in things[:4]) + (f", ... ({len(things)})" if len(things) > 4 else "")

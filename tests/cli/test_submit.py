@@ -1,0 +1,197 @@
+"""`surefoot submit`: what the job is, what is refused before there is one, and that it goes on. (about 4 s; slow ones 30 s)"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fake_slurm import Job, installed, submitted
+from surefoot.cli import main as command_line
+from surefoot.cli.main import main
+from surefoot.cli.submit import Training
+from test_batch_script import PROGRAM, TESTS, wait_until, weights
+
+TWO = ["--hours", "1", "--nodes", "2", "--out", "run"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where there is a Slurm; the test is there too, with a program."""
+    for name, value in installed(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "program.py").write_text(PROGRAM.format(tests=str(TESTS)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(cluster: Path, said: str) -> str:
+    """The batch script of the job that is said to be submitted."""
+    job = submitted(cluster / "slurm", said)
+    job.wait()
+    return (cluster / "slurm" / f"{job.number}.sh").read_text()
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["submit", *arguments])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) <= 5
+    return said
+
+
+def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, capsys) -> None:
+    (cluster / "slurm" / "bin" / "srun").write_text("#!/bin/sh\nexit 0\n")  # what is started is told below
+    asked = [
+        "--gpus-per-node",
+        "4",
+        "--cpus-per-task",
+        "6",
+        "--partition",
+        "long",
+        "--sbatch",
+        "account=lab",
+        "--sbatch",
+        "exclusive",
+    ]
+    main(["submit", "gpt", *TWO, *asked, "--seed", "3"])
+    said = capsys.readouterr().out
+    text = script(cluster, said)
+    wanted = (
+        "nodes=2 ntasks-per-node=4 gpus-per-node=4 cpus-per-task=6 time=60 partition=long account=lab exclusive requeue"
+    )
+    for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
+        assert f"#SBATCH --{option}\n" in text
+    assert "--kill-on-bad-exit=0" in text
+    assert "surefoot train gpt --out run --seed 3" in said
+    assert "tail -f slurm/901593/901593_0_log.out" in said
+    assert "scancel 901593" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "submit what?"),
+        (["gpt", "--out", "run"], "for how long? --hours 12"),
+        (["gpt", "--out", "run", "--hours", "0.01"], "too short to save before the end"),
+        (["gpt", "--out", "run", "--hours", "long"], "'long' is not a number"),
+        (["gpt", "--out", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' is not a whole number"),
+        (["gpt", "--hours", "1", "--out", "None"], "add --out runs/NAME"),
+        (["gpt", "--hours", "1", "--out", "run", "--optimizer.lrr", "1"], "did you mean"),
+        (["gpt", "--hours", "1", "--out", "run", "--partitio", "1"], "did you mean --partition?"),
+        (["gpd", "--hours", "1"], "did you mean gpt?"),
+        (["gpt", "--hours", "1", "--out", "run", "--local", "--nodes", "2"], "LocalExecutor can use only one node"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_is_a_job(arguments: list[str], said: str, cluster, capsys) -> None:
+    assert said in refused(arguments, capsys)
+    assert not [*cluster.glob("slurm/*.job")]
+
+
+def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "to try it on this machine: --local" in refused(["gpt", *TWO], capsys)
+
+
+def test_the_extra_is_named_where_submitit_is_missing(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert 'pip install "surefoot[slurm]"' in refused(["gpt", *TWO], capsys)
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(143, True), (5, False), (130, False)])
+def test_a_process_that_has_saved_and_only_such_a_one_has_submitit_requeue(
+    status: int, requeued: bool, monkeypatch
+) -> None:
+    def ends(arguments: list[str]) -> None:
+        sys.exit(status)
+
+    heard: list[int] = []
+    monkeypatch.setattr(command_line, "main", ends)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(SystemExit) as left:
+            Training(("train", "gpt"))()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == status
+    assert bool(heard) == requeued
+
+
+def test_what_is_called_after_a_requeue_is_the_same_command() -> None:
+    training = Training(("train", "gpt"))
+    assert training.checkpoint().function == training
+
+
+def forked_ranks(ranks: int, arguments: list[str], environment: Callable[[int], dict[str, str]]) -> None:
+    """A command line in so many processes, to their good end."""
+    pids = []
+    for rank in range(ranks):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.environ.update(environment(rank))
+            try:
+                main(arguments)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * ranks
+
+
+def of_two(rank: int) -> dict[str, str]:
+    numbers = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 29517}
+    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
+
+
+@pytest.mark.slow
+def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys) -> None:
+    main(["submit", "program.py:build", *TWO, "--pause-s", "0.05"])
+    job = submitted(cluster / "slurm", capsys.readouterr().out)
+    forked_ranks(2, ["train", "program.py:build", "--out", "left-alone"], of_two)
+    wait_until(lambda: Path("run/metrics.jsonl").exists())
+    job.signal_tasks(signal.SIGTERM)
+    job.wait()
+    log = Path(f"slurm/{job.number}/{job.number}_0_log.out").read_text()
+    assert len(job.statuses) == 2, log
+    assert job.statuses[1] == 0
+    assert "going on at step" in log
+    assert weights(Path("run")) == weights(Path("left-alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves the job to itself
+def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
+    main(
+        [
+            "submit",
+            "program.py:build",
+            "--local",
+            "--tasks-per-node",
+            "2",
+            "--hours",
+            "1",
+            "--out",
+            "run",
+            "--pause-s",
+            "0.05",
+        ]
+    )
+    job = Job(cluster, int(capsys.readouterr().out.split()[2].rstrip(":")))
+    forked_ranks(2, ["train", "program.py:build", "--out", "left-alone"], of_two)
+    wait_until(lambda: Path("run/metrics.jsonl").exists())
+    os.kill(job.number, signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while os.waitpid(job.number, os.WNOHANG)[0] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    log = Path(f"slurm/{job.number}/{job.number}_0_log.out").read_text()
+    assert "going on at step" in log, log
+    assert weights(Path("run")) == weights(Path("left-alone"))

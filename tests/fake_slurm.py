@@ -1,0 +1,219 @@
+"""A Slurm of one machine, as far as scripts and submitit see of it: sbatch, srun, scontrol requeue, scancel --signal.
+
+`installed` puts the commands into a directory for the PATH. A job's script runs in the background; its machines are addresses of the
+loopback. Signals reach the tasks of a step and nobody else, as with proctrack/cgroup; SIGTERM to srun itself kills them. A job that was
+requeued starts again when its script has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_COMMANDS = ("sbatch", "srun", "scontrol", "scancel")
+_FIRST_JOB = 901593
+
+
+def installed(place: Path) -> dict[str, str]:
+    """The environment in which the commands are found; their state is in `place`."""
+    (place / "bin").mkdir(parents=True)
+    for name in (*_COMMANDS, "surefoot"):
+        starts = f"{__file__} {name}" if name != "surefoot" else "-c 'from surefoot.cli.main import main; main()'"
+        file = place / "bin" / name
+        file.write_text(f'#!/bin/sh\nexec {sys.executable} {starts} "$@"\n')
+        file.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SUBMITIT"))}
+    return kept | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "FAKE_SLURM": str(place)}
+
+
+class Job:
+    """One job, from outside."""
+
+    def __init__(self, place: Path, number: int) -> None:
+        self.place, self.number = place, number
+
+    def tasks(self) -> list[int]:
+        """The process of each task that runs."""
+        try:
+            return [int(pid) for pid in (self.place / f"{self.number}.tasks").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    def signal_tasks(self, number: int) -> None:
+        """As `scancel --signal`, --signal at the end of the job's time, and a pre-emption do."""
+        _signal_tasks(self.place, self.number, number)
+
+    @property
+    def statuses(self) -> list[int]:
+        """What the script ended with, each time it was started."""
+        file = self.place / f"{self.number}.statuses"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def wait(self, *, timeout_s: float = 120) -> None:
+        """Return when the script has ended and is not started again."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.place / f"{self.number}.over").exists():
+            assert time.monotonic() < deadline, f"job {self.number} has not ended"
+            time.sleep(0.02)
+
+
+def submitted(place: Path, text: str) -> Job:
+    """The job that sbatch says it has submitted."""
+    found = re.search(r"job (\d+)", text)
+    assert found is not None, text
+    return Job(place, int(found[1]))
+
+
+def _sbatch(place: Path, arguments: Sequence[str]) -> int:
+    """Start a script in the background, and again as long as it is requeued."""
+    script = Path(arguments[0])
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), flags=re.MULTILINE))
+    asked = {name: value.strip("'\"") for name, value in asked.items()}
+    number = _FIRST_JOB + len([*place.glob("*.job")])
+    (place / f"{number}.job").write_text("\n".join(f"{name}={value}" for name, value in asked.items()))
+    kept = place / f"{number}.sh"  # as Slurm does: the file may change before the job starts again
+    kept.write_text(script.read_text())
+    print(f"Submitted batch job {number}", flush=True)
+    if os.fork():
+        return 0
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # who submitted must not wait for the end of what it hears
+        os.dup2(nothing, descriptor)
+    output = (
+        asked["output"].replace("%j", str(number)).replace("%x", asked.get("job-name", kept.name)).replace("%t", "0")
+    )
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    for restarts in range(9):
+        (place / f"{number}.requeued").unlink(missing_ok=True)
+        with open(output, "a" if asked.get("open-mode") == "append" else "w") as log:
+            status = subprocess.call(
+                ["bash", str(kept), *arguments[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=_of_job(number, asked, restarts),
+            )  # fmt: skip
+        with (place / f"{number}.statuses").open("a") as file:
+            file.write(f"{status}\n")
+        if not (place / f"{number}.requeued").exists():
+            break
+    (place / f"{number}.over").touch()
+    return 0
+
+
+def _of_job(number: int, asked: dict[str, str], restarts: int) -> dict[str, str]:
+    nodes, each = int(asked.get("nodes", 1)), int(asked.get("ntasks-per-node", 1))
+    found = {
+        "SLURM_JOB_ID": str(number),
+        "SLURM_JOB_NODELIST": f"127.0.0.[1-{nodes}]" if nodes > 1 else "127.0.0.1",
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NTASKS": str(nodes * each),
+        "SLURM_NTASKS_PER_NODE": str(each),
+        "SLURM_TASKS_PER_NODE": f"{each}(x{nodes})" if nodes > 1 else str(each),
+        "SLURM_PROCID": "0",  # of the script, which is no task
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+    }
+    return dict(os.environ) | found | ({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {})
+
+
+def _srun(place: Path, arguments: Sequence[str]) -> int:
+    """Start a command as the tasks of a step, and end with the largest of their statuses."""
+    options = {}
+    rest = list(arguments)
+    while rest[0].startswith("--"):
+        option = rest.pop(0)
+        if option in ("--output", "--error"):
+            options[option] = rest.pop(0)
+    tasks, each = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
+    number = int(os.environ["SLURM_JOB_ID"])
+    step = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_NODELIST": os.environ["SLURM_JOB_NODELIST"],
+        "SLURM_STEP_TASKS_PER_NODE": os.environ["SLURM_TASKS_PER_NODE"],
+    }
+    pids = []
+    if any(argument.endswith(":build") for argument in rest):  # a program of a test's own, which is trained
+        _import_once_for_all()
+    for rank in range(tasks):
+        own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each), "SLURM_NODEID": str(rank // each)}
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.environ.update(step | own)
+            for descriptor, name in ((1, "--output"), (2, "--error")):
+                if name in options:
+                    file = options[name].replace("%j", str(number)).replace("%t", str(rank))
+                    os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), descriptor)
+            _be(rest)
+    signal.signal(
+        signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in pids]
+    )  # "forcing job termination"
+    (place / f"{number}.tasks").write_text(" ".join(map(str, pids)))
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    (place / f"{number}.tasks").unlink()
+    return max(128 - status if status < 0 else status for status in statuses)
+
+
+def _import_once_for_all() -> None:
+    """What takes seconds, before the tasks are forked."""
+    import torch
+    import torch._dynamo
+    from torch.utils.tensorboard import writer
+
+    import surefoot as sf
+
+    torch.set_num_threads(1)
+    assert writer
+    assert sf.Run.__name__ == "Run"
+
+
+def _be(command: Sequence[str]) -> None:
+    """Be one task, and end."""
+    if command[0] != "surefoot":
+        os.execvp(command[0], list(command))
+    from surefoot.cli.main import main
+
+    status = 1
+    try:
+        sys.argv = list(command)
+        main(list(command[1:]))
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _signal_tasks(place: Path, number: int, sent: int) -> None:
+    for pid in Job(place, number).tasks():
+        os.kill(pid, sent)
+
+
+def main(name: str, arguments: Sequence[str]) -> int:
+    place = Path(os.environ["FAKE_SLURM"])
+    if name == "sbatch":
+        return _sbatch(place, arguments)
+    if name == "srun":
+        return _srun(place, arguments)
+    if name == "scontrol":
+        assert arguments[0] == "requeue"
+        (place / f"{int(arguments[1])}.requeued").touch()
+        return 0
+    sent = next(argument.partition("=")[2] for argument in arguments if argument.startswith("--signal="))
+    _signal_tasks(place, int(arguments[-1]), signal.Signals[f"SIG{sent}"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,195 @@
+"""Runs under FSDP2, under DDP and alone; what each function returns is compared over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from identities import world_runs
+
+WIDTH = 7  # whose rows no number of ranks shares evenly
+
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": lambda: sf.adamw(lr=1e-2, weight_decay=0.1),
+    "adam": lambda: sf.adam(lr=1e-2, weight_decay=0.1),
+    "sgd": lambda: sf.sgd(lr=0.05, momentum=0.9, weight_decay=0.01),
+    "nadam": lambda: sf.nadam(lr=1e-2),
+    "radam": lambda: sf.radam(lr=1e-2),
+    "lion": lambda: sf.lion(lr=1e-3, weight_decay=0.1),
+    "schedule-free": lambda: sf.schedule_free(lr=1e-2),
+    "muon": lambda: sf.muon(lr=0.02),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.norm, self.inner, self.shared = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), shared
+        self.outer, self.dropout = nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.25)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = torch.relu(self.inner(self.norm(hidden)))
+        return hidden + self.dropout(self.outer(inner)) + self.shared(hidden)
+
+
+class Net(nn.Module):
+    """What can lie in the way of sharding: fewer rows than ranks, a kernel, batch statistics, parameters that are frozen, tied
+    within a block's surroundings, or shared by two blocks (the last of three has its own)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Conv1d(2, WIDTH, 3, padding=1)
+        self.batch_norm = nn.BatchNorm1d(WIDTH)
+        shared = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.blocks = nn.ModuleList(Block(shared if place < 2 else nn.Linear(WIDTH, WIDTH)) for place in range(3))
+        self.blocks[2].norm.weight.requires_grad_(False)
+        self.back, self.again = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.again.weight = self.back.weight
+        self.out = nn.Linear(WIDTH, world_runs.CLASSES)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.batch_norm(self.kernel(inputs.unflatten(1, (2, -1)))).mean(2)
+        mask = F.dropout(torch.ones_like(hidden), 0.25, training=self.training)
+        hidden = hidden * mask
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.out(self.again(torch.tanh(self.back(hidden)))), mask
+
+
+def trained(
+    *, sharding: Mapping[str, Any] | None = None, parallel: Any = "auto", optimizer: str = "adamw", **changes: Any
+) -> dict[str, Any]:
+    """As `world_runs.trained`, of this model; `sharding` are the settings of FSDP."""
+    settings: dict[str, Any] = {"model": Net, "parallel": parallel if sharding is None else sf.fsdp(**sharding)}
+    if optimizer == "schedule-free":
+        settings |= {"ema": None, "schedule": None}
+    world_runs.OPTIMIZERS = OPTIMIZERS
+    return world_runs.trained(**settings, optimizer=optimizer, **changes)
+
+
+def of_each_optimizer(**changes: Any) -> dict[str, Any]:
+    """What few steps of each come to; of them all one is not applied."""
+    return {name: trained(optimizer=name, steps=5, bad=40, **changes) for name in OPTIMIZERS}
+
+
+def of_each_limit(**changes: Any) -> dict[str, Any]:
+    """What each way to limit gradients comes to, and how much it limited."""
+    found = {}
+    for clip in ("norm 0.5", "value 0.01", "adaptive 0.05", "auto 0.5", "off"):
+        fractions = []
+
+        def note(step: sf.Step, kept: list[float] = fractions) -> None:
+            kept += [float(share) for share in step.clipped.values() if share is not None]
+
+        run = _run(clip=clip, **changes)
+        with run:
+            for step in run:
+                note(step)
+        found[clip] = {"clipped": fractions, "weights": world_runs.weights(run)}
+    return found
+
+
+def sampled(**changes: Any) -> dict[str, Any]:
+    """A run that between its steps uses the model otherwise on each rank: rank 0 samples, outputs take any number of calls."""
+    calls = []
+
+    def sample(model: nn.Module) -> str:
+        calls.append(1)
+        inputs = torch.ones(1, world_runs.FEATURES, dtype=torch.float64)
+        return repr(
+            float(model(inputs)[0].sum()) + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks)
+        )
+
+    def outputs(model: nn.Module, batch: Any) -> list[Any]:
+        for _ in range(int(batch[2][0]) % 3):
+            model(batch[0])
+        return model(batch[0])[0].sum(1).tolist()
+
+    held_out = world_runs.Augmented().inputs[:11].double(), torch.zeros(11, dtype=torch.long), torch.arange(11)
+    splits = {
+        "held-out": sf.Split(held_out, batch_size=3),
+        "used": sf.Split(held_out, batch_size=2, outputs=outputs, judge=lambda found: {"sum": sum(found)}, loss=False),
+    }
+    run = _run(sample=sample, sample_every="2 steps", evaluate=splits, evaluate_every="2 steps", **changes)
+    with run:
+        scores = [dict(step.scores) for step in run]
+        said = run.sample()
+    return {"scores": scores, "said": said, "weights": world_runs.weights(run), "sampled": len(calls)}
+
+
+def with_unused(**changes: Any) -> dict[str, Any]:
+    """A model of which one part is used for some micro-batches alone, and another never."""
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always = nn.Linear(world_runs.FEATURES, world_runs.CLASSES)
+            self.sometimes = nn.Linear(world_runs.FEATURES, world_runs.CLASSES)
+            self.never = nn.Linear(2, 2)
+
+        def forward(self, inputs: Tensor, *, both: bool) -> Tensor:
+            return self.always(inputs) + (self.sometimes(inputs) if both else 0)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0], both=bool(batch[2][0] % 7 == 0)), batch[1])
+
+    run = _run(model=Sometimes, loss=loss, evaluate={}, **changes)
+    run.train()
+    return world_runs.weights(run)
+
+
+def of_gathered_halves() -> dict[str, Any]:
+    """Weights that travel and are computed with in bfloat16, beside those that are not; of a model with batch statistics."""
+    plain, halved = (_run(parallel=sf.fsdp(gather=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16"))
+    for run in (plain, halved):
+        run.train()
+    return {"plain": world_runs.weights(plain), "halved": world_runs.weights(halved)}
+
+
+def read_on_the_host(**changes: Any) -> int:
+    """Steps under the guards of law 12, which raise where one reads a tensor; how many were made."""
+    from identities.test_law_12_no_waiting import NothingDue, nothing_read
+    from surefoot.loop import steps
+
+    run = _run(bad=40, **changes)
+    feed = run.parts.supply.feed(workers=0)
+    feed.start(0, stop=5)
+    fed = [feed.micro_batches(step) for step in range(5)]
+    settings: dict[str, Any] = {
+        "record": run.parts.whole.meter.add,
+        "clock": lambda phase: None,
+        "duties": NothingDue(),
+    }
+    with nothing_read():
+        made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))
+    assert run.parts.whole.meter.read().values["skipped"] > 0
+    return made
+
+
+def refused(*, optimizer: str) -> str:
+    """What is said of an optimizer that needs whole parameters."""
+    own = {
+        "adafactor": sf.adafactor(),
+        "adamw8bit": sf.adamw8bit(lr=1e-3),
+        "Muon": lambda groups: torch.optim.Muon([p for g in groups for p in g["params"] if p.ndim == 2], lr=0.1),
+        "Mine": lambda groups: type("Mine", (torch.optim.SGD,), {})(groups, lr=0.1),
+    }
+    world_runs.OPTIMIZERS = {optimizer: lambda: own[optimizer]}
+    try:
+        world_runs.built(parallel="fsdp", optimizer=optimizer)
+    except sf.ConfigError as problem:
+        return str(problem)
+    return "nothing"
+
+
+def _run(**changes: Any) -> sf.Run:
+    world_runs.OPTIMIZERS = OPTIMIZERS
+    sharding = changes.pop("sharding", None)
+    if sharding is not None:
+        changes["parallel"] = sf.fsdp(**sharding)
+    return world_runs.built(**({"model": Net, "steps": 5} | changes))

@@ -1,0 +1,150 @@
+"""Law 3: one process = DDP = FSDP2, whatever the optimizer, the limit of gradients, and how the model is spread. (60 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from identities import strategy_runs, world_runs
+from ranks import Ranks
+
+
+def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The largest difference between any two numbers."""
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def of_steps(found: dict[str, Any], name: str) -> list[Any]:
+    return [step[name] for step in found["steps"]]
+
+
+def assert_same(together: dict[str, Any], alone: dict[str, Any]) -> None:
+    for name in ("samples", "mask", "skipped"):
+        assert of_steps(together, name) == of_steps(alone, name)
+    for name in ("loss", "norm"):
+        assert of_steps(together, name) == pytest.approx(of_steps(alone, name), abs=1e-9, nan_ok=True)
+    assert largest(together["weights"], alone["weights"]) < 1e-9
+    assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks) -> dict[str, Any]:
+    (found,) = ranks(1, strategy_runs.trained, steps=6)
+    return found
+
+
+def test_in_float64_twenty_sharded_steps_are_those_of_one_process(ranks: Ranks) -> None:
+    (alone,) = ranks(1, strategy_runs.trained)
+    for together in ranks(4, strategy_runs.trained, sharding={}):
+        assert_same(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("size", "sharding"),
+    [
+        (1, {}),
+        (2, {}),
+        (4, {"replicas": 2, "synchronise": "last"}),
+        (2, {"replicas": 2}),
+        (2, {"reshard": False, "synchronise": "last", "offload": True}),
+        (2, {"blocks": ["blocks", "kernel"], "unused": True}),
+    ],
+    ids=str,
+)
+def test_however_a_model_is_sharded_it_makes_the_same_run(
+    ranks: Ranks, alone: dict[str, Any], size: int, sharding: dict[str, Any]
+) -> None:
+    for together in ranks(size, strategy_runs.trained, sharding=sharding, steps=6):
+        assert_same(together, alone)
+
+
+def test_ddp_and_fsdp_are_the_same_run(ranks: Ranks, alone: dict[str, Any]) -> None:
+    for together in ranks(2, strategy_runs.trained, parallel="ddp", steps=6):
+        assert_same(together, alone)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(ranks: Ranks, size: int) -> None:
+    (alone,) = ranks(1, strategy_runs.of_each_optimizer)
+    for together in ranks(size, strategy_runs.of_each_optimizer, sharding={}):
+        for name, found in together.items():
+            assert 0 < sum(of_steps(found, "skipped")) < 5, name
+            assert_same(found, alone[name])
+
+
+def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(ranks: Ranks) -> None:
+    (alone,) = ranks(1, strategy_runs.of_each_limit)
+    for together in ranks(4, strategy_runs.of_each_limit, sharding={}):
+        for clip, found in together.items():
+            assert found["clipped"] == pytest.approx(alone[clip]["clipped"], abs=1e-6), clip
+            assert largest(found["weights"], alone[clip]["weights"]) < 1e-9, clip
+
+
+def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks: Ranks) -> None:
+    (alone,) = ranks(1, strategy_runs.sampled)
+    together = ranks(2, strategy_runs.sampled, sharding={})
+    assert together[0]["sampled"] > together[1]["sampled"]
+    for found in together:
+        assert [*found["scores"]] == [pytest.approx(scores, abs=1e-6) for scores in alone["scores"]]
+        assert float(found["said"]) == pytest.approx(float(alone["said"]), abs=1e-9)
+        assert largest(found["weights"], alone["weights"]) < 1e-9
+
+
+@pytest.mark.parametrize("synchronise", ["last", "every"])
+def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks, synchronise: str) -> None:
+    (alone,) = ranks(1, strategy_runs.with_unused)
+    for together in ranks(2, strategy_runs.with_unused, sharding={"unused": True, "synchronise": synchronise}):
+        assert largest(together, alone) < 1e-9
+
+
+def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_same(ranks: Ranks) -> None:
+    for found in ranks(2, strategy_runs.of_gathered_halves):
+        assert found["halved"]["model out.weight"].dtype is found["plain"]["model out.weight"].dtype
+        assert 0 < largest(found["halved"], found["plain"]) < 0.2
+
+
+def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
+    settings = {"optimizer": "sgd", "double": False, "ema": None}
+    (alone,) = ranks(1, strategy_runs.trained, **settings)
+    for together in ranks(2, strategy_runs.trained, sharding={}, **settings):
+        assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-4)
+        assert largest(together["weights"], alone["weights"]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer"),
+    [
+        ("gpt", "muon"),
+        pytest.param("gpt", "adamw", marks=pytest.mark.slow),
+        pytest.param("translation", "adamw", marks=pytest.mark.slow),
+        pytest.param("translation", "muon", marks=pytest.mark.slow),
+        pytest.param("images", "adamw", marks=pytest.mark.slow),
+        pytest.param("images", "muon", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimizer: str, tmp_path: Path) -> None:
+    settings = {"recipe": recipe, "texts": str(tmp_path), "optimizer.name": optimizer, "ema": 0.9, "optimizer.lr": 1e-3}
+    (alone,) = ranks(1, world_runs.of_recipe, **settings)
+    for together in ranks(2, world_runs.of_recipe, **settings, parallel="fsdp"):
+        assert together["samples"] == alone["samples"]
+        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "adaptive 0.05"), ("muon", "value 0.01")])
+def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
+    assert ranks(2, strategy_runs.read_on_the_host, sharding={}, optimizer=optimizer, clip=clip) == [5, 5]
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw8bit", "Muon", "Mine"])
+def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(ranks: Ranks, optimizer: str) -> None:
+    (said,) = ranks(1, strategy_runs.refused, optimizer=optimizer)
+    assert said.startswith(f"parallel = fsdp: {optimizer} cannot train parts of a parameter: ")
+    assert "--parallel ddp" in said
+    assert len(said.splitlines()) < 6
+    assert torch.get_default_dtype() is torch.float32

@@ -1,0 +1,251 @@
+"""Laws 2 to 4 together: a run that was saved by some ranks under one strategy goes on with others, under another one.
+
+Sample ids are equal, losses equal to rounding (law 2: 1e-4 in float32), and on the same ranks and strategy every bit is. Twelve
+micro-batches a step, so that 1, 2, 3 or 4 ranks share them; dropout, augmentation, an average, a value that each rank logs,
+and a weight that is frozen. 30 seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from forked_ranks import forks, on_ranks
+from small_runs import FEATURES, Augmented, build
+from surefoot.checkpoint import Disk, Store
+from surefoot.sinks import records
+
+pytestmark = forks
+
+STEPS, SAVED = 6, 3
+Start = tuple[str, int]  # a strategy, and so many ranks
+
+
+class Net(nn.Module):
+    """Five rows, three, one, none: as few as there are ranks, or fewer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 5)
+        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.drop = nn.Dropout(0.25)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.last = nn.Linear(5, 3)
+        self.register_buffer("scale", torch.tensor([0.5, 2.0, 1.0]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.drop(torch.tanh(self.first(inputs) + self.frozen)) * self.gain) * self.scale
+
+
+def sitting(out: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
+    """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by rank."""
+    strategy, count = start
+
+    def train(rank: int) -> None:
+        if "console" in changes:
+            sys.stdout = sys.stderr = out.with_name(f"{out.name}-printed-{rank}").open("w")
+        if disk_of_last is not None and rank == count - 1:
+            changes["disk"] = disk_of_last
+        settings: dict[str, Any] = {
+            "model": Net,
+            "batch_size": 24,
+            "micro_batch_size": 2,
+            "length": f"{STEPS} steps",
+            "stop_after": f"{until} steps",
+            "save_every": "100 steps",
+            "log_every": "2 steps",
+            "evaluate_every": "3 steps",
+            "parallel": sf.fsdp(replicas=2) if strategy == "2 replicas" else strategy,
+            "device": "cpu",
+        }
+        run = build(out, **(settings | changes))
+        with run, out.with_name(f"{out.name}-ids-{rank}").open("a") as file:
+            for step in run:
+                step.log(rank=float(rank * (step.index + 1)))
+                ids = [[part.index, part.ids.tolist()] for part in step.micro_batches]
+                file.write(json.dumps([step.index, ids]) + "\n")
+
+    assert on_ranks(count, train) == [0] * count
+
+
+def pieces(out: Path, step: int) -> int:
+    """Into how many files the model of a checkpoint is divided; 1 where it is whole."""
+    (path,) = (out / "checkpoints").glob(f"step-{step:08d}")
+    found = [file.name for file in path.glob("model*.safetensors")]
+    assert found == ["model.safetensors"] or all("-of-" in name for name in found)
+    assert len(list(path.glob("ema*.safetensors"))) == len(list(path.glob("optimizer*.safetensors"))) == len(found)
+    return len(found)
+
+
+def seen(out: Path) -> dict[int, list[list[int]]]:
+    """The sample ids of each step, by micro-batch."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for file in out.parent.glob(f"{out.name}-ids-*"):
+        for line in file.read_text().splitlines():
+            step, parts = json.loads(line)
+            found.setdefault(step, {}).update(dict(parts))
+    return {step: [parts[index] for index in range(12)] for step, parts in sorted(found.items())}
+
+
+def told(out: Path) -> list[tuple[int, str, float]]:
+    names = ("loss", "held-out/loss")
+    return [
+        (record["step"], name, record[name])
+        for record in records(out / "metrics.jsonl")
+        for name in names
+        if name in record
+    ]
+
+
+def last(out: Path) -> dict[str, dict[str, Tensor]]:
+    found = Store(out / "checkpoints").newest_intact()
+    assert found is not None
+    assert found[0].step == STEPS
+    return {file: found[0].tensors(file) for file in found[0].files if file != "state"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run on one process, uninterrupted."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    sitting(out, ("none", 1), until=STEPS)
+    return out
+
+
+slow = pytest.mark.slow
+WAYS = [
+    (("fsdp", 2), ("none", 1)),
+    (("fsdp", 2), ("fsdp", 3)),
+    (("ddp", 2), ("fsdp", 4)),
+    (("fsdp", 3), ("ddp", 2)),
+    (("2 replicas", 4), ("fsdp", 2)),
+    pytest.param(("none", 1), ("fsdp", 2), marks=slow),
+    pytest.param(("fsdp", 2), ("fsdp", 1), marks=slow),
+    pytest.param(("fsdp", 4), ("2 replicas", 4), marks=slow),
+    pytest.param(("fsdp", 3), ("fsdp", 4), marks=slow),
+    pytest.param(("ddp", 2), ("none", 1), marks=slow),
+    pytest.param(("ddp", 2), ("ddp", 3), marks=slow),
+    pytest.param(("none", 1), ("ddp", 4), marks=slow),
+]
+
+
+@pytest.mark.parametrize(("first", "then"), WAYS, ids=lambda start: "-".join(map(str, start)))
+def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start, alone: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    sitting(out, first, until=SAVED)
+    sitting(out, then, until=STEPS)
+    divided = {"fsdp": first[1], "2 replicas": 2}
+    assert (pieces(out, SAVED), pieces(out, STEPS)) == (
+        divided.get(first[0], 1),
+        {**divided, "fsdp": then[1]}.get(then[0], 1),
+    )
+    assert seen(out) == seen(alone)
+    for (step, name, value), (other_step, other_name, expected) in zip(told(out), told(alone), strict=True):
+        assert (step, name) == (other_step, other_name)
+        assert value == pytest.approx(expected, abs=1e-4)
+    for file, tensors in last(alone).items():
+        found = last(out)[file]
+        assert found.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)  # Adam amplifies rounding
+
+
+@pytest.mark.parametrize(
+    "start", [("fsdp", 3), pytest.param(("ddp", 2), marks=slow)], ids=lambda start: "-".join(map(str, start))
+)
+def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(start: Start, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    sitting(whole, start, until=STEPS)
+    for until in (1, SAVED, STEPS):
+        sitting(parts, start, until=until)
+    assert seen(whole) == seen(parts)
+    assert told(whole) == told(parts)
+    for file, tensors in last(whole).items():
+        assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
+    logged = [
+        [record["rank"] for record in records(out / "metrics.jsonl") if "rank" in record] for out in (whole, parts)
+    ]
+    mean_rank = (
+        sum(range(start[1])) / start[1]
+    )  # what was logged before a resume counts once, whatever number of ranks go on
+    assert logged[0] == logged[1] == [mean_rank * (2 * window + 1.5) for window in range(STEPS // 2)]
+
+
+def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    sitting(whole, ("fsdp", 2), until=STEPS)
+    sitting(parts, ("fsdp", 2), until=SAVED)
+    (parts / "checkpoints" / f"step-{SAVED:08d}" / "model.00002-of-00002.safetensors").unlink()
+    sitting(parts, ("fsdp", 2), until=STEPS)
+    for file, tensors in last(whole).items():
+        assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
+
+
+class FullOnce:
+    """A disk that is full when this rank writes its piece of a step, the first time."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.failed = step, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Disk(), name)
+
+    def create(self, path: Path) -> int:
+        if path.parent.name.endswith(f"step-{self.step:08d}") and not self.failed:
+            self.failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return Disk().create(path)
+
+
+def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp_path: Path) -> None:
+    out, often = tmp_path / "run", {"save_every": "2 steps", "evaluate_every": "6 steps", "console": True}
+    sitting(out, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(2), **often)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+        "step-00000000",
+        "step-00000004",
+        "step-00000006",
+    ]
+    printed = [out.with_name(f"{out.name}-printed-{rank}").read_text() for rank in (0, 1)]
+    assert printed[0].count("NOT SAVED: step 2 is not saved: No space left on device") == 1
+    assert "(rank 1 on " in printed[0]
+    assert "NOT SAVED" not in printed[1]
+
+
+def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp_path: Path) -> None:
+    data = Augmented()
+    split = (data.inputs, data.labels)
+    both = {"held-out": sf.Split(split), "test": sf.Split(split, at_end=True)}
+    settings: dict[str, Any] = {"evaluate": both, "best": "max held-out/loss", "early_stopping": None}
+    found = {}
+    for start in (("none", 1), ("fsdp", 2)):
+        out = tmp_path / start[0]
+        sitting(out, start, until=STEPS, evaluate_every="2 steps", **settings)
+        lines = list(records(out / "metrics.jsonl"))
+        (end,) = [record for record in lines if record["kind"] == "end"]
+        scored = {record["step"]: record["held-out/loss"] for record in lines if record["kind"] == "scores"}
+        assert end["weights_of_step"] == 2  # the largest loss is the first
+        assert end["test/loss"] == pytest.approx(scored[2], rel=1e-6)
+        found[start] = end["test/loss"], last(out)["model"]
+    (alone, weights), (together, others) = found.values()
+    assert together == pytest.approx(alone, rel=1e-4)
+    for name, tensor in weights.items():  # the trained weights are put back afterwards
+        torch.testing.assert_close(others[name], tensor, rtol=0, atol=1e-3)
+
+
+def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path: Path) -> None:
+    out, export = tmp_path / "run", tmp_path / "weights"
+    sf.export(alone, export, weights="trained")
+    sitting(out, ("fsdp", 3), until=1, init=export)
+    first = Store(out / "checkpoints").at(0)
+    for file in ("model", "ema"):
+        assert first.tensors(file).keys() == last(alone)["model"].keys()
+        assert all(torch.equal(first.tensors(file)[name], tensor) for name, tensor in last(alone)["model"].items())

@@ -1,0 +1,219 @@
+"""Models under `fully_sharded.sharded`, on every rank compared with a plain copy of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import surefoot as sf
+from surefoot.config.strategy import chosen
+from surefoot.fully_sharded import Fsdp, sharded
+from surefoot.models.gpt import GPT, GPTShape
+from surefoot.world import World, joined
+
+
+class Twice(nn.Module):
+    """One block that is passed twice, and one that is computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.1)) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = self.blocks[0](self.blocks[1](self.blocks[0](inputs)))
+        return checkpoint(self.blocks[2], hidden, use_reentrant=False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 5, num_layers=2)
+        self.attention = nn.MultiheadAttention(5, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden, _ = self.lstm(inputs)
+        attended: Tensor = self.attention(hidden, hidden, hidden)[0]
+        return attended
+
+
+class Counting(nn.Module):
+    """One that returns counted means, as a model that computes its own loss does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+
+    def forward(self, inputs: Tensor) -> tuple[sf.Mean, dict[str, sf.Mean]]:
+        outputs = self.inner(inputs).square()
+        return sf.Mean(outputs.sum(), outputs.numel()), {"largest": sf.Mean(outputs.max(), 1)}
+
+
+def gpt(family: Any = "modern") -> GPT:
+    model = GPT(GPTShape(layers=2, heads=2, width=8, context=8, vocabulary=11, family=family, tied=True))
+    for held in model.parameters():
+        nn.init.normal_(held, std=0.3)
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "twice": Twice,
+    "recurrent": Recurrent,
+    "counting": Counting,
+    "gpt": gpt,
+    "gpt2": lambda: gpt("gpt2"),
+}
+
+
+def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
+    world = joined("cpu", sharded=True)
+    strategy = chosen(sf.fsdp(**settings), ranks=world.size)
+    ranks = Fsdp(world, strategy, 1.0, {"model": sharded(model, world, strategy)})
+    return world, ranks, ranks.wrap({"model": model}, {"model": model})["model"]
+
+
+def loss_of(outputs: Any) -> Tensor:
+    if isinstance(outputs, tuple):
+        outputs = outputs[0]
+    if isinstance(outputs, sf.Mean):
+        return torch.as_tensor(outputs.value)
+    return outputs.square().mean()  # type: ignore[no-any-return]
+
+
+def batch_of(kind: str, place: int) -> Tensor:
+    generator = torch.Generator().manual_seed(place)
+    if kind.startswith("gpt"):
+        return torch.randint(11, (2, 8), generator=generator)
+    return torch.randn(4, 3, 5, generator=generator, dtype=torch.float64)
+
+
+def differences(*, kind: str, passes: int = 2, void: bool = False, **settings: Any) -> list[float]:
+    """The largest of this rank's gradients' and norms' differences, of three steps of gradient descent."""
+    torch.manual_seed(0)
+    model = MODELS[kind]().double()
+    plain = copy.deepcopy(model)
+    world, ranks, called = spread(model, **settings)
+    held, rate = ranks.held["model"], 0.1
+    places = [shard.data_ptr() for shard in held.shards.values()]
+    found = []
+    for step in range(3):
+        for place in range(passes * world.size):
+            if not (void and place % 2):
+                torch.manual_seed(place)
+                (loss_of(plain(batch_of(kind, place + step))) / passes).backward()
+        total: Tensor | None = None
+        for place in range(passes * world.rank, passes * (world.rank + 1)):
+            counted, last = not (void and place % 2), place == passes * (world.rank + 1) - 1
+            assert ranks.start_pass(counted=counted, last=last)
+            torch.manual_seed(place)
+            loss = loss_of(called(batch_of(kind, place + step))) / passes
+            if not counted:
+                loss = loss * torch.nan
+            total = loss.detach() if total is None else total + loss.detach()
+            if last:
+                ranks.begin_sum(total, 1)
+            ranks.started(loss, None).backward()
+        ranks.summed(torch.zeros(()), None)
+        pairs = list(zip(plain.parameters(), held.shards.values(), strict=True))
+        gradients = [shard.grad for _, shard in pairs if shard.grad is not None]
+        norm = ranks.whole_norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        whole = torch.linalg.vector_norm(torch.stack([each.grad.norm() for each, _ in pairs if each.grad is not None]))
+        found.append(float((norm - whole).abs()))
+        for each, shard in pairs:
+            assert (each.grad is None) == (shard.grad is None)
+            if each.grad is None or shard.grad is None:
+                continue
+            rows = each.grad[shard.rows.start : shard.rows.stop]
+            found += (rows - shard.grad).abs().flatten().tolist()
+            with torch.no_grad():
+                each.sub_(each.grad, alpha=rate)
+                shard.sub_(shard.grad, alpha=rate)
+            each.grad = shard.grad = None
+    assert places == [shard.data_ptr() for shard in held.shards.values()]  # the same memory as the model's
+    found.append(_while_evaluated(model, plain, kind, ranks))
+    return found
+
+
+@torch.no_grad()
+def _while_evaluated(model: nn.Module, plain: nn.Module, kind: str, ranks: Fsdp) -> float:
+    """Evaluated, changed without a pass of training, and evaluated again, in step and then whole."""
+    model.eval()
+    plain.eval()
+    found = [loss_of(model(batch_of(kind, 1))) - loss_of(plain(batch_of(kind, 1)))]
+    for each, shard in zip(plain.parameters(), ranks.held["model"].shards.values(), strict=True):
+        each.mul_(0.5)
+        shard.mul_(0.5)
+    found.append(loss_of(model(batch_of(kind, 1))) - loss_of(plain(batch_of(kind, 1))))
+    with ranks.whole([model]):
+        for _ in range(ranks.world.rank):
+            found.append(loss_of(model(batch_of(kind, 2))) - loss_of(plain(batch_of(kind, 2))))
+    return max(float(each.abs()) for each in found)
+
+
+def in_halves(*, kind: str) -> dict[str, Any]:
+    """Of a model that computes in bfloat16: types of what it returns and of gradients, and the relative error of these."""
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    plain = copy.deepcopy(model)
+    _, ranks, called = spread(model, gather="bf16")
+    inputs = batch_of(kind, 0)
+    inputs = inputs if inputs.dtype == torch.int64 else inputs.float()
+    ranks.start_pass(counted=True, last=True)
+    loss = loss_of(called(inputs))
+    ranks.begin_sum(loss.detach(), 1)
+    loss.backward()  # of every rank the same: the mean is that of one
+    ranks.summed(torch.zeros(()), None)
+    loss_of(plain(inputs)).backward()
+    pairs = list(zip(plain.parameters(), ranks.held["model"].shards.values(), strict=True))
+    rows = [(e.grad[s.rows.start : s.rows.stop], s.grad) for e, s in pairs if e.grad is not None and s.grad is not None]
+    error = sum(float((one - other).square().sum()) for one, other in rows)
+    size = sum(float(one.square().sum()) for one, _ in rows)
+    return {
+        "loss": str(loss.dtype),
+        "gradients": {str(other.dtype) for _, other in rows},
+        "error": (error / size) ** 0.5,
+    }
+
+
+def normalised() -> float:
+    """How far running statistics are from a plain model's where weights are gathered in bfloat16."""
+    model: nn.Module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)
+    )
+    plain = copy.deepcopy(model)
+    inputs = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    _, _, called = spread(model, gather="bf16")
+    called(inputs)
+    plain(inputs)
+    return max(float((a - b).abs().max()) for a, b in zip(model.buffers(), plain.buffers(), strict=True))
+
+
+def cross_entropy_in_forward() -> list[float]:
+    """A language model that computes its loss inside `forward`, with the head's matrix, and nothing to count on rank 1."""
+    torch.manual_seed(0)
+    model = gpt().double()
+    plain = copy.deepcopy(model)
+    world, ranks, called = spread(model)
+
+    def head_loss(hidden: Tensor, weight: Tensor) -> sf.Mean:
+        targets = torch.ones(hidden.shape[0] * hidden.shape[1], dtype=torch.long)
+        return sf.Mean(F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets, reduction="sum"), len(targets))
+
+    tokens = batch_of("gpt", 0)
+    ranks.start_pass(counted=world.rank == 0, last=True)
+    mean = called(tokens, loss=head_loss)
+    ranks.begin_sum(None, 1)
+    (ranks.started(mean.total, None) * (1.0 if world.rank == 0 else torch.nan)).backward()
+    ranks.summed(torch.zeros(()), None)
+    plain(tokens, loss=head_loss).total.backward()
+    pairs = zip(plain.parameters(), ranks.held["model"].shards.values(), strict=True)
+    return [
+        float((e.grad[s.rows.start : s.rows.stop] - s.grad).abs().max())
+        for e, s in pairs
+        if e.grad is not None and s.grad is not None and s.numel()
+    ]

@@ -1,0 +1,122 @@
+"""FSDP2 around models of many kinds: gradients, norms, evaluation, and what cannot be sharded. (25 s)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sharded_models
+from ranks import Ranks
+from surefoot.errors import ConfigError
+from surefoot.fully_sharded import _by_themselves, class_name, refuse_unshardable
+from surefoot.sharding import Rows, Shard, rows_of, rows_of_state
+
+
+@pytest.mark.parametrize("kind", sharded_models.MODELS)
+def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks, kind: str) -> None:
+    for differences in ranks(3, sharded_models.differences, kind=kind):
+        assert max(differences) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"synchronise": "last"}, {"reshard": False}, {"offload": True}, {"unused": True}, {"replicas": 2}, {"void": True}],
+    ids=str,
+)
+def test_so_they_are_with_every_setting(ranks: Ranks, settings: dict[str, Any]) -> None:
+    for differences in ranks(2, sharded_models.differences, kind="gpt", **settings):
+        assert max(differences) < 1e-12
+
+
+def test_a_loss_inside_forward_is_found_in_its_mean_and_void_passes_give_zeros(ranks: Ranks) -> None:
+    for differences in ranks(2, sharded_models.cross_entropy_in_forward):
+        assert max(differences) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["gpt", "gpt2", "recurrent", "counting"])
+def test_gathered_in_bfloat16_outputs_and_gradients_are_float32(ranks: Ranks, kind: str) -> None:
+    for found in ranks(2, sharded_models.in_halves, kind=kind):
+        assert (found["loss"], found["gradients"]) == ("torch.float32", {"torch.float32"})
+        assert 0 < found["error"] < 0.1
+
+
+def test_running_statistics_stay_float32_where_weights_are_gathered_in_bfloat16(ranks: Ranks) -> None:
+    assert max(ranks(2, sharded_models.normalised)) < 1e-2
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.kernel = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+        self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.small = nn.Parameter(torch.ones(2, dtype=torch.float16))
+
+
+def test_all_that_cannot_be_sharded_is_named_at_once_in_five_lines() -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_unshardable(Odd())
+    said = str(caught.value).splitlines()
+    assert len(said) <= 5
+    assert said[0] == "parallel = fsdp: Odd cannot be sharded as it is"
+    assert said[1].startswith("  scale is a single number without dimension")
+    assert said[2].startswith("  phase holds complex numbers")
+    assert said[3:] == ["  and 2 more like these", "  or use --parallel ddp"]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "weight does not lie row by row in memory"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "several types, float32, float64"),
+    ],
+)
+def test_each_reason_names_the_parameter(part: nn.Module, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        refuse_unshardable(part)
+
+
+def test_blocks_are_gathered_by_themselves_innermost_first_unless_they_share_a_parameter() -> None:
+    inner, outer = nn.Linear(2, 2), nn.Linear(2, 2)
+    block = nn.Sequential(inner, nn.Tanh())
+    tied = nn.Sequential(nn.Linear(2, 2))
+    model = nn.Sequential(block, outer, tied, nn.Tanh())
+    tied[0].weight = outer.weight
+    assert _by_themselves(model, [block, inner, tied, model[3], model]) == [inner, block]
+
+
+def test_a_part_that_two_blocks_share_is_gathered_around_both() -> None:
+    shared = nn.Linear(2, 2)
+    blocks = [nn.Sequential(nn.Linear(2, 2), shared) for _ in range(2)]
+    model = nn.Sequential(nn.Sequential(*blocks), nn.Linear(2, 2))
+    assert _by_themselves(model, [*blocks, model[0]]) == [model[0]]
+
+
+def test_a_class_has_its_own_name() -> None:
+    assert class_name(Odd()) == "Odd"
+
+
+class Ranked:
+    """A group of four, of which this is the third."""
+
+    def size(self) -> int:
+        return 4
+
+    def rank(self) -> int:
+        return 2
+
+
+def test_rows_lie_as_torch_cuts_them_and_state_lies_as_its_parameter() -> None:
+    rows = Rows((5, 3, 2), 4, 5, Ranked())  # type: ignore[arg-type]
+    chunks = torch.arange(5).chunk(4)
+    assert rows.starts == [int(chunk[0]) for chunk in chunks] + [5] * (5 - len(chunks))
+    shard = Shard(torch.zeros(1, 3, 2), rows, called="kernel")
+    momentum = rows_of_state(shard, torch.zeros(1, 6))
+    assert momentum is not None
+    assert (momentum.shape, momentum.start, momentum.stop) == ((5, 6), 4, 5)
+    assert rows_of_state(shard, torch.zeros(())) is None
+    assert rows_of(torch.zeros(5)) is None
+    assert rows.numbers == 30

@@ -1,0 +1,57 @@
+"""The commands of docs/many-processes.md: torchrun, Slurm and surefoot would take them as they stand there. (about 3 s)"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.options import options
+from surefoot.cli.submit import OWN as SUBMIT
+from surefoot.cli.submit import check_training
+from surefoot.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "many-processes.md").read_text()
+COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", TEXT, flags=re.MULTILINE)]
+COMMANDS += [shlex.split(text) for text in re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)]
+EXAMPLES = {"--parallel": "fsdp", "--batch-size": "64", "--micro-batch-size": "8", "--save-every": "10 min"}
+NOT_SETTINGS = ("nproc", "max-restarts", *SUBMIT)
+
+
+def settings(command: list[str]) -> list[str]:
+    """What surefoot would train, and with which settings: what follows its verb, without the options of verbs."""
+    start = command.index("train" if "train" in command else "submit" if "submit" in command else "examples/slurm.sh")
+    rest = [argument for argument in command[start + 1 :] if argument != "--local"]
+    for name in NOT_SETTINGS:
+        rest = options(rest, f"--{name}")[0]
+    return rest
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_can_be_typed(command: list[str]) -> None:
+    assert command[0] in ("surefoot", "torchrun", "srun", "sbatch")
+    if command[0] == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        asked = get_args_parser().parse_args(command[1:])
+        assert asked.training_script in ("surefoot", "my_script.py")
+        assert asked.module == (asked.training_script == "surefoot")
+    if command[0] == "sbatch":
+        assert (ROOT / command[1]).is_file()
+    if "my_script.py" not in command:
+        check_training(settings(command))
+
+
+def test_a_command_with_a_mistake_would_be_found() -> None:
+    with pytest.raises(ConfigError):
+        check_training(["gpt", "--sharding.replica", "2"])
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    named = re.findall(r"`(--(?:sharding|parallel|batch|micro|save|stop)[\w.-]*)(?: (\w+))?`", TEXT)
+    assert len(named) > 6
+    for flag, value in named:
+        check_training(["gpt", "--parallel", "fsdp", flag, value or EXAMPLES[flag]])
