@@ -437,38 +437,18 @@ def test_a_block_that_cannot_be_compiled_whole_is_an_error_and_not_computed_with
 # --- on several ranks ------------------------------------------------------------------------------------------------
 
 
-def of_rank() -> dict[str, list[Tensor]]:
-    return {how: trained(activation_checkpointing=how) for how in ("off", "blocks", "selective")}
-
-
-def test_on_two_ranks_not_a_bit_differs(ranks: Ranks) -> None:
-    first, second = ranks(2, of_rank)
-    for found in (first["blocks"], first["selective"], second["off"]):
-        assert_equal(found, first["off"])
-
-
-def sharded() -> dict[str, list[Tensor]]:
-    from torch.distributed.fsdp import fully_shard
+def of_rank(parallel: str) -> dict[str, list[Tensor]]:
     from torch.distributed.tensor import DTensor
 
-    from surefoot.world import joined
-
-    joined("cpu", sharded=True)
-    local = {}
-    for how in ("off", "blocks", "selective"):
-        torch.manual_seed(1)
-        model = random_weights(Net())
-        if how != "off":
-            compute_again({"model": model}, how)  # type: ignore[arg-type]
-        for block in model.blocks:  # type: ignore[union-attr]
-            fully_shard(block)
-        fully_shard(model)
-        found = changed(model, (torch.randn(ROWS, WIDTH),))
-        local[how] = [held.to_local() if isinstance(held, DTensor) else held for held in found]
-    return local
+    found = {how: trained(activation_checkpointing=how, parallel=parallel) for how in ("off", "blocks", "selective")}
+    return {
+        how: [held.to_local() if isinstance(held, DTensor) else held for held in tensors]
+        for how, tensors in found.items()
+    }
 
 
-def test_sharded_by_block_not_a_bit_differs(ranks: Ranks) -> None:
-    for found in ranks(2, sharded):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_on_two_ranks_not_a_bit_differs(parallel: str, ranks: Ranks) -> None:
+    for found in ranks(2, of_rank, parallel=parallel):
         assert_equal(found["blocks"], found["off"])
         assert_equal(found["selective"], found["off"])

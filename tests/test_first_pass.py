@@ -333,18 +333,19 @@ def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
     return sf.Run(model=model, loss=loss, train=data, optimizer=sf.sgd(lr=0.1), console=False, **settings | changes)
 
 
-def on_a_rank(*, beside_on: int) -> float | str:
+def on_a_rank(*, beside_on: int, parallel: str = "auto") -> float | str:
     """A run whose loss goes beside the model on one rank: a weight of what was trained, or what was refused."""
     try:
-        run = run_of(Net, by_a_part if int(os.environ["RANK"]) == beside_on else plain)
+        run = run_of(Net, by_a_part if int(os.environ["RANK"]) == beside_on else plain, parallel=parallel)
         run.train()
     except sf.ConfigError as refused:
         return str(refused)
     return float(run.state.models["model"].get_parameter("head.weight").detach().sum())
 
 
-def test_every_rank_of_a_run_refuses_what_one_of_them_found(ranks: Ranks) -> None:
-    first, second = ranks(2, on_a_rank, beside_on=1)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_every_rank_of_a_run_refuses_what_one_of_them_found(parallel: str, ranks: Ranks) -> None:
+    first, second = ranks(2, on_a_rank, beside_on=1, parallel=parallel)
     assert first == second
     assert first.startswith("the loss uses the model outside of its call")
 
