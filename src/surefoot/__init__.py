@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
-    from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
+    from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
     from surefoot.exporting import Exported, export
     from surefoot.judging import split_scores
@@ -99,6 +99,7 @@ __all__ = [
     "Parallel",
     "Plateau",
     "Question",
+    "RankLostError",
     "Rates",
     "Run",
     "Split",
@@ -180,7 +181,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "RankLostError", "SurefootError"),
     "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
     "config.strategy": ("ddp", "fsdp"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
-from surefoot.fully_sharded import Fsdp, sharded
 from surefoot.loop import State, Trained
 from surefoot.optimizers import on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
@@ -39,6 +38,9 @@ from surefoot.sharding import holders
 from surefoot.synchronised_norms import synchronised
 from surefoot.timetable import Timetable
 from surefoot.world import World
+
+if TYPE_CHECKING:
+    from surefoot.fully_sharded import Fsdp
 
 Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Model = nn.Module | Callable[[], nn.Module]
@@ -164,6 +166,8 @@ def spread_models(
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
             on_shards.refuse_name(decision.spec.name)
+    from surefoot.fully_sharded import Fsdp, sharded  # which imports seconds of torch
+
     fsdp = Fsdp(world, parallel, nominal, {})
     found: dict[str, Decided] = {}
     for name, model in models.items():

@@ -185,7 +185,8 @@ class Parts:
                 yield
 
     def doing(self, what: str) -> None:
-        """Tell whoever watches what is being done, where that may take a while."""
+        """Tell whoever watches what is being done, where that may take a while; and the other ranks."""
+        self.world.heart.busy(what)
         if self.console is not None:
             self.console.doing(what)
 

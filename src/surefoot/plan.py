@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
-from surefoot.fully_sharded import class_name
 from surefoot.memory import in_words, peak, tensor_bytes
 from surefoot.optimizers import on_shards
 from surefoot.optimizers.groups import first_and_last
@@ -25,7 +24,7 @@ from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
-from surefoot.sharding import Shard, name_of
+from surefoot.sharding import Shard, class_name, name_of
 from surefoot.sinks.console import duration
 from surefoot.snapshot import parameter_names
 

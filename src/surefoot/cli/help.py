@@ -17,8 +17,8 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
-2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 130 and 143
-stopped by a signal, saved.
+2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
+of the run was lost, 130 and 143 stopped by a signal, saved.
 """
 
 VERBS = {
@@ -31,8 +31,12 @@ train gpt --help shows all with their defaults. The later wins: defaults,
 FILE.py, build() may take one argument, a dataclass whose fields are then
 settings.
 
+  --nproc N           train in N processes of this machine; 1:4 is as many as
+                      divide a step, and fewer where one has died
+  --max-restarts N    start all of them again where one died, N times
+
   surefoot train gpt --data.path my.txt --out runs/mine
-  surefoot train gpt --preset gpt2-124m --data.path shards/
+  surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
   surefoot train images --preset fashion-mnist --data.path DIR
 """,
     "plan": """surefoot plan RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]

@@ -48,6 +48,10 @@ class Settings:
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     """How several processes work together; auto is ddp where there are several. fsdp spreads the model over them."""
     sharding: Sharding = dataclasses.field(default_factory=Sharding)
+    nproc: int | str = 1
+    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer where some died. Changes no result."""
+    max_restarts: int = 0
+    """How often to start all processes again where one died; they go on from the newest checkpoint."""
     workers: int = 0
     """Processes that read samples; 0 reads them in the training process. Changes no result."""
     deterministic: bool = False
@@ -131,6 +135,6 @@ def run_arguments(config: Settings) -> dict[str, Any]:
     >>> run_arguments(Settings(length="2 epochs", batch_size=8))["batch_size"]
     8
     """
-    elsewhere = ("preset", "plateau_factor", "parallel", "sharding")
+    elsewhere = ("preset", "plateau_factor", "parallel", "sharding", "nproc", "max_restarts")
     own = [field.name for field in dataclasses.fields(Settings) if field.name not in elsewhere]
     return {name: getattr(config, name) for name in own} | {"parallel": strategy_of(config.parallel, config.sharding)}
