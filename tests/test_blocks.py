@@ -86,6 +86,12 @@ def test_pairs_of_two_classes_in_lists_without_forward_are_all_blocks() -> None:
     ]
 
 
+def test_a_list_of_modules_may_hold_one_block() -> None:
+    shape = Seq2SeqShape(encoder_layers=3, decoder_layers=1, heads=2, width=8, hidden=8, vocabulary=10)
+    assert list(blocks_of(Seq2Seq(shape))) == ["encoder.0", "encoder.1", "encoder.2", "decoder.0"]
+    assert list(blocks_of(GPT(GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10)))) == ["blocks.0"]
+
+
 def test_what_stands_inside_a_block_is_none() -> None:
     assert list(blocks_of(Model(layers=nn.ModuleList(several(Experts, 2))))) == ["layers.0", "layers.1"]
 
@@ -104,7 +110,7 @@ def test_a_list_of_small_heads_beside_the_blocks_is_none() -> None:
     [
         nn.Linear(2, 2),
         nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
-        Model(only=nn.ModuleList([Block()])),
+        nn.Sequential(Block(), nn.Linear(8, 2)),
         Model(lists=nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleList([nn.Linear(2, 2)])])),
     ],
     ids=["a layer", "layers", "one block", "lists of layers"],

@@ -36,6 +36,7 @@ from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.sharding import holders
+from surefoot.synchronised_norms import synchronised
 from surefoot.timetable import Timetable
 from surefoot.world import World
 
@@ -70,11 +71,27 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
 
 
 def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
-    """Put models that are in evaluation mode as a whole into training mode, and name them; parts of others stay as they are."""
+    """Put models that are in evaluation mode as a whole into training mode, and say so; parts of others stay as they are."""
     found = [name for name, model in models.items() if not any(part.training for part in model.modules())]
     for name in found:
         models[name].train()
-    return found
+    how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+    return [f"{name} {how}" for name in found]
+
+
+def with_synchronised_norms(
+    models: Mapping[str, nn.Module], sizes: Batching, world: World
+) -> tuple[dict[str, nn.Module], list[str]]:
+    """The models with batch normalisation over all ranks, and what is to be said of that.
+
+    `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
+    """
+    if sizes.unit == "tokens":
+        raise ConfigError(
+            "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
+            "  leave it out, or give batch_size in samples"
+        )
+    return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
         if type(problem).__name__ == "OutOfMemoryError":
             _say(problem, shown)
             print(
-                "  try: a smaller --micro-batch-size (the result stays the same), or --precision bf16",
+                "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same), or --precision bf16",
                 file=sys.stderr,
             )
             sys.exit(6)

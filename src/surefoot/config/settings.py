@@ -36,6 +36,13 @@ class Settings:
     to be quicker, else fp32. What it chose stays with the run."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    activation_checkpointing: Literal["off", "blocks", "selective"] = "off"
+    """What the backward pass computes again instead of keeping it: blocks, or (selective) all in them but the results of matrix
+    products and attention. Saves memory, costs time, changes no bit."""
+    checkpointed_blocks: tuple[str, ...] | None = None
+    """Which modules are computed again, by name or class, such as "layers.*". Absent: the model's own repeated blocks."""
+    sync_batch_norm: bool = False
+    """On CUDA: batch normalisation over the micro-batches of all processes together; results then depend on how many there are."""
     device: str = "auto"
     """Where to train: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"

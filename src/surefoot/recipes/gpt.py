@@ -61,8 +61,6 @@ class Model:
     """Between the layers of an MLP; absent: relu2 (squared ReLU), and gelu for gpt2."""
     tied: bool | None = None
     """Whether the head is the embedding; absent: only for gpt2."""
-    checkpointing: bool = False
-    """Compute each block again in the backward pass: a third more work for much less memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +148,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-124m": _published(12, 12, 768, lr=6e-4, micro_batch_size=32),
     "gpt2-350m": _published(24, 16, 1024, lr=3e-4, micro_batch_size=16),
     "gpt2-774m": _published(36, 20, 1280, lr=2.5e-4, micro_batch_size=8),
-    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"model.checkpointing": True},
+    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"activation_checkpointing": "blocks"},
     "modern-124m": _published(12, 12, 768, lr=1e-3, micro_batch_size=32)
     | {"model.family": "modern", "model.tied": True},
 }
@@ -195,7 +193,7 @@ def build(config: Config) -> sf.Run:
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
 
     def model() -> Any:
-        return sf.models.GPT(network, checkpointing=shape.checkpointing)
+        return sf.models.GPT(network)
 
     def bits_per_byte(scores: Mapping[str, float]) -> float:
         return scores["loss"] * found.targets_per_byte / math.log(2)
