@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train check test test-slow campaign benchmark clean
+.PHONY: train check test test-slow campaign campaign-restarts benchmark clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -21,6 +21,9 @@ test-slow: .venv/ready
 
 campaign: .venv/ready  ## 200 kills; appends to benchmarks/results and goes on where it stopped
 	$(BIN)/python benchmarks/kills.py --kills 200
+
+campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped; appends likewise
+	$(BIN)/python benchmarks/restarts.py --tries 20
 
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/overhead.py

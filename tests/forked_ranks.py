@@ -1,77 +1,156 @@
-"""Several ranks on gloo, forked from this process, which has imported torch: that takes seconds."""
+"""A launcher and its ranks by fork from this process, which has imported torch: that takes seconds in each of them.
+
+All else is as it is: processes and sessions of their own, signals, exit statuses, the store, gloo between the ranks.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
+import subprocess
 import sys
+import tempfile
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
-import pytest
+import torch._dynamo  # what every run imports when it begins: here it is once for all
+import torch.utils.tensorboard  # noqa: F401
 
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+import small_program
+from forked import Forked
+from surefoot import world
+from surefoot.cli.main import answered, main
+from surefoot.heartbeat import Heartbeat
+from surefoot.launch import group, launcher
+from surefoot.launch.counts import Places, asked
+from surefoot.launch.launcher import launch
+from surefoot.launch.rank import tie_to_launcher
+from surefoot.sinks import records
 
-
-def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = 120.0) -> list[int]:
-    """Do `work(rank)` on so many ranks, each a process with the environment of a launcher; their exit statuses.
-
-    A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard error), or minus a signal.
-    """
-    import torch._dynamo  # what every run imports when it begins: here it is once for all
-    import torch.utils.tensorboard  # noqa: F401
-
-    port = _free_port()
-    ranks = [_forked(rank, count, port, work) for rank in range(count)]
-    statuses: dict[int, int] = {}
-    limit = time.monotonic() + patience_s
-    while len(statuses) < count:
-        for rank, process in enumerate(ranks):
-            if rank not in statuses:
-                found, status = os.waitpid(process, os.WNOHANG)
-                if found:
-                    statuses[rank] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > limit:
-            for rank, process in enumerate(ranks):
-                if rank not in statuses:
-                    os.kill(process, signal.SIGKILL)
-            limit = float("inf")
-        time.sleep(0.01)
-    return [statuses[rank] for rank in range(count)]
+PROGRAM = f"{Path(__file__).with_name('small_program.py')}:build"
 
 
-def _forked(rank: int, count: int, port: int, work: Callable[[int], object]) -> int:
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        if count == 1:
-            del os.environ["WORLD_SIZE"]
-        work(rank)
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+class ForkedRank:
+    """In the place of torch's `SubprocessHandler`."""
+
+    def __init__(
+        self, entrypoint: str, args: tuple[str, ...], env: dict[str, str], stderr: str | None, **_: object
+    ) -> None:
+        assert entrypoint == sys.executable
+        assert args[:3] == ("-P", "-m", "surefoot")  # or would be, for a script
+
+        def call() -> None:
+            os.environ.update(env)
+            told = Path(os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}")
+            told.write_text(str(os.getpid()))
+            tie_to_launcher()
+            try:
+                if args[3:] == ("script",):
+                    answered(small_program.leave_early, shown=False)
+                else:
+                    main(list(args[3:]))
+            finally:
+                world._part()  # as at the end of a process that ends as it should
+
+        with open(stderr or os.devnull, "w") as said:
+            self.proc = Forked(call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True)
+
+    def close(self, death_sig: signal.Signals) -> None:
+        os.killpg(self.proc.pid, death_sig)
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@dataclass
+class Launched:
+    """`surefoot` with --nproc, that runs."""
+
+    process: Forked
+    directory: Path
+
+    def pid(self, rank: int, attempt: int = 0) -> int:
+        """The process of a rank, as soon as it has started."""
+        path = self.directory / f"rank-{rank}-{attempt}"
+        assert until(lambda: path.exists() and path.read_text() != "")
+        return int(path.read_text())
+
+    def wait(self, *, seconds: float = 60.0) -> int:
+        """Its exit status, when no process that it started is left."""
+        assert until(lambda: self.process.poll() is not None, seconds=seconds), self.said
+        assert self.process.returncode is not None
+        assert until(lambda: not self.left(), seconds=8), f"orphans: {self.left()}"
+        return self.process.returncode
+
+    def left(self) -> list[int]:
+        """Processes of ranks that are there, and no mere entries of what has ended."""
+        return [pid for path in self.directory.glob("rank-*-*") if alive(pid := int(path.read_text() or 0))]
+
+    @property
+    def said(self) -> str:
+        return (self.directory / "said").read_text()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and more than an entry."""
+    stat = Path(f"/proc/{pid}/stat")
+    with suppress(OSError):
+        os.kill(pid, 0)
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def until(fact: Callable[[], bool], *, seconds: float = 60.0) -> bool:
+    """Whether it has become a fact in time."""
+    end = time.monotonic() + seconds
+    while not fact() and time.monotonic() < end:
+        time.sleep(0.02)
+    return fact()
+
+
+@contextmanager
+def surefoot(directory: Path, *arguments: str, silent_s: float = 4.0) -> Iterator[Launched]:
+    """A command in processes of its own; what it says, and which processes there are, is in `directory`."""
+    directory.mkdir(exist_ok=True)
+
+    def call() -> None:
+        os.environ["PIDS"] = tempfile.tempdir = str(directory)
+        setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
+        setattr(world, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
+        setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
+        sys.argv = ["surefoot", *arguments]
+        if arguments == ("script",):
+            places = Places(asked(2), sizes=lambda: None, gpus=None)
+            sys.exit(launch(lambda _: ["-P", "-m", "surefoot", "script"], places=places))
+        main(list(arguments))
+
+    with (directory / "said").open("w") as said, Forked(call, stdout=said, stderr=subprocess.STDOUT) as process:
+        try:
+            yield Launched(process, directory)
+        finally:
+            process.kill()
+
+
+def bits(out: Path) -> dict[str, Any]:
+    """All of a run that must be equal to the bit: tensors, what else is saved, records."""
+    newest = max((out / "checkpoints").glob("step-*"))
+    state = json.loads((newest / "state.json").read_text())
+    return {
+        "step": newest.name,
+        "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
+        "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
+        "records": [
+            {key: record[key] for key in ("step", "loss", "norm", "held-out/loss") if key in record}
+            for record in records(out / "metrics.jsonl")
+            if record["kind"] in ("train", "scores")
+        ],
+    }
+
+
+def steps_made(out: Path) -> int:
+    """The newest checkpoint's step; -1 where there is none."""
+    return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=-1)

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot import beam, checkpoint, data, generate, losses, models
+    from surefoot import beam, checkpoint, data, generate, losses, models, scaling
     from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
     from surefoot.checks import check_settings
     from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
-    from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, SurefootError
+    from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
     from surefoot.exporting import Exported, export
     from surefoot.judging import split_scores
@@ -99,6 +99,7 @@ __all__ = [
     "Parallel",
     "Plateau",
     "Question",
+    "RankLostError",
     "Rates",
     "Run",
     "Split",
@@ -163,6 +164,7 @@ __all__ = [
     "prepare_shards",
     "radam",
     "save_gpt2",
+    "scaling",
     "schedule_free",
     "schedule_picture",
     "sgd",
@@ -180,7 +182,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "SurefootError"),
+    "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "RankLostError", "SurefootError"),
     "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
     "checks": ("check_settings",),
     "config.strategy": ("ddp", "fsdp"),
@@ -248,7 +250,7 @@ _HOME = {
     "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
 }
-_ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models")
+_ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models", "scaling")
 
 
 def __getattr__(name: str) -> Any:

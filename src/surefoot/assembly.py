@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
-from surefoot.fully_sharded import Fsdp, sharded
 from surefoot.loop import State, Trained
 from surefoot.optimizers import on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
@@ -36,8 +36,12 @@ from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.sharding import holders
+from surefoot.synchronised_norms import synchronised
 from surefoot.timetable import Timetable
 from surefoot.world import World
+
+if TYPE_CHECKING:
+    from surefoot.fully_sharded import Fsdp
 
 Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Model = nn.Module | Callable[[], nn.Module]
@@ -49,7 +53,7 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
     key = stream_key(seed, "model")
     built: dict[str, nn.Module] = {}
     for place, (name, source) in enumerate(named.items()):
-        with untouched():
+        with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
             seed_generators(fold(key, place))
             found = source if isinstance(source, nn.Module) else source()
         if not isinstance(found, nn.Module):
@@ -67,11 +71,27 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
 
 
 def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
-    """Put models that are in evaluation mode as a whole into training mode, and name them; parts of others stay as they are."""
+    """Put models that are in evaluation mode as a whole into training mode, and say so; parts of others stay as they are."""
     found = [name for name, model in models.items() if not any(part.training for part in model.modules())]
     for name in found:
         models[name].train()
-    return found
+    how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+    return [f"{name} {how}" for name in found]
+
+
+def with_synchronised_norms(
+    models: Mapping[str, nn.Module], sizes: Batching, world: World
+) -> tuple[dict[str, nn.Module], list[str]]:
+    """The models with batch normalisation over all ranks, and what is to be said of that.
+
+    `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
+    """
+    if sizes.unit == "tokens":
+        raise ConfigError(
+            "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
+            "  leave it out, or give batch_size in samples"
+        )
+    return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
 
 
 @dataclass(frozen=True)
@@ -147,6 +167,8 @@ def spread_models(
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
             on_shards.refuse_name(decision.spec.name)
+    from surefoot.fully_sharded import Fsdp, sharded  # which imports seconds of torch
+
     fsdp = Fsdp(world, parallel, nominal, {})
     found: dict[str, Decided] = {}
     for name, model in models.items():

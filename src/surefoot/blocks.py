@@ -21,9 +21,10 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
     """The repeated blocks of a model by their names in it, in order; none of them stands inside another.
 
     "auto": children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that are made of parts, have parameters, and are
-    of a class of which such lists hold two or more. Lists in lists are looked through, such as the stages of a ResNet; a block
-    is not looked into. Several classes count, as in an encoder and its decoder, but for those with less than a tenth of
-    the parameters of the largest. A model without such blocks has none: an empty dictionary.
+    of a class of which such lists hold two or more; in an `nn.ModuleList`, which is made for as many as there happen to be,
+    one is enough. Lists in lists are looked through, such as the stages of a ResNet; a block is not looked into. Several
+    classes count, as in an encoder and its decoder, but for those with less than a tenth of the parameters of the largest.
+    A model without such blocks has none: an empty dictionary.
 
     Else names of modules, or names of classes, in both of which * stands for anything; of a list its children. What fits
     nothing raises `ConfigError`, with the nearest names.
@@ -43,7 +44,8 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     classes: dict[type, list[nn.Module]] = {}
     for block in found.values():
         classes.setdefault(type(block), []).append(block)
-    sizes = {kind: sum(map(_numbers, held)) for kind, held in classes.items() if len(held) > 1}
+    listed = {id(child) for held in model.modules() if isinstance(held, nn.ModuleList) for child in held}
+    sizes = {kind: sum(map(_numbers, held)) for kind, held in classes.items() if len(held) > 1 or id(held[0]) in listed}
     least = _SMALL * max(sizes.values(), default=0)
     return {name: block for name, block in found.items() if sizes.get(type(block), -1) >= least}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from surefoot.activations import check_how
 from surefoot.batching import batching
 from surefoot.checkpoint.store import check_keep
 from surefoot.config import clipping
@@ -17,6 +18,7 @@ from surefoot.plateau import Plateau, refuse_end_before_reduction
 from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Joined, Schedule
 from surefoot.stopping import EarlyStopping
+from surefoot.synchronised_norms import check_device
 from surefoot.world import device_called
 
 _SEEDS = 1 << 64
@@ -33,6 +35,9 @@ def check_settings(
     schedule: Schedule | Joined | None = None,
     clip: str = "off",
     precision: str = "auto",
+    activation_checkpointing: str = "off",
+    checkpointed_blocks: Sequence[str] | None = None,
+    sync_batch_norm: bool = False,
     device: str = "auto",
     workers: int = 0,
     log_every: str | None = None,
@@ -89,9 +94,12 @@ def check_settings(
     if ema is not None:
         check(lambda: check_decay(ema))
     check(lambda: _check_plateau(plateau, plateau_factor, early_stopping))
+    check(lambda: check_how(activation_checkpointing, checkpointed_blocks))
     place = check(lambda: device_called(device))
     if place is not None:
         check(lambda: chosen_precision(precision, place))
+        if sync_batch_norm:
+            check(lambda: check_device(place))
     wrong = {
         f"seed = {seed}: a number from 0 to 2**64 - 1": not 0 <= seed < _SEEDS,
         f"workers = {workers}: the number of processes that read samples, 0 or more": workers < 0,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError, DataError, SurefootError
@@ -45,6 +46,24 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
         )
     if isinstance(problem, torch.OutOfMemoryError):
         return None
+    if isinstance(problem, RuntimeError) and "selective activation checkpoint has been mutated" in text:
+        return ConfigError(
+            "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
+            "  (nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
+            "  make that not in place, or choose --activation-checkpointing blocks"
+        )
+    if isinstance(problem, RuntimeError) and "encountered during backward but not found in storage" in text:
+        return ConfigError(
+            "activation_checkpointing = selective does not go with a block that is called several times in one pass under bf16\n"
+            "  or fp16 (the casts of its weights are made once), nor with one that computes parts of itself again\n"
+            "  choose --activation-checkpointing blocks"
+        )
+    if isinstance(problem, RecomputedOtherwise):
+        return ConfigError(
+            f"a block that was computed again at step {step} was not what it had been: {text.splitlines()[0][:200]}\n"
+            "  its forward depends on something that changed meanwhile, other than buffers and the global random generators\n"
+            "  leave that block out (--checkpointed-blocks), or all of it (--activation-checkpointing off)"
+        )
     if isinstance(problem, RuntimeError) and "does not require grad" in text:
         return ConfigError(
             f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"

@@ -37,6 +37,12 @@ class DivergedError(SurefootError):
     exit_status = 5
 
 
+class RankLostError(SurefootError):
+    """Another rank of this run died, hangs, or went a way of its own: which one, and how far it was."""
+
+    exit_status = 7
+
+
 def first_line(problem: BaseException) -> str:
     """The first line of what an exception says, which may be nothing: messages of torch go on with pages.
 

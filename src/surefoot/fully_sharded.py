@@ -307,12 +307,3 @@ def _shard(name: str, held: Any, group: dist.ProcessGroup, replica: int) -> Shar
     start = rows.starts[group.rank()]
     own = Rows(rows.shape, start, start + len(local), group, replica)
     return Shard(local, own, called=name, requires_grad=held.requires_grad)
-
-
-def class_name(model: nn.Module) -> str:
-    """What a model's class was called before it was sharded.
-
-    >>> class_name(nn.Linear(1, 1))
-    'Linear'
-    """
-    return next(kind.__name__ for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))

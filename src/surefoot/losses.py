@@ -100,7 +100,10 @@ def linear_cross_entropy(
     if head_weight.shape[0] <= _HELD_AT_ONCE:
         logits = F.linear(hidden, head_weight)
         return cross_entropy(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
-    autocast = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype in (torch.bfloat16, torch.float16)
+    on_paper = hidden.is_meta  # which knows no autocast, and would be asked in vain
+    autocast = (
+        on_paper or torch.is_autocast_enabled(hidden.device.type) or hidden.dtype in (torch.bfloat16, torch.float16)
+    )
     if not _TORCH_HAS_IT or torch.compiler.is_compiling() or autocast or label_smoothing > 0:
         return chunked_cross_entropy(
             hidden, head_weight, targets, ignore_index=ignore_index, label_smoothing=label_smoothing

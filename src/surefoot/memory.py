@@ -32,8 +32,8 @@ class Peak:
 def peak(device: torch.device) -> Iterator[Peak]:
     """Measure the memory of tensors on a device while the block runs: what an allocator has to have free for it.
 
-    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere each operator's results are counted as
-    long as they live, and code compiled by torch.compile is not seen.
+    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere (on the meta device too, where they would
+    take it) each operator's results are counted as long as they live, and code compiled by torch.compile is not seen.
 
     >>> with peak(torch.device("cpu")) as found:
     ...     held = torch.ones(1000) + torch.ones(1000)
@@ -133,11 +133,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for found in tree_iter(nest):
             if isinstance(found, Tensor) and found.device.type == self.device.type and found.layout == torch.strided:
                 storage = found.untyped_storage()
-                if storage.data_ptr() not in self.known:
+                if storage._cdata not in self.known:
                     yield storage
 
     def _know(self, storage: torch.UntypedStorage, number: int) -> None:
-        address = storage.data_ptr()
+        address = storage._cdata  # its data's own is 0 on the meta device
         self.known.add(address)
         self.now += number
         weakref.finalize(storage, self._freed, address, number).atexit = False

@@ -14,9 +14,9 @@ import torch
 from surefoot.data.buckets import Buckets
 from surefoot.directory import RunDirectory
 from surefoot.evaluations import Evaluations
-from surefoot.fully_sharded import class_name
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
+from surefoot.sharding import class_name
 from surefoot.sinks.console import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000

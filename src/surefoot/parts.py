@@ -51,6 +51,7 @@ class Parts:
     saving: Saving | None
     console: Screen | None
     rank_log: RankLog | None  # where the console of a rank above 0 writes
+    computed_again: str | None  # which blocks, in words
     init: str | None
     sample: Callable[[Any], str] | None
     files: dict[str, str]  # of the run's directory, by name
@@ -184,7 +185,8 @@ class Parts:
                 yield
 
     def doing(self, what: str) -> None:
-        """Tell whoever watches what is being done, where that may take a while."""
+        """Tell whoever watches what is being done, where that may take a while; and the other ranks."""
+        self.world.heart.busy(what)
         if self.console is not None:
             self.console.doing(what)
 

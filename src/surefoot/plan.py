@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
-from surefoot.fully_sharded import class_name
-from surefoot.memory import in_words, tensor_bytes
+from surefoot.memory import in_words, peak, tensor_bytes
 from surefoot.optimizers import on_shards
 from surefoot.optimizers.groups import first_and_last
 from surefoot.optimizers.memory import state_bytes
@@ -25,7 +24,7 @@ from surefoot.pace import passed, settle_precision
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
-from surefoot.sharding import Shard, name_of
+from surefoot.sharding import Shard, class_name, name_of
 from surefoot.sinks.console import duration
 from surefoot.snapshot import parameter_names
 
@@ -75,7 +74,10 @@ class Measured:
 
 
 def measure(parts: Parts) -> Measured:
-    """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were."""
+    """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were.
+
+    Of blocks that are computed again the backward pass holds one at a time: there the most at any time is measured.
+    """
     micro_batch = parts.supply.again(0)[0]
     held: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
@@ -88,8 +90,13 @@ def measure(parts: Parts) -> Measured:
 
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
         passed(parts, micro_batch)
+    activation_bytes = sum(held.values())
+    if parts.computed_again is not None and not parts.compiled:
+        with peak(parts.device) as found:
+            passed(parts, micro_batch)
+        activation_bytes = found.memory_bytes
     times, counts, _ = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
-    return Measured(counts[0], sum(held.values()), median(times))
+    return Measured(counts[0], activation_bytes, median(times))
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
@@ -171,6 +178,11 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
     ]
+    if "sync_batch_norm" in parts.described:
+        lines.append(
+            f"batch normalisation is over the micro-batches of {world.size} rank{'s' * (world.size > 1)} together:"
+            " with another number of ranks it is another run"
+        )
     if measured is not None:
         lines.append(
             f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"
@@ -221,6 +233,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
             else ", optimizer: known after its first step"
         ),
         f"activations of one micro-batch {in_words(activations)} (measured); together {in_words(total)}",
+        *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
         f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
         f"{step_s * 1000:,.3g} ms a step before its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",

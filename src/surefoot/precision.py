@@ -93,16 +93,19 @@ class Precision:
 def precision(name: str, device: torch.device) -> Precision:
     """The number format called `name`; "auto" is bf16 on a CUDA device that computes in it, on the CPU what is quicker.
 
+    On the meta device, on which nothing is computed, it is what it would be on such a CUDA device.
+
     >>> precision("auto", torch.device("cpu")).open
     True
     """
     if name == "auto" and device.type == "cpu":
         return Precision("fp32", device, open=True)
     if name == "auto":
-        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        bf16 = device.type == "meta" or (device.type == "cuda" and torch.cuda.is_bf16_supported())
+        name = "bf16" if bf16 else "fp32"
     match name:
         case "fp32" | "tf32" | "bf16":
-            if name == "tf32" and device.type != "cuda":
+            if name == "tf32" and device.type not in ("cuda", "meta"):
                 raise ConfigError(
                     f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32"
                 )

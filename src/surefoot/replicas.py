@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from surefoot.errors import DivergedError
+from surefoot.sharding import held_of
 from surefoot.world import World
 
 _AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
@@ -56,9 +56,8 @@ def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     held: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
         for name, tensor in module.state_dict(keep_vars=True).items():
-            place, local = "", tensor
-            if isinstance(tensor, DTensor):
-                place, local = str((tensor.device_mesh.get_coordinate() or ())[-1:]), tensor.to_local()
+            local, rows = held_of(tensor)
+            place = "" if rows is None else f"part {rows.group.rank()}"
             held.setdefault(place, {})[name if len(models) == 1 else f"{model}: {name}"] = local
     return {place: checksums(tensors) for place, tensors in held.items()}
 

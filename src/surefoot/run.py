@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from surefoot import assembly, snapshot
+from surefoot.activations import How, compute_again, in_words
 from surefoot.assembly import Built, Model
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
@@ -28,6 +29,7 @@ from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
 from surefoot.evaluate import Split, numbers
+from surefoot.first_pass import check_first_pass
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.parallel import equal_from_main, spread
@@ -67,6 +69,10 @@ class Run:
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    activation_checkpointing: "blocks" computes the model's repeated blocks again in the backward pass instead of keeping what is in
+        them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
+        by name or class. Changes no bit.
+    sync_batch_norm: on CUDA, batch normalisation over the micro-batches of all processes together.
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
@@ -94,6 +100,9 @@ class Run:
         clip: str = "norm 1.0",
         precision: str = "auto",
         compile: bool = False,
+        activation_checkpointing: How = "off",
+        checkpointed_blocks: Sequence[str] | None = None,
+        sync_batch_norm: bool = False,
         device: str = "auto",
         parallel: Kind | Strategy = "auto",
         workers: int = 0,
@@ -129,6 +138,9 @@ class Run:
             schedule=schedule,
             clip=clip,
             precision=precision,
+            activation_checkpointing=activation_checkpointing,
+            checkpointed_blocks=checkpointed_blocks,
+            sync_batch_norm=sync_batch_norm,
             device=device,
             workers=workers,
             log_every=log_every,
@@ -146,7 +158,7 @@ class Run:
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
         )
-        place, how = world.device, chosen(parallel, ranks=world.size)
+        place, how = world.device, chosen(parallel, ranks=world.on_paper or world.size)
         began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
@@ -171,12 +183,7 @@ class Run:
         )
         schedule = schedule or constant()
         in_steps = schedule.resolved(times.length)
-        for name, split in (evaluate or {}).items():
-            if not isinstance(split, Split):
-                raise ConfigError(
-                    f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
-                )
-            check_split(name, split.dataset, seed=seed)
+        _check_splits(evaluate or {}, seed=seed)
         steering = [name for name, split in (evaluate or {}).items() if not split.at_end]
         watch = watched(best, early_stopping, splits=steering)
         lowering = feedback(plateau, early_stopping, splits=steering)
@@ -185,24 +192,40 @@ class Run:
         said = screen(times.length.steps, log) if console else None
         models = assembly.built_models(model, seed=seed, device=place)
         equal_from_main(models, world)
-        for name in assembly.set_to_train(models):
-            if said is not None:
-                said.say(
-                    f"note: {name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
-                )
+        notes = assembly.set_to_train(models)
+        if sync_batch_norm:
+            models, more = assembly.with_synchronised_norms(models, sizes, world)
+            notes += more
         decisions = assembly.decided(models, optimizer, clip=clipping(clip), ema=ema)
         architecture = {name: assembly.printed(held) for name, held in models.items()}
-        nominal = float(sizes.batch_size)
+        again = None
+        if activation_checkpointing != "off":  # after averages have copied the models: these compute no gradient
+            again = in_words(
+                activation_checkpointing, compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
+            )
+        number_format = chosen_precision(precision, place)
+        supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
+        if loss is not None and (world.size > 1 or how.kind == "fsdp") and not world.on_paper:
+            check_first_pass(
+                models,
+                loss,
+                supply.first(),
+                precision=number_format,
+                world=world,
+                allow_unused=how.unused,
+                sharded=how.kind == "fsdp",
+            )
         fsdp = None
-        if how.kind == "fsdp":
-            fsdp, decisions = assembly.spread_models(models, decisions, world=world, parallel=how, nominal=nominal)
+        if how.kind == "fsdp" and not world.on_paper:
+            fsdp, decisions = assembly.spread_models(
+                models, decisions, world=world, parallel=how, nominal=float(sizes.batch_size)
+            )
         state = assembly.built_state(models, decisions, clip=clipping(clip), ema=ema, world=world)
         if said is not None:
-            for line in assembly.notes(state.trained, schedule):
+            for line in [*notes, *assembly.notes(state.trained, schedule)]:
                 said.say(f"note: {line}")
-        number_format = chosen_precision(precision, place)
         forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
-        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=nominal, fsdp=fsdp)
+        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size), fsdp=fsdp)
         task = Task(
             forward=called["model"] if list(models) == ["model"] else called,
             loss=loss,
@@ -212,7 +235,6 @@ class Run:
             max_bad_steps=max_bad_steps,
             ranks=ranks,
         )
-        supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
         scoring = Scoring(
             state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile, ranks=ranks
         )
@@ -244,6 +266,7 @@ class Run:
                 "compile": compile,
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
+                **({"sync_batch_norm": True} if sync_batch_norm else {}),
                 "init": None if init is None else str(Path(init).resolve()),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
                 "plateau": None
@@ -260,6 +283,7 @@ class Run:
             else Saving(directory, times, keep=keep, disk=disk, console=said, world=world),
             console=said,
             rank_log=log,
+            computed_again=again,
             init=None if init is None else str(init),
             sample=sample,
             files=checked_files(files or {}),
@@ -368,3 +392,13 @@ class Run:
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})
+
+
+def _check_splits(evaluate: Mapping[str, Split], *, seed: int) -> None:
+    """Raise where what is to be scored is no split, or cannot be read."""
+    for name, split in evaluate.items():
+        if not isinstance(split, Split):
+            raise ConfigError(
+                f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
+            )
+        check_split(name, split.dataset, seed=seed)

@@ -104,3 +104,13 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
     local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
     start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
     return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)
+
+
+def class_name(model: nn.Module) -> str:
+    """What a model's class was called before it was sharded, for which torch makes a class of it and its own.
+
+    >>> class_name(nn.Linear(1, 1))
+    'Linear'
+    """
+    kind = type(model)
+    return kind.__bases__[-1].__name__ if kind.__bases__[0].__name__ == "FSDPModule" else kind.__name__

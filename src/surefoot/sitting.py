@@ -7,7 +7,7 @@ signal handlers, torch's settings) lives here.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,11 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.clock import Deadline
 from surefoot.directory import RunDirectory, environment
-from surefoot.errors import CheckpointError, ConfigError, SurefootError
+from surefoot.errors import CheckpointError, ConfigError, DivergedError, RankLostError, SurefootError
 from surefoot.evaluations import Evaluations
 from surefoot.journal import Journal
 from surefoot.loop import Step, steps
+from surefoot.micro_batch import MicroBatch
 from surefoot.pace import make_ready, settle_precision
 from surefoot.parts import Parts
 from surefoot.replicas import refuse_different
@@ -35,6 +36,7 @@ class Sitting:
 
     def __init__(self, parts: Parts, *, configuration: str | None) -> None:
         self.parts, self.whole, self.state = parts, parts.whole, parts.state
+        self.heart = parts.world.heart
         self.configuration = configuration
         self.looped_at = time.monotonic()
         fresh_line = parts.console.fresh_line if parts.console else "\n"
@@ -63,6 +65,10 @@ class Sitting:
     def open(self) -> None:
         """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
         self.signals.install()
+        self.heart.opened(
+            logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
+            fresh_line=self.signals.fresh_line,
+        )
         try:
             refuse_unequal(self.parts.world, self.parts.compared())
             self.settings.enter_context(self.parts.numerics())
@@ -71,8 +77,11 @@ class Sitting:
             else:
                 self._initialise()
             make_ready(self.parts)
-        except BaseException:
+        except BaseException as problem:
+            lost = self._told_to_others(problem)
             self.release()
+            if lost is not None:
+                raise lost from problem
             raise
         self.first_step = self.state.step
         self.parts.say(narration.header(self.parts, precision_chosen=self.precision_chosen))
@@ -80,10 +89,15 @@ class Sitting:
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
         try:
+            lost = self._told_to_others(problem)
+            if lost is not None:
+                raise lost from problem
             if problem is None or isinstance(problem, GeneratorExit):
                 try:
                     self._finish()
                 except Exception as failed:
+                    if (lost := self._told_to_others(failed)) is not None:
+                        raise lost from failed
                     if self.parts.directory is not None:
                         self._report(failed, self.parts.directory)
                     raise
@@ -95,6 +109,7 @@ class Sitting:
                     self.parts.say(f"left in step {self._step}, which is not saved\n{narration.standing(self.parts)}")
         finally:
             self.release()
+            self.heart.closed()
         stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
         ended_by = self.signals.stop if self.parts.world.size == 1 else self.ended_by
         if ended_by is not None and (problem is None or stopped_too):
@@ -110,6 +125,18 @@ class Sitting:
                 last_first.callback(self.parts.saving.writer.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
+
+    def _told_to_others(self, problem: BaseException | None) -> RankLostError | None:
+        """Tell the other ranks that this one begins no further step; which of them was lost, where that is what ended it."""
+        if not isinstance(problem, Exception):
+            self.heart.goodbye()
+            return None
+        lost = self.heart.cause(problem)
+        if lost is None and isinstance(problem, DivergedError):
+            self.heart.goodbye()  # as all of them do
+        elif lost is None:
+            self.heart.failed(problem)
+        return lost
 
     def _open_directory(self, directory: RunDirectory, saving: Saving) -> None:
         main = self.parts.world.is_main
@@ -237,7 +264,7 @@ class Sitting:
             yield from steps(
                 parts.task,
                 self.state,
-                feed=self.feed.micro_batches,
+                feed=self._fed,
                 record=self.whole.meter.add,
                 clock=self.whole.clock.enter,
                 duties=self,
@@ -251,6 +278,10 @@ class Sitting:
             raise cause from problem
         finally:
             self.feed.close()
+
+    def _fed(self, step: int) -> Sequence[MicroBatch]:
+        self.heart.at(step, "training")
+        return self.feed.micro_batches(step)
 
     def _make_up_for_evaluation(self) -> None:
         """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""

@@ -36,7 +36,15 @@ class Supply:
 
     def again(self, step: int) -> Sequence[MicroBatch]:
         """The micro-batches of any step, of all ranks, read once more; none where the data themselves cannot be read."""
-        feed = self._feed(workers=0, own=None)
+        return self._once(step, own=None)
+
+    def first(self) -> MicroBatch | None:
+        """The first micro-batch that this rank will make, read ahead; None where it cannot be read."""
+        place = self.plan.pieces // self.world.size * self.world.rank
+        return next(iter(self._once(0, own=range(place, place + 1))), None)
+
+    def _once(self, step: int, *, own: range | None) -> Sequence[MicroBatch]:
+        feed = self._feed(workers=0, own=own)
         with untouched():
             try:
                 feed.start(step, stop=step + 1)

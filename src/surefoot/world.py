@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,8 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, RankLostError
+from surefoot.heartbeat import MAILBOX, Heartbeat, Unheard
 from surefoot.interfaces import towards
 from surefoot.placement import Placement, placed
 
@@ -45,7 +47,9 @@ class World:
     local_rank: int = 0
     side: dist.ProcessGroup | None = None  # None where there is one process
     store: Store | None = None
+    heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
+    on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
 
     @property
     def is_main(self) -> bool:
@@ -102,6 +106,8 @@ def joined(device: str, *, sharded: bool = False) -> World:
     A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
     processes than there are devices, and where the others do not come.
     """
+    if _paper.get():
+        return World(device_called(device), on_paper=_paper.get())
     place = placed(os.environ)
     if place.world_size == 1 and not sharded:
         return World(device_called(device))
@@ -110,8 +116,17 @@ def joined(device: str, *, sharded: bool = False) -> World:
         torch.cuda.set_device(found)
     if not _met:
         _meet(found, place)
-    side, store = _met[0]
-    return World(found, place.rank, place.world_size, place.local_rank, side, store)
+    side, store, heart = _met[0]
+    return World(found, place.rank, place.world_size, place.local_rank, side, store, heart)
+
+
+def told_to_ranks(problem: Exception) -> RankLostError | None:
+    """Tell the other ranks of what ends this process, if there are any; which of them was lost, where that is why."""
+    for _, _, heart in _met:
+        if (lost := heart.cause(problem)) is not None:
+            return lost
+        heart.failed(problem)
+    return None
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -141,8 +156,28 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextmanager
+def on_paper(ranks: int) -> Iterator[None]:
+    """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
+
+    Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
+
+    >>> with on_paper(512):
+    ...     world = joined("cpu")
+    >>> world.device, world.size, world.on_paper
+    (device(type='meta'), 1, 512)
+    """
+    before = _paper.set(ranks)
+    try:
+        yield
+    finally:
+        _paper.reset(before)
+
+
 def device_called(name: str) -> torch.device:
     """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
+    if _paper.get():
+        return torch.device("meta")
     if name == "auto":
         return (
             (torch.accelerator.current_accelerator() or torch.device("cpu"))
@@ -160,7 +195,8 @@ def device_called(name: str) -> torch.device:
     return device
 
 
-_met: list[tuple[dist.ProcessGroup, Store]] = []  # the groups of this process, once it has joined
+_paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
+_met: list[tuple[dist.ProcessGroup, Store, Heartbeat | Unheard]] = []  # the groups of this process, once it has joined
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
@@ -213,14 +249,29 @@ def _meet(device: torch.device, place: Placement) -> None:
             f"rank {rank} of {size} does not find the others: {reason}\n"
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         ) from problem
-    _met.append((side, store))
-    if not theirs:
-        atexit.register(_part)
+    _met.append((side, store, Unheard() if size == 1 else _beating(store, rank=rank, size=size)))
+    atexit.register(_fall_silent if theirs else _part)
+
+
+def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
+    """The heart of this process, which beats from now on."""
+    in_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    mailbox = PrefixStore(MAILBOX, store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=in_launcher)
+    heart.start()
+    return heart
 
 
 def _part() -> None:
     """Leave the groups; at exit, where the others may be gone."""
-    _met.clear()
+    _fall_silent()
     _grids.clear()
     with suppress(Exception):
         dist.destroy_process_group()
+
+
+def _fall_silent() -> None:
+    """Be missed by nobody."""
+    for _, _, heart in _met:
+        heart.stop()
+    _met.clear()

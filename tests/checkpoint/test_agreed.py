@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from forked_ranks import forks, on_ranks
+from on_ranks import forks, on_ranks
 from sharded_saves import of_rank, whole
 from surefoot.checkpoint import Store, Writer, agreed
 from surefoot.checkpoint.pieces import bounds

@@ -105,20 +105,20 @@ def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_i
 
 
 @pytest.mark.parametrize(
-    ("flags", "tied", "checkpointing"),
+    ("flags", "tied", "deterministic"),
     [
-        (["--model.checkpointing", "--model.tied=true"], True, True),
-        (["--model.tied", "true", "--model.checkpointing"], True, True),
-        (["--model.tied", "--model.checkpointing", "false"], True, False),
-        (["--model.tied=False", "--model.checkpointing=TRUE"], False, True),
+        (["--deterministic", "--model.tied=true"], True, True),
+        (["--model.tied", "true", "--deterministic"], True, True),
+        (["--model.tied", "--deterministic", "false"], True, False),
+        (["--model.tied=False", "--deterministic=TRUE"], False, True),
     ],
 )
-def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied: bool, checkpointing: bool) -> None:
+def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied: bool, deterministic: bool) -> None:
     from surefoot.cli.flags import configured
     from surefoot.recipes.gpt import Config
 
     config, _ = configured(Config, [], flags, verb="surefoot train gpt")
-    assert (config.model.tied, config.model.checkpointing) == (tied, checkpointing)
+    assert (config.model.tied, config.deterministic) == (tied, deterministic)
 
 
 def test_a_setting_without_default_may_come_from_a_flag_alone(program: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from forked_ranks import forks, on_ranks
+from on_ranks import forks, on_ranks
 from small_runs import FEATURES, Augmented, build
 from surefoot.checkpoint import Disk, Store
 from surefoot.sinks import records

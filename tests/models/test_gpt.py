@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from surefoot.activations import compute_again
 from surefoot.generate import sample
 from surefoot.losses import chunked_cross_entropy, cross_entropy
 from surefoot.models.attention import causal_attention, masked_attention, rotated, rotations
@@ -156,10 +157,12 @@ def test_gpt2_starts_with_the_documented_deviations():
 
 
 @every_kind
-def test_computing_blocks_again_changes_no_bit_of_the_gradient(shape):
-    def gradients(checkpointing):
+@pytest.mark.parametrize("how", ["blocks", "selective"])
+def test_computing_blocks_again_changes_no_bit_of_the_gradient(shape, how):
+    def gradients(again):
         model = gpt(replace(shape, dropout=0.3), trained=True)
-        model.checkpointing = checkpointing
+        if again:
+            compute_again({"model": model}, how)
         torch.manual_seed(1)
         cross_entropy(model(tokens(4, 16)), tokens(4, 16).flip(0)).value.backward()
         return [parameter.grad for parameter in model.parameters()]

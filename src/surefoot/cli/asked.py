@@ -13,6 +13,7 @@ from surefoot.cli import programs
 from surefoot.cli.building import from_file, layers_below
 from surefoot.cli.flags import configured, typed
 from surefoot.cli.options import number, one_of, option, options, whole
+from surefoot.cli.processes import refuse_several
 from surefoot.cli.programs import Program
 from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
@@ -88,6 +89,7 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
             "  let it take a dataclass: def build(config: Config), with a field `out: str`"
         )
+    refuse_several(arguments, verb="compare")
     rest, in_file = from_file(program, arguments)
     space = _space(asked) if asked.search is not None else None
     texts = _combinations(asked) if space is None else corners(space)

@@ -14,6 +14,7 @@ from surefoot.cli.building import built, from_file, layers_below, of_run, refuse
 from surefoot.cli.flags import configured
 from surefoot.cli.help import VERBS
 from surefoot.cli.options import file_text, number, option, run_directory, whole
+from surefoot.cli.processes import refuse_several
 from surefoot.cli.trained import checkpoint_of
 from surefoot.config import flatten, values
 from surefoot.errors import ConfigError
@@ -109,6 +110,7 @@ def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[
         raise ConfigError(
             f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
         )
+    refuse_several(arguments, verb=verb)
     name, rest = arguments[0], list(arguments[1:])
     if {"-h", "--help"} & set(rest):
         print(f"{VERBS[verb]}\nSettings, which come before or after these:\n", flush=True)

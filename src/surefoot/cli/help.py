@@ -17,8 +17,8 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
-2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 130 and 143
-stopped by a signal, saved.
+2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
+of the run was lost, 130 and 143 stopped by a signal, saved.
 """
 
 VERBS = {
@@ -31,18 +31,36 @@ train gpt --help shows all with their defaults. The later wins: defaults,
 FILE.py, build() may take one argument, a dataclass whose fields are then
 settings.
 
+  --nproc N           train in N processes of this machine; 1:4 is as many as
+                      divide a step, and fewer where one has died
+  --max-restarts N    start all of them again where one died, N times
+
   surefoot train gpt --data.path my.txt --out runs/mine
-  surefoot train gpt --preset gpt2-124m --data.path shards/
+  surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
   surefoot train images --preset fashion-mnist --data.path DIR
 """,
     "plan": """surefoot plan RECIPE|FILE.py:build [--config FILE] [--preset NAME] [settings]
+                                             [--world N]
 
 Show what train would run with the same arguments: settings and where each came
 from, parameters, how a batch is cut, learning rates, memory and time measured
 with one micro-batch, and whether the loss is the mean that it must be. Trains
 nothing and writes nothing.
 
+With --world it is about that many GPUs, and on paper: memory of each, bytes
+sent and the time of a step, for the run's --parallel and --sharding and for
+others, computed from shapes; nothing is allocated, and recipes read no data.
+
+  --world N             how many GPUs
+  --flops NUMBER        a second, of one GPU (default: 989e12 in bf16, an H100's)
+  --mfu FRACTION        of these that training uses (default: 0.4)
+  --gpu-memory SIZE     of one GPU (default: "80 GB")
+  --bandwidth SPEED     a GPU's to other nodes (default: "50 GB/s")
+  --node-bandwidth SPEED  to others of its node (default: "450 GB/s")
+  --node-size N         GPUs of a node (default: 8)
+
   surefoot plan gpt --batch-size 64 --micro-batch-size 8
+  surefoot plan gpt --preset gpt2-1558m --world 512 --parallel fsdp
 """,
     "find-lr": """surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from 1e-6] [--to 10]
 

@@ -43,19 +43,33 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
     try:
         call()
     except SurefootError as problem:
-        _say(problem, shown)
-        sys.exit(problem.exit_status)
+        found = _told_to_ranks(problem) or problem
+        _say(found, shown)
+        sys.exit(found.exit_status)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as problem:
+        lost = _told_to_ranks(problem)
+        if lost is not None:
+            _say(lost, shown)
+            sys.exit(lost.exit_status)
         if type(problem).__name__ == "OutOfMemoryError":
             _say(problem, shown)
             print(
-                "  try: a smaller --micro-batch-size (the result stays the same), or --precision bf16",
+                "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same), or --precision bf16",
                 file=sys.stderr,
             )
             sys.exit(6)
         raise
+
+
+def _told_to_ranks(problem: Exception) -> SurefootError | None:
+    """Tell the other ranks, if there are any, of what this one fails; which of them was lost, where that is why."""
+    if "surefoot.world" not in sys.modules:  # imports torch; without it there are none
+        return None
+    from surefoot.world import told_to_ranks
+
+    return told_to_ranks(problem)
 
 
 def _verb(given: list[str]) -> None:

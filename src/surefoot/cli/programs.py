@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Program:
     """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
 
-    `names` is what else its module defines, where it has them: PRESETS, `check`, `predict` with its settings `Predict`, and
-    `judged`, which scores files for `surefoot evaluate --on`.
+    `names` is what else its module defines, where it has them: PRESETS, `check`, `predict` with its settings `Predict`,
+    `judged`, which scores files for `surefoot evaluate --on`, and `outline`, the run without its data for `surefoot plan --world`.
     """
 
     build: Callable[..., Any]
@@ -47,6 +47,15 @@ class Program:
         function = self.names.get("check")
         if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
             function(config)
+
+    def on_paper(self, *config: Any) -> Run:
+        """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
+        function = self.names.get("outline")
+        if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
+            found: Run | None = function(*config)
+            if found is not None:
+                return found
+        return self.run(*config)
 
     def run(self, *config: Any) -> Run:
         """What the function builds, which must be a run."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.cli import processes
 from surefoot.cli.building import built, of_run
 from surefoot.cli.flags import configured
 from surefoot.cli.options import option, options, run_directory
@@ -29,10 +30,15 @@ def evaluate(arguments: list[str]) -> None:
     run_path = run_directory(arguments)
     rest, which = option(arguments[1:], "--checkpoint")
     rest, on = options(rest, "--on")
+    rest, several = processes.options(rest)
     program, config = of_run(run_path, rest, verb="surefoot evaluate RUN", own=["checkpoint", "on"])
     of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
     files = _files(program, of_files, run_path)
     own = [given for given in on if given not in of_files]
+    if files:
+        processes.refuse_several(arguments, verb="evaluate --on FILE")
+    alone = processes.options(arguments)[0]
+    processes.start_several(["evaluate", *alone], several, config=config, flags=arguments, out=run_path)
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
     chosen = checkpoint_of(run_path, which)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import programs
+from surefoot.cli import paper, processes, programs
 from surefoot.cli.building import built, from_file, layers_below, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option, run_directory
+from surefoot.cli.processes import Several, settled, start_several
 from surefoot.cli.programs import Program
 from surefoot.config import Settings, flatten, origins, to_toml, values
 from surefoot.config import program as program_of
@@ -25,14 +26,22 @@ def train(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("train what? surefoot train gpt, or surefoot train FILE.py:build")
     program = programs.found(arguments[0])
-    rest, in_file = from_file(program, arguments[1:])
-    _start(program, layers_below(program, in_file, rest), rest, verb=f"surefoot train {arguments[0]}")
+    given, several = processes.taken(program, arguments[1:])
+    rest, in_file = from_file(program, given)
+    layers, verb = layers_below(program, in_file, rest), f"surefoot train {arguments[0]}"
+    _start(program, layers, rest, verb=verb, command=["train", arguments[0], *given], several=several)
 
 
 def plan(arguments: list[str]) -> None:
-    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing."""
+    """`surefoot plan RECIPE|FILE.py:build [--config FILE.toml] [settings]`: what `train` would run; trains and writes nothing.
+
+    With `--world N` what it would need on so many GPUs: `cli/paper.py`.
+    """
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
+    if paper.asked(arguments):
+        paper.plan_on_paper(arguments)
+        return
     program = programs.found(arguments[0])
     rest, in_file = from_file(program, arguments[1:])
     if program.config is None:
@@ -64,9 +73,10 @@ def resume(arguments: list[str]) -> None:
     program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
+    flags, several = processes.taken(program, arguments[1:])
     of_recipes = ("--preset", "--init") if program.config is not None and issubclass(program.config, Settings) else ()
     for name in of_recipes:
-        if option(arguments[1:], name)[1] is not None:
+        if option(flags, name)[1] is not None:
             raise ConfigError(
                 f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"
             )
@@ -74,7 +84,16 @@ def resume(arguments: list[str]) -> None:
     before = values(text, where=str(run / "config.toml"))
     held = {name: value for name, value in before.items() if name not in of_one_sitting}
     layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
-    _start(program, layers, arguments[1:], verb="surefoot resume RUN", only=run, held=origins(text))
+    _start(
+        program,
+        layers,
+        flags,
+        verb="surefoot resume RUN",
+        command=["resume", arguments[0], *flags],
+        several=several,
+        only=run,
+        held=origins(text),
+    )
 
 
 def _start(
@@ -83,16 +102,24 @@ def _start(
     arguments: list[str],
     *,
     verb: str,
+    command: list[str],
+    several: Several,
     only: Path | None = None,
     held: Mapping[str, str] | None = None,
 ) -> None:
-    """Build and train; `only` is the directory that a resumed run must have, `held` the origins its values had before."""
+    """Build and train, or have `command` do so in several processes.
+
+    `only` is the directory that a resumed run must have, `held` the origins its values had before.
+    """
     if program.config is None:
         refuse_settings(program, arguments)
+        start_several(command, several, config=None, flags=arguments, out=only)
         run = built(program, None, of=only)
         run.configuration = to_toml(Nothing(), {}, program.described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
+        program.check(config)
+        start_several(command, settled(several, config), config=config, flags=arguments, out=only)
         kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
         run = built(program, config, of=only)
         run.configuration = to_toml(config, kept, program.described)

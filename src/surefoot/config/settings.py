@@ -36,11 +36,22 @@ class Settings:
     to be quicker, else fp32. What it chose stays with the run."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    activation_checkpointing: Literal["off", "blocks", "selective"] = "off"
+    """What the backward pass computes again instead of keeping it: blocks, or (selective) all in them but the results of matrix
+    products and attention. Saves memory, costs time, changes no bit."""
+    checkpointed_blocks: tuple[str, ...] | None = None
+    """Which modules are computed again, by name or class, such as "layers.*". Absent: the model's own repeated blocks."""
+    sync_batch_norm: bool = False
+    """On CUDA: batch normalisation over the micro-batches of all processes together; results then depend on how many there are."""
     device: str = "auto"
     """Where to train: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     """How several processes work together; auto is ddp where there are several. fsdp spreads the model over them."""
     sharding: Sharding = dataclasses.field(default_factory=Sharding)
+    nproc: int | str = 1
+    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer where some died. Changes no result."""
+    max_restarts: int = 0
+    """How often to start all processes again where one died; they go on from the newest checkpoint."""
     workers: int = 0
     """Processes that read samples; 0 reads them in the training process. Changes no result."""
     deterministic: bool = False
@@ -124,6 +135,6 @@ def run_arguments(config: Settings) -> dict[str, Any]:
     >>> run_arguments(Settings(length="2 epochs", batch_size=8))["batch_size"]
     8
     """
-    elsewhere = ("preset", "plateau_factor", "parallel", "sharding")
+    elsewhere = ("preset", "plateau_factor", "parallel", "sharding", "nproc", "max_restarts")
     own = [field.name for field in dataclasses.fields(Settings) if field.name not in elsewhere]
     return {name: getattr(config, name) for name in own} | {"parallel": strategy_of(config.parallel, config.sharding)}

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from surefoot.models.attention import Cache, causal_attention, normed, rotated, rotations
 from surefoot.models.dropout import Dropout
@@ -89,9 +88,6 @@ class GPTShape:
 class GPT(nn.Module):
     """Tokens (B, T) of whole numbers, T up to `shape.context`, to logits (B, T, V) of the token after each.
 
-    `checkpointing`: in training keep only each block's input and compute the block again in the backward pass; a third more
-    arithmetic for a fraction of the memory (Chen et al. 2016: https://arxiv.org/abs/1604.06174). Changes no bit.
-
     >>> model = GPT(GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
     torch.Size([3, 16, 10])
@@ -100,9 +96,9 @@ class GPT(nn.Module):
     cosines: Tensor  # (context, D), where positions are rotary
     sines: Tensor
 
-    def __init__(self, shape: GPTShape, *, checkpointing: bool = False) -> None:
+    def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.shape, self.checkpointing = shape, checkpointing
+        self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.dropout = Dropout(shape.dropout)
@@ -141,10 +137,7 @@ class GPT(nn.Module):
             x_BTC = x_BTC + self.positions.weight[before:end]
         x_BTC = self.dropout(x_BTC)
         for block in self.blocks:
-            if self.checkpointing and self.training:
-                x_BTC = checkpoint(block, x_BTC, rotation, cache, use_reentrant=False)
-            else:
-                x_BTC = block(x_BTC, rotation, cache)
+            x_BTC = block(x_BTC, rotation, cache)
         normed_BTC: Tensor = self.norm(x_BTC)
         return normed_BTC
 

@@ -28,7 +28,7 @@ def built(name: str, groups: Sequence[Group], *, lr: float, settings: Mapping[st
     _refuse_gaps(groups)
     parameters = [parameter for group in groups for parameter in group.parameters]
     real = all(parameter.is_floating_point() for parameter in parameters)
-    on_device = all(parameter.is_cuda for parameter in parameters)
+    on_device = all(parameter.is_cuda or parameter.is_meta for parameter in parameters)
     held: list[dict[str, Any]] = [
         {"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate} for group in groups
     ]

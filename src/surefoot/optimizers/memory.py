@@ -1,18 +1,22 @@
-"""How many bytes an optimizer will keep, before its first step has made them."""
+"""How many bytes an optimizer will keep, before its first step has made them; and for the time of an update."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.memory import tensor_bytes
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import BLOCK, SMALLEST, AdamW8bit
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
 from surefoot.optimizers.sharded_muon import ShardedMuon
+from surefoot.optimizers.skipping import PartByPart, Restoring, Skip
+from surefoot.scaling.workload import shard_shape
 
 _COPIES: dict[type[Optimizer], int] = {  # of each parameter
     torch.optim.AdamW: 2,
@@ -28,29 +32,56 @@ _COPIES: dict[type[Optimizer], int] = {  # of each parameter
 }
 
 
-def state_bytes(optimizer: Optimizer) -> int | None:
+def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
     """Bytes of state on this rank, without step counters; None for an optimizer of which that is not known.
 
-    >>> state_bytes(Lion([torch.nn.Parameter(torch.zeros(10))]))
-    40
+    With `shards` those of the first of so many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
+
+    >>> lion = Lion([torch.nn.Parameter(torch.zeros(10))])
+    >>> state_bytes(lion), state_bytes(lion, shards=4)
+    (40, 12)
     """
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if isinstance(optimizer, MuonWithAdamW):
-        return sum(state_bytes(part) or 0 for part in optimizer.parts)
-    if isinstance(optimizer, torch.optim.SGD):
-        return tensor_bytes(parameters) if optimizer.param_groups[0]["momentum"] else 0
+        return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
+    shapes = [shard_shape(parameter.shape, shards) for parameter in parameters]
     if isinstance(optimizer, Adafactor):
-        return sum(_rows_and_columns(parameter) * parameter.element_size() for parameter in parameters)
+        sizes = zip(shapes, parameters, strict=True)
+        return sum(_rows_and_columns(shape) * parameter.element_size() for shape, parameter in sizes)
     if isinstance(optimizer, AdamW8bit):
-        return sum(2 * _in_8_bits(parameter.numel()) for parameter in parameters)
+        return sum(2 * _in_8_bits(math.prod(shape)) for shape in shapes)
     copies = _COPIES.get(type(optimizer))
-    return None if copies is None else copies * tensor_bytes(parameters)
+    if isinstance(optimizer, torch.optim.SGD):
+        copies = 1 if optimizer.param_groups[0]["momentum"] else 0
+    return None if copies is None else copies * _bytes(parameters, shards)
 
 
-def _rows_and_columns(parameter: Tensor) -> int:
-    if parameter.ndim < 2:
-        return parameter.numel()
-    return parameter.numel() // parameter.shape[-1] + parameter.numel() // parameter.shape[-2]
+def restored_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
+    """Bytes of the copies that a way to skip makes for the time of an update, on the first of so many ranks.
+
+    Muon on shards is another than torch's, and copies nothing.
+
+    >>> from surefoot.optimizers.skipping import skipping
+    >>> adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(10))], fused=True)
+    >>> restored_bytes(skipping(adamw, torch.device("cpu")), adamw)
+    0
+    """
+    if isinstance(skip, PartByPart):
+        return max(restored_bytes(own, part, shards=shards) for part, own in skip.parts)
+    if not isinstance(skip, Restoring) or (shards > 1 and isinstance(optimizer, torch.optim.Muon)):
+        return 0
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return _bytes(parameters, shards) + (state_bytes(optimizer, shards=shards) or 0)
+
+
+def _bytes(parameters: Iterable[Tensor], shards: int) -> int:
+    once = {id(parameter): parameter for parameter in parameters}.values()
+    return sum(math.prod(shard_shape(held.shape, shards)) * held.element_size() for held in once)
+
+
+def _rows_and_columns(shape: Sequence[int]) -> int:
+    numbers = math.prod(shape)
+    return numbers if len(shape) < 2 or not numbers else numbers // shape[-1] + numbers // shape[-2]
 
 
 def _in_8_bits(numbers: int) -> int:

@@ -42,7 +42,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
     Fused AdamW, Adam, SGD and Adagrad and those of this folder are told; others are not called on the CPU, and undone
-    elsewhere.
+    elsewhere. On the meta device (a run on paper) it is as on CUDA.
 
     >>> weight = nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -204,7 +204,7 @@ def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """True where torch's kernel honours the flag; a subclass may do more than its parent's kernel."""
     if type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad):
         return False
-    if device.type not in ("cpu", "cuda") or not all(group["fused"] for group in optimizer.param_groups):
+    if device.type not in ("cpu", "cuda", "meta") or not all(group["fused"] for group in optimizer.param_groups):
         return False
     return not _is_dampened_sgd(optimizer)
 

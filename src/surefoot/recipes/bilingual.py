@@ -89,7 +89,7 @@ def bilingual(
         parts = sf.Parallel(training, held_out, None)
     else:
         parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction, empty=empty)
-    size = _VOCABULARY if vocabulary is None else vocabulary
+    size = promised_vocabulary(vocabulary)
     chosen = f"{tokenizer}, {size} tokens" + ("" if shared else " for each side")
     place = saved if saved is not None or init is None else beside(Path(init))
     if place is not None:
@@ -163,6 +163,15 @@ def saved_tokenizers(run: Path) -> tuple[Any, Any]:
         return first, sf.SubwordTokenizer.load(own) if own.is_file() else first
     except sf.DataError as problem:
         raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
+
+
+def promised_vocabulary(vocabulary: int | None) -> int:
+    """How many subwords of a side the settings promise.
+
+    >>> promised_vocabulary(None)
+    1024
+    """
+    return _VOCABULARY if vocabulary is None else vocabulary
 
 
 def refuse_small_vocabulary(vocabulary: int | None) -> None:

@@ -14,6 +14,7 @@ import surefoot as sf
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
 _VOCABULARY = 2048
+_GPT2_VOCABULARY = 50_257
 _GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 
 
@@ -91,6 +92,24 @@ def corpus(
             made, chosen = made or there, _shown(there)
     tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
     return Corpus(*tokens, made, chosen, _origin(path), _parted(documents, held_out))
+
+
+def promised_vocabulary(path: str | None, *, tokenizer: str | None, vocabulary: int | None) -> int | None:
+    """How many different tokens the settings alone promise; None where a file has to be read for that.
+
+    >>> promised_vocabulary(None, tokenizer="gpt2", vocabulary=None), promised_vocabulary("a/", tokenizer="a/", vocabulary=None)
+    (50257, None)
+    """
+    if tokenizer is None and path is not None and not Path(path).is_file():
+        return None  # a directory may hold shards, which have tokens already
+    match tokenizer:
+        case None | "bpe":
+            return _VOCABULARY if vocabulary is None else vocabulary
+        case "bytes":
+            return _LEAST_VOCABULARY
+        case "gpt2":
+            return _GPT2_VOCABULARY
+    return None
 
 
 def saved(out: str | None) -> Path | None:

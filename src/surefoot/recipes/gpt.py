@@ -6,7 +6,7 @@ Importing this module does not import torch: the names behind `sf.` are resolved
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,15 @@ from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
 from surefoot.recipes import questions as asked_questions
 from surefoot.recipes.prompts import Predict, continuations
-from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
+from surefoot.recipes.settings import (
+    NOT_STEERED,
+    Optimizer,
+    Schedule,
+    check_run,
+    checked,
+    refuse_default_data,
+    steering,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +61,6 @@ class Model:
     """Between the layers of an MLP; absent: relu2 (squared ReLU), and gelu for gpt2."""
     tied: bool | None = None
     """Whether the head is the embedding; absent: only for gpt2."""
-    checkpointing: bool = False
-    """Compute each block again in the backward pass: a third more work for much less memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +148,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-124m": _published(12, 12, 768, lr=6e-4, micro_batch_size=32),
     "gpt2-350m": _published(24, 16, 1024, lr=3e-4, micro_batch_size=16),
     "gpt2-774m": _published(36, 20, 1280, lr=2.5e-4, micro_batch_size=8),
-    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"model.checkpointing": True},
+    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"activation_checkpointing": "blocks"},
     "modern-124m": _published(12, 12, 768, lr=1e-3, micro_batch_size=32)
     | {"model.family": "modern", "model.tied": True},
 }
@@ -155,17 +161,20 @@ _MEANT_FOR = {name: _LARGE for name in PRESETS if name.endswith("m")} | {
 
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    return checked(*_checks(config), lambda: refuse_default_data(config.preset, config.data.path, _MEANT_FOR))
+
+
+def _checks(config: Config) -> list[Callable[[], Any]]:
     data = config.data
-    return checked(
+    return [
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
         lambda: check_run(config, config.schedule),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
         lambda: _refuse_negative(config),
-        lambda: refuse_default_data(config.preset, data.path, _MEANT_FOR),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
-    )
+    ]
 
 
 def build(config: Config) -> sf.Run:
@@ -184,11 +193,7 @@ def build(config: Config) -> sf.Run:
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
 
     def model() -> Any:
-        return sf.models.GPT(network, checkpointing=shape.checkpointing)
-
-    def loss(model: Any, batch: Any) -> Any:
-        inputs_BT, targets_BT = batch
-        return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
+        return sf.models.GPT(network)
 
     def bits_per_byte(scores: Mapping[str, float]) -> float:
         return scores["loss"] * found.targets_per_byte / math.log(2)
@@ -224,7 +229,7 @@ def build(config: Config) -> sf.Run:
     settings = run_arguments(config) | steering(config, BEST)
     return sf.Run(
         model=model,
-        loss=loss,
+        loss=_loss,
         train=sf.Windows(found.training, context=shape.context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
@@ -237,6 +242,32 @@ def build(config: Config) -> sf.Run:
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **settings,
     )
+
+
+def outline(config: Config) -> sf.Run | None:
+    """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
+    data, shape = config.data, config.model
+    vocabulary = texts.promised_vocabulary(data.path, tokenizer=data.tokenizer, vocabulary=data.vocabulary)
+    if vocabulary is None or config.init is not None:
+        return None
+    _, optimizer, schedule, *_ = checked(*_checks(config))
+    network = network_shape(config, vocabulary=vocabulary)
+    import numpy as np
+
+    return sf.Run(
+        model=lambda: sf.models.GPT(network, checkpointing=shape.checkpointing),
+        loss=_loss,
+        train=sf.Windows(np.zeros(4 * shape.context, dtype=np.int64), context=shape.context, seed=config.seed),
+        optimizer=optimizer,
+        schedule=schedule,
+        about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
+        **run_arguments(config) | NOT_STEERED,
+    )
+
+
+def _loss(model: Any, batch: Any) -> Any:
+    inputs_BT, targets_BT = batch
+    return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
 
 
 def _refuse_negative(config: Config) -> None:

@@ -161,7 +161,7 @@ def check(config: Config) -> list[Any]:
         config.optimizer.spec,
         config.schedule.spec,
         lambda: check_run(config, config.schedule),
-        lambda: networks.refuse_settings(config.model, device=config.device),
+        lambda: networks.refuse_settings(config.model),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
         lambda: refuse_fraction(config.data.held_out_fraction),
@@ -207,7 +207,8 @@ def build(config: Config) -> sf.Run:
         networks.note_changed(name, was=held.sha256)
     model = networks.builder(config.model, name, classes=len(names), **shape)
     sizes = batching(config.batch_size, config.micro_batch_size)
-    networks.refuse_lone_pixels(config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size)
+    if not config.sync_batch_norm:
+        networks.refuse_lone_pixels(config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size)
 
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch

@@ -39,11 +39,9 @@ class Model:
     """resnet: start every residual branch at zero; absent: yes."""
     channels_last: bool | None = None
     """simple_cnn and resnet: lay out the channels of a pixel side by side, faster as a rule; absent: yes."""
-    sync_batch_norm: bool = False
-    """Normalise over the batches of all processes instead of each by itself; for accelerators."""
 
 
-def refuse_settings(model: Model, *, device: str) -> None:
+def refuse_settings(model: Model) -> None:
     """Raise `ConfigError` for a network that is none, and for settings that are not its own or cannot be."""
     kind = _kind(model.name)
     given = {name: getattr(model, name) for own in _OWN.values() for name in own}
@@ -56,11 +54,6 @@ def refuse_settings(model: Model, *, device: str) -> None:
         problems.append(f"model.width = {model.width}: channels of the first block, 1 or more")
     if model.dropout is not None and not 0 <= model.dropout < 1:
         problems.append(f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1")
-    if model.sync_batch_norm and _is_cpu(device):
-        problems.append(
-            "model.sync_batch_norm = True: torch has it for accelerators only, and this run is on a CPU\n"
-            "  leave it out: one process normalises over its whole micro-batch anyhow"
-        )
     if problems:
         raise sf.ConfigError("\n".join(problems))
 
@@ -115,23 +108,19 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
             made = _of_file(name, shape)
 
     def built() -> Any:
-        from torch import nn
-
         network = made()
         if kind in ("timm", "file"):
             _refuse_outputs(network, name, channels=channels, classes=classes, size=size)
-        if not model.sync_batch_norm:
-            return network
-        return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+        return network
 
     return built
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
-    """Raise `ConfigError` where micro-batches of one image would be normalised over one pixel; of surefoot's networks only."""
+    """Raise `ConfigError` where micro-batches of one image are each normalised over one pixel; of surefoot's networks only."""
     kind = _kind(name)
     one_pixel = kind in _OWN and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
-    if micro_batch_size == 1 and one_pixel and not model.sync_batch_norm:
+    if micro_batch_size == 1 and one_pixel:
         raise sf.ConfigError(
             f"micro-batches of 1 image of {size} x {size} pixels: {name} makes one pixel of it, and batch normalisation has\n"
             "  nothing to take a deviation of\n"
@@ -163,12 +152,6 @@ def _kind(name: str) -> str:
 
 def _file(name: str) -> Path:
     return Path(name.rpartition(":")[0])
-
-
-def _is_cpu(device: str) -> bool:
-    import torch
-
-    return device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
 
 
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:

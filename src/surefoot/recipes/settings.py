@@ -142,6 +142,10 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
         )
 
 
+NOT_STEERED: dict[str, Any] = {"early_stopping": None, "plateau": None}
+"""In the place of `steering` for a run that scores nothing: an outline."""
+
+
 def steering(config: Settings, watch: str) -> dict[str, Any]:
     """`early_stopping` and `plateau` for `sf.Run`: in a configuration they are numbers of evaluations, of the recipe's score."""
     stop, wait, factor = config.early_stopping, config.plateau, config.plateau_factor

@@ -5,7 +5,7 @@ Importing this module does not import torch: the names behind `sf.` are resolved
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,15 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
-from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
+from surefoot.recipes.settings import (
+    NOT_STEERED,
+    Optimizer,
+    Schedule,
+    check_run,
+    checked,
+    refuse_default_data,
+    steering,
+)
 from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translations import Predict, answers, judged, translated
 
@@ -173,16 +181,19 @@ PRESETS["big"] = PRESETS["base"] | {
 
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    return checked(*_checks(config), lambda: refuse_default_data(config.preset, config.data.path, _MEANT_FOR))
+
+
+def _checks(config: Config) -> list[Callable[[], Any]]:
     data = config.data
-    return checked(
+    return [
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _as_usual(config.optimizer).spec(),
         config.schedule.spec,
         lambda: check_run(config, config.schedule),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
-        lambda: refuse_default_data(config.preset, data.path, _MEANT_FOR),
-    )
+    ]
 
 
 def build(config: Config) -> sf.Run:
@@ -269,6 +280,32 @@ def build(config: Config) -> sf.Run:
             "label_smoothing": config.label_smoothing,
         },
         **settings,
+    )
+
+
+_USUAL = 32  # tokens of a side of a sentence, where none are read
+
+
+def outline(config: Config) -> sf.Run | None:
+    """The run without its data, to be computed with; None where weights to start from say how many subwords there are."""
+    if config.init is not None:
+        return None
+    _, optimizer, schedule, *_ = checked(*_checks(config))
+    vocabulary = texts.promised_vocabulary(config.data.vocabulary)
+    network = network_shape(config, source=None if config.data.shared else vocabulary, target=vocabulary)
+    length = min(_USUAL, config.data.max_source, config.data.max_target)
+    row = [0] * (length - 1)  # and its end
+    return sf.Run(
+        model=lambda: sf.models.Seq2Seq(network),
+        loss=smoothed(config.label_smoothing),
+        train=sf.Pairs([row] * 64, [row] * 64),
+        optimizer=optimizer,
+        schedule=schedule,
+        about_data=[
+            f"none were read: {vocabulary:,} subwords{'' if config.data.shared else ' for each language'}, as the settings say,",
+            f"and sentences of {length} tokens",
+        ],
+        **run_arguments(config) | NOT_STEERED,
     )
 
 

@@ -1,0 +1,122 @@
+"""`--nproc` and `--max-restarts`: the same command in several processes of this machine, where it asks for that."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.cli.options import option, whole
+from surefoot.cli.programs import Program
+from surefoot.config import flatten
+from surefoot.durations import seconds
+from surefoot.errors import ConfigError
+from surefoot.launch.counts import Places, asked, sizes_of
+from surefoot.launch.rank import started_by_launcher
+
+_OWN = ("--nproc", "--max-restarts")
+
+
+@dataclass(frozen=True)
+class Several:
+    """What a command says of processes: how many, and how often all of them are started again where one died."""
+
+    nproc: int | str = 1
+    max_restarts: int = 0
+
+
+def options(arguments: Sequence[str]) -> tuple[list[str], Several]:
+    """The arguments without the two options, and what these say.
+
+    >>> options(["runs/mine", "--nproc", "2"])
+    (['runs/mine'], Several(nproc='2', max_restarts=0))
+    """
+    rest, nproc = option(arguments, _OWN[0])
+    rest, restarts = option(rest, _OWN[1])
+    return rest, Several(nproc or 1, whole(_OWN[1], restarts or "0", least=0))
+
+
+def taken(program: Program, arguments: Sequence[str]) -> tuple[list[str], Several]:
+    """The same where they are no settings of the program; where they are, its configuration will tell."""
+    if program.config is not None and "nproc" in _fields(program.config):
+        return list(arguments), Several()
+    return options(arguments)
+
+
+def settled(several: Several, config: Any) -> Several:
+    """What the configuration says, where these are settings of it."""
+    if config is None or "nproc" not in _fields(type(config)):
+        return several
+    return Several(config.nproc, config.max_restarts)
+
+
+def refuse_several(arguments: Sequence[str], *, verb: str) -> None:
+    """Raise where a verb that works in one process is asked for several."""
+    for name in _OWN:
+        if option(arguments, name)[1] is not None:
+            raise ConfigError(f"{verb} works in one process: leave {name} out")
+
+
+def start_several(
+    command: Sequence[str], several: Several, *, config: Any, flags: Sequence[str], out: Path | None = None
+) -> None:
+    """Where several processes are asked for, and this is none of them, run the command in them and leave with their status.
+
+    command: the arguments of `surefoot`. flags: those of them that are settings. out: where a run is that goes on.
+    Raises `ConfigError` for what cannot be, before anything is started.
+    """
+    wanted = asked(several.nproc)
+    if several.max_restarts < 0:
+        raise ConfigError(f"max_restarts = {several.max_restarts}: a number of times, 0 or more")
+    if "WORLD_SIZE" in os.environ:
+        if not started_by_launcher() and option(flags, _OWN[0])[1] is not None:
+            raise ConfigError(
+                f"--nproc {wanted.text} in a process that a launcher has started (WORLD_SIZE={os.environ['WORLD_SIZE']})\n"
+                "  leave --nproc out, or start it without that launcher"
+            )
+        return
+    if wanted.most == 1 and not several.max_restarts:
+        return
+    settings = {} if config is None else flatten(config)
+    batch_size, micro = settings.get("batch_size"), settings.get("micro_batch_size")
+    written = settings.get("out")
+    place = out or (Path(written) if isinstance(written, str) and written else None)
+    places = Places(
+        wanted,
+        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=place),
+        gpus=_gpus(settings.get("device", "auto")),
+    )
+    places.size()  # before anything is started
+    from surefoot.launch.launcher import launch  # imports torch
+
+    limit = settings.get("time_limit")
+    limit_s = None if limit is None else seconds(limit, setting="time_limit")
+
+    def arguments(elapsed_s: float) -> list[str]:
+        given = list(command)
+        if limit_s is not None and elapsed_s > 1:  # what is left of it for a group that is started again
+            given = [*option(given, "--time-limit")[0], "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
+        return ["-P", "-m", "surefoot", *given]  # the directory where it is started is no place to import from
+
+    sys.stdout.flush()
+    sys.exit(launch(arguments, places=places, max_restarts=several.max_restarts))
+
+
+def _gpus(device: Any) -> list[str] | None:
+    """The names of the GPUs that processes are to use; None where they use none."""
+    import torch
+
+    if not isinstance(device, str) or not (device == "auto" or device.startswith("cuda")):
+        return None
+    if not torch.cuda.is_available():
+        return None  # whoever asked for one is told by the ranks
+    there, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(place) for place in range(there)] if visible is None else visible.split(",")[:there]
+
+
+def _fields(kind: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}

@@ -1,0 +1,239 @@
+"""Several processes as one: started, watched, told to stop, ended together, and started again where one of them died.
+
+A rank is named as lost by whoever sees it first: this process, where the rank has ended, or the heartbeat of the others, where
+it is silent. The ranks that are left then end by themselves; what does not is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from surefoot.errors import ConfigError, RankLostError
+from surefoot.launch.counts import Places
+from surefoot.launch.group import Group
+
+_LOOK_S = 0.05
+_ALIKE_S = 5.0  # in which other ranks may meet the same error, and say so themselves
+_TERMINATED_S = 8.0  # from the first rank that ended: the others are told to, and have not
+_KILLED_S = 15.0
+_STOPPED_S = 20.0  # as long as a heartbeat waits; here for ranks that have not met the others yet
+_AGAIN_S = 2.0  # from the second Ctrl-C
+_BY_DECISION = (0, 5, 130, 143)  # statuses with which all ranks end together, after saving
+_LOST = RankLostError.exit_status
+_NOT_AGAIN = (0, 2, 4, 5, 130, 143)  # what would end in the same way, or was to end
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a group ended: with which status, which ranks died, and what there is to say of it that rank 0 has not said."""
+
+    status: int
+    died: tuple[int, ...] = ()
+    text: str = ""
+
+
+def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
+    """Run `command` in several processes; the exit status of the rank that caused their end, as a shell gives it.
+
+    command: the arguments for Python, given the seconds since the start. Raises `ConfigError` where no number of processes
+    that was asked for can be.
+    """
+    launcher = _Launcher()
+    began, size, attempt = time.monotonic(), places.size(), 0
+    with launcher.signals():
+        while True:
+            arguments = command(time.monotonic() - began)
+            ended = launcher.attempt(arguments, size=size, attempt=attempt, environment=places.environment())
+            if ended.text:
+                _say(f"error: {ended.text}")
+            if ended.status in _NOT_AGAIN or launcher.stop:
+                return ended.status
+            if attempt == max_restarts:
+                if ended.status == RankLostError.exit_status or ended.status > 128:
+                    _say(_advice(max_restarts))
+                return ended.status
+            places.died(ended.died)
+            try:
+                size = places.size()
+            except ConfigError as problem:
+                _say(f"cannot start again on fewer processes: {problem}")
+                return ended.status
+            attempt += 1
+            _say(f"starting again on {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})")
+
+
+class _Launcher:
+    """What lives as long as the launcher: signals that came, and the group that is running."""
+
+    def __init__(self) -> None:
+        self.stop: int | None = None
+        self.again_at: float | None = None
+        self.group: Group | None = None
+        self.previous: dict[int, Any] = {}
+
+    def signals(self) -> _Signals:
+        """Handlers of this launcher, for as long as it stands."""
+        return _Signals(self)
+
+    def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
+        """Start a group and see it through; afterwards nothing of it is left but what it said, where something failed."""
+        logs = Path(tempfile.mkdtemp(prefix="surefoot-"))
+        group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
+        ended = None
+        try:
+            self.group = group
+            if self.stop is None:
+                group.start()
+            ended = self._watched(group)
+            return ended
+        finally:
+            self.group = None
+            group.end()
+            if ended is not None and ended.text and any(file.stat().st_size for file in logs.iterdir()):
+                _say(f"what the ranks above 0 said is in {logs}")
+            else:
+                shutil.rmtree(logs, ignore_errors=True)
+
+    def _watched(self, group: Group) -> Ended:
+        """Wait until every rank has ended, and see to it that it does where one of them has."""
+        order = list[int]()  # in which they ended
+        first_at: float | None = None  # when one ended that should not have
+        named = terminated = False
+        stopped_s, before = dict[int, float](), time.monotonic()
+        while group.running:
+            new, now = group.look(), time.monotonic()
+            order += [] if terminated else new  # what is told to end is no cause
+            elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # this process may have been stopped too
+            stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
+            for rank, seconds in stopped_s.items():
+                if seconds > _STOPPED_S and first_at is None:
+                    first_at = now
+                    beat = group.beat(rank)
+                    group.name_lost(rank, f"{beat.who} has been stopped for {_STOPPED_S:.0f} s, {beat.where}")
+            wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
+            if wrong and first_at is None:
+                first_at = now
+            causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
+            if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
+                named = True
+                group.name_lost(causes[0], _what_happened(group, causes[0]))
+            if first_at is not None and now - first_at > _TERMINATED_S and not terminated:
+                terminated = True
+                group.signal(signal.SIGTERM)
+            too_long = first_at is not None and now - first_at > _KILLED_S
+            if too_long or (self.again_at is not None and now - self.again_at > _AGAIN_S):
+                break
+            if first_at is not None and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
+                break  # it is stopped, or it hangs
+            time.sleep(_LOOK_S)
+        order += [] if terminated else group.look()
+        return self._judged(group, order)
+
+    def _judged(self, group: Group, order: list[int]) -> Ended:
+        """The end of a group from the order in which its ranks ended; those that did not are killed."""
+        group.look()
+        statuses, left = group.statuses, tuple(group.running)
+        causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
+        first = statuses[causes[0]] if causes else 0
+        if self.stop is not None and (first <= 0 or first in _BY_DECISION):
+            done = bool(order) and not left and not any(statuses.values())  # before the signal could do anything
+            return Ended(0 if done else 128 + self.stop)
+        if first in _BY_DECISION and not (left or _LOST in statuses.values()):
+            return Ended(first)
+        said = statuses.get(0) == _LOST or (bool(causes) and causes[0] == 0 and first > 0)
+        if causes:
+            alike = first > 0 and not left and set(statuses.values()) == {first}  # each has said so itself
+            text = "" if said or alike else _what_happened(group, causes[0])
+            died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
+            return Ended(_as_shell(first), tuple(died), text)
+        lost = group.named_lost()
+        words = f"rank {', '.join(map(str, left))} did not end" if lost is None else lost.text
+        return Ended(_LOST, left if lost is None else (lost.rank,), "" if said else words)
+
+    # --- signals -------------------------------------------------------------------------------------------------
+
+    def on_stop(self, number: int, frame: FrameType | None) -> None:
+        """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
+        del frame
+        if self.stop is not None:
+            self.again_at = self.again_at or time.monotonic()
+        self.stop = self.stop or number
+        self._pass_on(number)
+
+    def on_save(self, number: int, frame: FrameType | None) -> None:
+        """Pass it on to one of them: they agree on the step."""
+        del frame
+        self._pass_on(number, 0)
+
+    def on_pause(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: stop the ranks, which do not belong to the terminal, and this process; and go on together."""
+        del number, frame
+        self._pass_on(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._pass_on(signal.SIGCONT)
+
+    def _pass_on(self, number: int, *ranks: int) -> None:
+        if self.group is not None:
+            with suppress(OSError):
+                self.group.signal(number, *ranks)
+
+
+class _Signals:
+    """A launcher's handlers, between entering and leaving; then as before."""
+
+    def __init__(self, launcher: _Launcher) -> None:
+        self.handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: launcher.on_stop,
+            signal.SIGTERM: launcher.on_stop,
+        }
+        if sys.platform != "win32":
+            self.handlers |= {signal.SIGUSR1: launcher.on_save, signal.SIGTSTP: launcher.on_pause}
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        self.previous = {number: signal.signal(number, handler) for number, handler in self.handlers.items()}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+def _what_happened(group: Group, rank: int) -> str:
+    """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
+    status, beat = group.statuses[rank], group.beat(rank)
+    if status < 0:
+        how = f"was killed by {signal.Signals(-status).name} {beat.where}"
+        how += ": is memory short?" if -status == getattr(signal, "SIGKILL", 9) else ""
+    elif beat.error:
+        how = f"failed {beat.where}: {beat.error}"
+    else:
+        how = f"ended with status {status} {beat.where}"
+    lines = group.last_lines(rank)
+    return "\n  ".join([f"{beat.who} {how}", *(["its last lines:", *lines] if lines else [])])
+
+
+def _advice(max_restarts: int) -> str:
+    if max_restarts:
+        return f"  it was started again {max_restarts} times (--max-restarts); the same command goes on"
+    return "  the same command goes on from the newest checkpoint; --max-restarts 3 does that by itself"
+
+
+def _as_shell(status: int) -> int:
+    return 128 - status if status < 0 else status
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        fresh = "\n" if os.isatty(2) and text.startswith("error") else ""
+        os.write(2, f"{fresh}{text}\n".encode(errors="replace"))

@@ -1,0 +1,158 @@
+"""What a loss uses of its models outside of their own call, found while it runs and named with the line that leads there."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+_TORCH = str(Path(torch.__file__).parent / "_").removesuffix("_")
+_SHOWN = 3
+
+
+class Handed:
+    """A model as the loss gets it on one of several processes: called through, all else its own."""
+
+    def __init__(self, model: nn.Module, name: str, watch: Watch) -> None:
+        self.model, self.name, self.watch = model, name, watch
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The model's outputs; what happens meanwhile is inside of its call."""
+        self.watch.calls[self.name] += 1
+        self.watch.inside += 1
+        try:
+            return self.model(*inputs, **named)
+        finally:
+            self.watch.inside -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+class Watched:
+    """A loss, watched from its call to its return."""
+
+    def __init__(self, loss: Callable[[Any, Any], Any], watch: Watch) -> None:
+        self.loss, self.watch = loss, watch
+
+    def __call__(self, given: Any, batch: Any) -> Any:
+        """What the loss returns."""
+        with self.watch.watching():
+            return self.loss(given, batch)
+
+
+class Watch:
+    """Notices modules and, where they are sharded, parameters that are used while no model is being called."""
+
+    def __init__(self, models: Mapping[str, nn.Module], *, sharded: bool) -> None:
+        self.sharded = sharded
+        self.calls: Counter[str] = Counter()
+        self.inside = 0
+        self.outside: dict[str, str] = {}  # what was used, by the user's line
+        self.names = list(models)
+        self.roots = {id(model): name for name, model in models.items()}
+        self.modules = {
+            id(part): ".".join(filter(None, [name, place]))
+            for name, model in models.items()
+            for place, part in model.named_modules()
+        }
+        self.parameters = {
+            id(parameter): f"{name}.{place}"
+            for name, model in models.items()
+            for place, parameter in model.named_parameters()
+        }
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Take notice until the block is left."""
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._entered).remove)
+            if self.sharded:
+                stack.enter_context(_Uses(self))
+            yield
+
+    def problems(self) -> list[str]:
+        """In words; that a model is never called only where nothing says what is done instead."""
+        found = self.outside_problems()
+        if found or self.calls:
+            return found
+        which = "the model that it is" if len(self.names) == 1 else "any of the models that it is"
+        return [
+            f"the loss never calls {which} given: no gradient would be added up over processes\n"
+            "  call it: def loss(model, batch): outputs = model(...)"
+        ]
+
+    def outside_problems(self) -> list[str]:
+        """What was used outside of the models' calls."""
+        if not self.outside:
+            return []
+        shown = [f"{what} in {where}" for where, what in self.outside.items()]
+        more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        lost = "its weights are not gathered" if self.sharded else "its gradients would not be added up"
+        return [
+            f"the loss uses the model outside of its call, where {lost} over processes:\n  "
+            + "\n  ".join(["; ".join([*shown[:_SHOWN], *more])])
+            + "\n  call the model that the loss is given, model(...), and compute all with parameters in its forward,\n"
+            "  which may take what it needs: model(inputs, targets=targets)"
+        ]
+
+    def _entered(self, module: nn.Module, _: Any) -> None:
+        if self.inside or id(module) not in self.modules or not self._matters(module):
+            return
+        if torch._C._current_graph_task_id() == -1:  # in a backward pass blocks are computed again, outside of any call
+            self.note(f"{self.modules[id(module)]}(...)")
+
+    def _matters(self, module: nn.Module) -> bool:
+        if self.sharded:
+            return next(module.parameters(), None) is not None
+        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+
+    def note(self, what: str) -> None:
+        """Remember a use by the line of the user's code that led to it; the first of a line is the outermost."""
+        frames = _frames_of_loss()
+        users, method = frames[0], None
+        for frame in frames:
+            first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
+            owner = id(frame.f_locals.get(first))
+            others = frame.f_code.co_filename.startswith((_TORCH, __file__))
+            if owner in self.modules:
+                method = None if others else f"{self.modules[owner]}.{frame.f_code.co_name}()"
+                break
+            users = users if others else frame
+        self.outside.setdefault(f"{users.f_code.co_filename}:{users.f_lineno}", method or what)
+
+
+class _Uses(TorchFunctionMode):
+    """Notices parameters that something with a gradient is made of."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not self.watch.inside and isinstance(made, Tensor) and made.requires_grad:
+            for used in pytree.tree_leaves((args, kwargs)):
+                if id(used) in self.watch.parameters and made is not used:
+                    self.watch.note(self.watch.parameters[id(used)])
+        return made
+
+
+def _frames_of_loss() -> Sequence[FrameType]:
+    """The frames from the loss inwards to where this is asked."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not Watched.__call__.__code__:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]

@@ -1,0 +1,338 @@
+"""What a run would need and how long a step would take on many GPUs: `surefoot plan --world N`, in words and numbers.
+
+Nothing is allocated and nothing is measured: the run is on paper, the numbers are those of `scaling` and of a dry pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from surefoot.data.buckets import Lengthy
+from surefoot.dry_pass import Pass, dry_pass
+from surefoot.errors import ConfigError, first_line
+from surefoot.fully_sharded import refuse_unshardable
+from surefoot.memory import in_words
+from surefoot.optimizers.memory import state_bytes
+from surefoot.optimizers.on_shards import refuse_optimizer
+from surefoot.parts import Parts
+from surefoot.plan import Section, parameters_by_module
+from surefoot.scaling import (
+    Machine,
+    Memory,
+    Spread,
+    Timing,
+    Workload,
+    hidden_from,
+    memory,
+    ring_bandwidth,
+    sent_bytes,
+    timing,
+    windows,
+)
+from surefoot.weighing import workload
+
+_SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
+_PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "averages": "averaged weights",
+    "buffers": "buffers",
+    "whole_gradients": "whole gradients, until the last micro-batch",
+    "gathered": "gathered parameters",
+    "exchanged": "gradients on their way",
+    "passing": "activations of a pass, at most",
+    "updating": "copies while the optimizer works (not beside a pass)",
+}
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """A machine, and for each of its numbers where that comes from."""
+
+    machine: Machine
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy with everything that is computed of it."""
+
+    name: str
+    strategy: Spread
+    work: Workload
+    micro_batches: int
+    machine: Machine
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes of one GPU."""
+        return memory(self.work, self.strategy, micro_batches=self.micro_batches)
+
+    @property
+    def timing(self) -> Timing:
+        """Seconds of a step."""
+        return timing(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a GPU sends in a step."""
+        return sent_bytes(self.work, self.strategy, micro_batches=self.micro_batches)
+
+    @property
+    def hidden_from(self) -> int:
+        """Samples of a micro-batch beside which all communication is hidden."""
+        return hidden_from(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
+
+
+def sections(parts: Parts, assumed: Assumed) -> list[Section]:
+    """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
+    if parts.task.loss is None:
+        raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
+    world = parts.world.on_paper
+    rows, micro_batches, note = shared(parts, ranks=world)
+    tokens = tokens_each(parts)
+    own = spread(parts, ranks=world)
+    refused = refusal(parts)
+    if refused is not None and own.kind == "fsdp":
+        raise refused
+    passes = {own.gather: dry_pass(parts, rows=rows, weights_narrow=own.gather == "bf16")}
+    passes.setdefault("fp32", passes[own.gather] if own.gather == "fp32" else dry_pass(parts, rows=rows))
+    works = {gather: workload(parts, passed) for gather, passed in passes.items()}
+
+    def case(name: str, chosen: Spread) -> Case:
+        return Case(name, chosen, works[chosen.gather], micro_batches, assumed.machine)
+
+    beside = others(own, node_size=assumed.machine.node_size)
+    cases = [case(name, chosen) for name, chosen in beside.items() if refused is None or chosen.kind != "fsdp"]
+    mine = next(found for found in cases if found.strategy == own)
+    return [
+        *([Section("data", list(parts.about_data))] if parts.about_data else []),
+        Section("parameters by module", parameters_by_module(parts.state.models)),
+        Section("assumed", assumptions(assumed, world=world)),
+        Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
+        Section(f"memory of a GPU, {mine.name}", [*held(parts, mine)]),
+        *([] if world == 1 else [Section(f"sent by each GPU in a step, {mine.name}", sent(mine))]),
+        Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
+        *(
+            []
+            if world == 1
+            else [Section("strategies", table(cases) + ([] if refused is None else [first_line(refused)]))]
+        ),
+    ]
+
+
+def refusal(parts: Parts) -> ConfigError | None:
+    """Why this run cannot be sharded; None where it can."""
+    try:
+        for model in parts.state.models.values():
+            refuse_unshardable(model)
+        for trained in parts.state.trained.values():
+            refuse_optimizer(trained.optimizer)
+    except ConfigError as problem:
+        return problem
+    return None
+
+
+def shared(parts: Parts, *, ranks: int) -> tuple[int, int, str | None]:
+    """Samples of a micro-batch, micro-batches of each rank, and what `train` would refuse of that."""
+    sizes = parts.supply.sizes
+    first = len(parts.supply.again(0)[0].ids)
+    if sizes.pieces == 1:  # without a size of its own each rank makes one
+        rows, each = max(1, round(first / ranks)), 1
+        fits = sizes.batch_size % ranks == 0
+    else:
+        rows, each = first, max(1, round(sizes.pieces / ranks))
+        fits = sizes.pieces % ranks == 0
+    if fits:
+        return rows, each, None
+    cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
+    refused = f"train would refuse that: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut} evenly"
+    return rows, each, f"{refused}; here a step is as large as they need"
+
+
+def tokens_each(parts: Parts) -> float | None:
+    """Tokens of a sample, with the padding, where the data say how long samples are."""
+    supply = parts.supply
+    if supply.sizes.unit == "tokens":
+        return supply.sizes.micro_batch_size / len(supply.again(0)[0].ids)
+    lengths = supply.dataset.lengths if isinstance(supply.dataset, Lengthy) else None
+    return float(lengths) if isinstance(lengths, int) else None
+
+
+def spread(parts: Parts, *, ranks: int) -> Spread:
+    """The run's strategy among so many ranks."""
+    how = parts.parallel
+    assert how.kind != "auto"  # `chosen` has decided
+    assert how.synchronise != "auto"
+    return Spread(
+        kind=how.kind,
+        world=ranks,
+        replicas=how.replicas,
+        reshard=how.reshard,
+        synchronise=how.synchronise,
+        gather=how.gather,
+        offload=how.offload,
+    )
+
+
+def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
+    """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
+    if own.kind == "none":
+        return {"one process": own}
+    world = own.world
+    plain = replace(own, reshard=True, replicas=1) if own.kind == "fsdp" else Spread("fsdp", world, synchronise="every")
+    found = {
+        "ddp": own if own.kind == "ddp" else Spread("ddp", world),
+        "fsdp": plain,
+        "fsdp, reshard off": replace(plain, reshard=False),
+    }
+    if world > node_size > 1 and world % node_size == 0:
+        found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
+    if own not in found.values():
+        name = f"fsdp, {own.replicas} replicas" if own.replicas > 1 else "fsdp"
+        found = {f"{name}, as set": own, **found}
+    return found
+
+
+def assumptions(assumed: Assumed, *, world: int) -> list[str]:
+    """Every number about the machine that is assumed, and where it comes from."""
+    machine = assumed.machine
+    nodes = -(-world // machine.node_size)
+    told = {
+        "node_size": f"{world:,} GPU{'s' * (world != 1)}, {nodes:,} node{'s' * (nodes != 1)} of {machine.node_size}",
+        "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
+        "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
+        "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",
+        "bandwidth": f"{in_words(machine.bandwidth)}/s a GPU sends to other nodes, and receives",
+        "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s to others of its node",
+    }
+    wide = max(map(len, told.values()))
+    return [f"{text:<{wide}}  [{assumed.origins[name]}]" for name, text in told.items()]
+
+
+def step(parts: Parts, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
+    """How many samples, and what the dry pass found."""
+    world, rows, each = case.strategy.world, passed.samples, case.micro_batches
+    forward, backward = passed.flops
+    return [
+        f"{_samples(world * each * rows, tokens)} = {world:,} rank{'s' * (world > 1)}"
+        f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
+        *([note] if note else []),
+        f"a micro-batch in {parts.whole.precision.name}: forward {_flops(forward)}, backward {_flops(backward)}",
+        f"it keeps {in_words(passed.kept_bytes)} for the backward pass and takes {in_words(passed.most_bytes)} at most"
+        " (dry pass on the meta device)",
+    ]
+
+
+def held(parts: Parts, case: Case) -> Iterable[str]:
+    """A line for each purpose that takes memory, and their sum against what there is."""
+    found, machine = case.memory, case.machine
+    rows = {what: getattr(found, name) for name, what in _PURPOSES.items()}
+    unknown = any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values())
+    wide = max(len(what) for what in rows)
+    for what, number in rows.items():
+        if number:
+            yield f"{what:<{wide}}  {in_words(number):>9}"
+    if unknown:
+        yield "the optimizer's state is known after its first step only, and left out"
+    yield f"{'at most':<{wide}}  {in_words(found.total):>9}   {fits(found, machine)}"
+    if found.host:
+        yield f"beside it in the host's memory {in_words(found.host)} for each GPU"
+
+
+def fits(found: Memory, machine: Machine) -> str:
+    """Whether that fits, in words."""
+    left = machine.memory_bytes - found.total
+    if left < 0:
+        return f"{in_words(-left)} too much"
+    if found.total > _SPARE * machine.memory_bytes:
+        return "hardly fits"
+    return "fits"
+
+
+def sent(case: Case) -> list[str]:
+    """What is sent beside which pass, how often, and in all."""
+    found = windows(case.work, case.strategy, micro_batches=case.micro_batches)
+    shards, copies = case.strategy.shards, case.strategy.copies
+    lines = []
+    for window in found:
+        ways = {f"to {shards} shards": window.to_shards, f"to {copies} replicas": window.to_replicas}
+        told = ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number)
+        if told:
+            lines.append(f"{window.times} x beside a {window.part} pass: {told}")
+    ring = {"shards": (shards, 1), "replicas": (copies, shards)}
+    speeds = ", ".join(
+        f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s to {name}"
+        for name, (members, stride) in ring.items()
+        if members > 1
+    )
+    return [*lines, f"{in_words(case.sent)} in all, at {speeds}"]
+
+
+def times(case: Case, *, tokens: float | None) -> list[str]:
+    """Seconds of computing and sending, and from which batch on the one hides the other."""
+    found, world, samples = case.timing, case.strategy.world, case.hidden_from
+    hidden = found.communication_s - found.exposed_s
+    made = world * case.micro_batches * case.work.samples / found.step_s
+    of_step = f"a step of {_time(found.step_s)} without its update: {_rate(made, tokens)}"
+    if world == 1:
+        return [of_step]
+    return [
+        f"computing {_time(found.compute_s)}, communication {_time(found.communication_s)}:"
+        f" {_time(hidden)} of it hidden, {_time(found.exposed_s)} exposed",
+        of_step,
+        f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
+        f"which are {_samples(samples * world, tokens)} a step",
+    ]
+
+
+def table(cases: Iterable[Case]) -> list[str]:
+    """A line for each strategy."""
+    rows = [("strategy", "memory", "", "sent", "hides from", "exposed", "step")]
+    for case in cases:
+        found = case.timing
+        rows.append(
+            (
+                case.name,
+                in_words(case.memory.total),
+                fits(case.memory, case.machine),
+                in_words(case.sent),
+                f"{case.hidden_from:,} a GPU",
+                _time(found.exposed_s),
+                _time(found.step_s),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = (0, 2)
+    return [
+        "  ".join(
+            text.ljust(widths[place]) if place in left else text.rjust(widths[place]) for place, text in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _samples(samples: int, tokens: float | None) -> str:
+    """So many samples, and their tokens where those are known."""
+    said = f"{samples:,} sample{'s' * (samples != 1)}"
+    return said if tokens is None else f"{said} ({round(samples * tokens):,} tokens)"
+
+
+def _rate(samples: float, tokens: float | None) -> str:
+    return f"{samples:,.4g} samples/s" if tokens is None else f"{samples * tokens:,.4g} tokens/s"
+
+
+def _flops(number: float) -> str:
+    for unit, one in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
+        if number >= one:
+            return f"{number / one:.3g} {unit}"
+    return f"{number / 1e6:.3g} MFLOP"
+
+
+def _time(seconds: float) -> str:
+    for unit, one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= one:
+            return f"{seconds / one:.3g} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"

@@ -1,0 +1,146 @@
+"""`--nproc` and `--max-restarts` as they are typed: what is refused before anything starts, and what is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import main
+from surefoot.errors import ConfigError
+from surefoot.launch import launcher
+from surefoot.launch.counts import Asked, Places, Sizes, asked, chosen, sizes_of
+
+Typed = Callable[..., "tuple[int, str]"]
+GPT = ["train", "gpt", "--batch-size", "64", "--micro-batch-size", "16", "--device", "cpu"]
+BUILD = """
+import surefoot as sf
+
+def build():
+    raise sf.ConfigError("built")
+"""
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+    """A command with its exit status and what it says; nothing is started, but 99 and the command told in its place."""
+
+    def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
+        print(json.dumps([places.size(), max_restarts, command(0.0), command(60.0)]))
+        return 99
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out + said.err
+
+    return call
+
+
+def test_the_same_command_is_run_in_so_many_processes(typed: Typed) -> None:
+    status, said = typed(*GPT, "--nproc", "4", "--max-restarts", "2", "--time-limit", "10 min")
+    assert status == 99
+    size, restarts, first, later = json.loads(said)
+    assert (size, restarts) == (4, 2)
+    assert first == ["-P", "-m", "surefoot", *GPT, "--nproc", "4", "--max-restarts", "2", "--time-limit", "10 min"]
+    assert later[-2:] == ["--time-limit", "540 s"], "what is left of it"
+
+
+def test_the_options_are_no_settings_of_a_file_that_has_none(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BUILD)
+    status, said = typed("train", "mine.py", "--nproc", "2")
+    assert status == 99
+    assert json.loads(said)[2] == ["-P", "-m", "surefoot", "train", "mine.py"]
+
+
+def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(BUILD)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "SUREFOOT_LAUNCHER": str(os.getppid())}.items():
+        monkeypatch.setenv(name, value)
+    status, said = typed("train", "mine.py", "--nproc", "2")
+    assert status == 2
+    assert "built" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*GPT, "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
+        ([*GPT[:4], "--nproc", "3"], "nearest that can: 2 or 4 ranks; or batch_size 66"),
+        ([*GPT, "--nproc", "0"], "write --nproc 4, or --nproc 1:4"),
+        ([*GPT, "--nproc", "4:2"], "write --nproc 4, or --nproc 1:4"),
+        ([*GPT, "--nproc", "all"], "write --nproc 4, or --nproc 1:4"),
+        ([*GPT, "--nproc", "5:7"], "nearest that can: 4"),
+        ([*GPT, "--nproc", "2", "--max-restarts", "-1"], "max_restarts = -1"),
+        (["train", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
+        (["find-lr", "gpt", "--nproc", "2"], "find-lr works in one process"),
+        (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare works in one process"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    typed: Typed, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "mine.py").write_text(BUILD)
+    status, said = typed(*arguments)
+    assert status == 2, said
+    assert words in said
+    assert len(said.splitlines()) <= 5
+
+
+def test_nproc_under_another_launcher_is_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    status, said = typed(*GPT, "--nproc", "2")
+    assert status == 2
+    assert "a launcher has started (WORLD_SIZE=8)" in said
+
+
+def test_more_processes_than_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs one of its own"):
+        chosen(asked(4), sizes=Sizes(64, 16), devices=2)
+
+
+def test_places_of_ranks_that_died_are_not_used_again() -> None:
+    places = Places(Asked(1, 4, "1:4"), sizes=lambda: Sizes(64, 16), gpus=["0", "1", "2", "3"])
+    assert places.size() == 4
+    places.died([0])
+    assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (2, "1,2,3")
+    places.died([1])
+    assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (2, "1,3")
+
+
+def test_a_fixed_number_is_started_again_as_it_was() -> None:
+    places = Places(asked(4), sizes=lambda: Sizes(64, 16), gpus=None)
+    places.died([0, 1])
+    assert places.size() == 4
+
+
+def test_fewer_than_the_least_are_refused() -> None:
+    places = Places(asked("2:4"), sizes=lambda: Sizes(64, 16), gpus=None)
+    assert places.size() == 4
+    places.died([0, 1, 2])
+    with pytest.raises(ConfigError, match="only 1 of them"):
+        places.size()
+
+
+def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
+    state = tmp_path / "checkpoints" / "step-00000004" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"described": {"batch_size": 64, "micro_batch_size": 16}}))
+    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16)
+    assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
+    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32)
+
+
+def test_python_m_surefoot_is_the_command_line() -> None:
+    found = subprocess.run([sys.executable, "-m", "surefoot", "--help"], capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("surefoot trains PyTorch models")

@@ -1,0 +1,169 @@
+"""Hearts of several ranks over a real store, in one process: what would end a process is noted instead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+
+from surefoot.errors import DataError, RankLostError
+from surefoot.heartbeat import Heartbeat
+from surefoot.heartbeat.beat import Lost
+from surefoot.heartbeat.heart import VERDICT
+
+EVERY_S = 0.05
+BROKEN = RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+
+
+class Ranks:
+    """Hearts that beat twenty times as fast as those of a run, and how each of them ended."""
+
+    def __init__(self, size: int) -> None:
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+        self.ended: dict[int, int] = {}
+        self.over = threading.Event()
+        self.logs: Path | None = None
+        self.hearts = [self._heart(rank, size) for rank in range(size)]
+
+    def _heart(self, rank: int, size: int) -> Heartbeat:
+        client = TCPStore("127.0.0.1", self.store.port, is_master=False, timeout=timedelta(seconds=10))
+        return Heartbeat(
+            PrefixStore("heartbeat", client),
+            rank=rank,
+            size=size,
+            host="here",
+            every_s=EVERY_S,
+            silent_s=20 * EVERY_S,
+            grace_s=5 * EVERY_S,
+            end=lambda status: self.ended.__setitem__(rank, status),
+        )
+
+    def start(self) -> None:
+        for heart in self.hearts:
+            heart.start()
+            heart.opened(logs=self.logs, fresh_line="")
+            heart.at(3, "training")
+
+
+def until(fact: Callable[[], bool], *, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not fact() and time.monotonic() < end:
+        time.sleep(0.01)
+    return fact()
+
+
+@pytest.fixture
+def three() -> Iterator[Ranks]:
+    ranks = Ranks(3)
+    yield ranks
+    for heart in ranks.hearts:
+        heart.stop()
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+
+
+def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
+    three: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    silent = three.hearts[2]
+    three.start()
+    assert until(lambda: silent.rounds > 2)
+    silent.stopping.set()  # as if it were stopped: neither does it speak, nor does it say that it goes
+    silent._tell = lambda: three.over.wait(60)  # type: ignore[method-assign, assignment]
+    assert until(lambda: len(three.ended) == 2)
+    three.over.set()
+    assert three.ended == {0: 7, 1: 7}
+    errors = said(capfd)
+    assert len(errors) == 2, "one short message on each rank that is left"
+    assert all("rank 2 (here, process" in line and "last at step 3 (training)" in line for line in errors)
+
+
+def test_ranks_that_end_as_they_should_are_not_missed(three: Ranks) -> None:
+    three.start()
+    for heart in three.hearts:
+        heart.goodbye()
+        heart.closed()
+        heart.stop()
+    time.sleep(30 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_a_rank_that_fails_is_named_by_the_others_with_its_error(
+    three: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    three.start()
+    three.hearts[1].failed(DataError("sample 7 is broken"))
+    assert until(lambda: {0, 2} <= three.ended.keys())
+    assert 1 not in three.ended, "it says itself what it failed of"
+    assert "rank 1 (here, process" in (errors := said(capfd))[0]
+    assert errors[0].endswith("failed at step 3 (training): DataError: sample 7 is broken")
+
+
+def test_an_error_that_all_ranks_meet_ends_each_of_them_by_itself(three: Ranks) -> None:
+    three.start()
+    for heart in three.hearts:
+        heart.failed(DataError("no such file"))
+    time.sleep(20 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_a_broken_connection_is_explained_by_the_rank_that_broke_it(three: Ranks) -> None:
+    three.start()
+    three.hearts[2].failed(DataError("sample 7 is broken"))
+    found = three.hearts[1].cause(BROKEN)
+    assert isinstance(found, RankLostError)
+    assert "sample 7 is broken" in str(found)
+
+
+def test_an_error_of_this_ranks_own_is_no_broken_connection(three: Ranks) -> None:
+    three.start()
+    assert three.hearts[1].cause(ValueError("mine")) is None
+
+
+def test_the_launcher_may_name_a_rank_at_once(three: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+    three.start()
+    PrefixStore("heartbeat", three.store).set(VERDICT, Lost(1, "rank 1 was killed by SIGKILL").written())
+    assert until(lambda: len(three.ended) == 3)
+    assert all("rank 1 was killed by SIGKILL" in line for line in said(capfd))
+
+
+def test_a_store_that_is_gone_ends_a_rank_that_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = Ranks(2)
+    ranks.start()
+    heart = ranks.hearts[1]
+    assert until(lambda: heart.rounds > 2)
+    del ranks.store
+    assert until(lambda: ranks.ended == {0: 7, 1: 7})
+    assert "the connection to the launcher was lost (" in said(capfd)[0]
+    for each in ranks.hearts:
+        each.stop()
+
+
+def test_a_store_that_does_not_answer_ends_a_rank_that_runs() -> None:
+    ended: list[int] = []
+    store = HashStore()
+    heart = Heartbeat(store, rank=0, size=2, host="here", every_s=EVERY_S, silent_s=1.0, end=ended.append)
+    over = threading.Event()
+    heart._listen = lambda elapsed_s: over.wait(60)  # type: ignore[method-assign, assignment]
+    heart.start()
+    assert until(lambda: ended == [7])
+    over.set()
+    heart.stop()
+
+
+def test_the_last_lines_of_a_lost_rank_are_told(
+    three: Ranks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-1.log").write_text("one\ntwo\nthree\nfour\n")
+    three.logs = tmp_path
+    three.start()
+    three.hearts[1].failed(ValueError("x"))
+    assert until(lambda: 2 in three.ended)
+    assert "its last lines:\n  two\n  three\n  four" in capfd.readouterr().err

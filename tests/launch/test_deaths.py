@@ -1,0 +1,129 @@
+"""Ranks of a real run that die, stop, fail and are told to stop: what is said, how it ends, and that nothing is left. (30 s)
+
+Silence is noticed after 4 seconds here, and not after 20: a run that waits is a test that waits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forked_ranks import PROGRAM, bits, steps_made, surefoot, until
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+SLOW = ["--pause-s", "0.02", "--nproc", "2"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks that nothing happened to."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    with surefoot(out.parent / "p", "train", PROGRAM, "--nproc", "2", "--out", str(out)) as group:
+        assert group.wait() == 0, group.said
+    return out
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    return tmp_path / "run"
+
+
+def errors(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+def test_a_killed_rank_is_named_in_one_message(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
+        assert until(lambda: steps_made(out) >= 4)
+        os.kill(group.pid(1), signal.SIGKILL)
+        begun = time.monotonic()
+        assert group.wait() == 128 + signal.SIGKILL
+        assert time.monotonic() - begun < 30
+    assert len(errors(group.said)) == 1
+    assert f"process {group.pid(1)}) was killed by SIGKILL at step" in errors(group.said)[0]
+
+
+def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
+        assert until(lambda: steps_made(out) >= 4)
+        os.kill(group.pid(1), signal.SIGSTOP)
+        assert group.wait() == 7
+    assert len(errors(group.said)) == 1
+    seen = r"(has not been heard of for 4 s, last|has been stopped for 4 s,) at step \d+"  # by the other rank, or the launcher
+    assert re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
+
+
+@pytest.mark.slow
+def test_rank_0_that_is_stopped_is_named_too(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
+        assert until(lambda: steps_made(out) >= 4)
+        os.kill(group.pid(0), signal.SIGSTOP)
+        assert group.wait() == 7
+    assert "rank 0 (" in errors(group.said)[0]
+
+
+def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--out", str(out)) as group:
+        assert group.wait() == 3
+    assert len(errors(group.said)) == 1
+    assert "rank 1 (" in errors(group.said)[0]
+    assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
+
+
+def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "script") as group:
+        assert group.wait() == 7
+    assert "rank 1 (" in group.said
+    assert "left its loop after step 5, and others wait for it at step 6" in group.said
+    assert "run.stop() ends the loop on all of them" in group.said
+
+
+@pytest.mark.parametrize("whom", [pytest.param("launcher", marks=pytest.mark.slow), "rank"])
+def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
+    out: Path, tmp_path: Path, undisturbed: Path, whom: str
+) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
+        assert until(lambda: steps_made(out) >= 4)
+        os.kill(group.pid(1) if whom == "rank" else group.process.pid, signal.SIGTERM)
+        assert group.wait() == 143
+    assert errors(group.said) == []
+    assert 4 < steps_made(out) < 40
+    with surefoot(tmp_path / "q", "resume", str(out), "--pause-s", "0", "--nproc", "2") as group:
+        assert group.wait() == 0
+    assert bits(out) == bits(undisturbed)
+
+
+def test_a_killed_launcher_leaves_nothing_behind(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--workers", "1", "--out", str(out)) as group:
+        assert until(lambda: steps_made(out) >= 4)
+        group.process.kill()
+        assert group.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_run_that_is_started_again_ends_with_the_same_bits(
+    out: Path, tmp_path: Path, undisturbed: Path, number: int
+) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--max-restarts", "1", "--out", str(out)) as group:
+        assert until(lambda: steps_made(out) >= 8)
+        os.kill(group.pid(1), number)
+        assert group.wait() == 0
+    assert "starting again on 2 processes (restart 1 of 1)" in group.said
+    assert bits(out) == bits(undisturbed)
+
+
+@pytest.mark.slow
+def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(out: Path, tmp_path: Path) -> None:
+    flags = ["--pause-s", "0.02", "--nproc", "1:4", "--max-restarts", "1", "--out", str(out)]
+    with surefoot(tmp_path / "p", "train", PROGRAM, *flags) as group:
+        assert until(lambda: steps_made(out) >= 4)
+        os.kill(group.pid(3), signal.SIGKILL)
+        assert group.wait() == 0
+    assert "starting again on 2 processes" in group.said, "4 micro-batches a step, and three ranks left"
+    assert steps_made(out) == 40

@@ -1,0 +1,71 @@
+"""Programs that take no second to start and do what their arguments say, in the place of a rank that trains.
+
+    toys.py "1:exit 3" "0:sleep"        rank 1 ends with 3, rank 0 sleeps; a rank without a word ends with 0
+
+Each writes its process number, and what it knows of its place, to a file in the directory TOYS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from surefoot.launch.rank import tie_to_launcher
+
+_TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+def main() -> None:
+    tie_to_launcher()
+    rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    told = {"pid": os.getpid(), "parent": os.getppid(), "attempt": attempt}
+    told |= {name: os.environ.get(name) for name in _TOLD} | {"store": os.environ["TORCHELASTIC_USE_AGENT_STORE"]}
+    beside = Path(os.environ["TOYS"], f".{rank}-{attempt}")
+    beside.write_text(json.dumps(told))
+    beside.rename(Path(os.environ["TOYS"], f"rank-{rank}-{attempt}.json"))
+    for whose, deed in (argument.split(":", 1) for argument in sys.argv[1:]):
+        if whose in (rank, f"{rank}.{attempt}", "all"):
+            _do(*deed.split(" ", 1))
+
+
+def _do(what: str, argument: str = "") -> None:
+    match what:
+        case "exit":
+            sys.exit(int(argument))
+        case "say":
+            print(argument, file=sys.stderr, flush=True)
+        case "kill":
+            time.sleep(0.1)
+            os.kill(os.getpid(), int(argument))
+        case "sleep":
+            time.sleep(float(argument or 60))
+        case "save":  # as a run does: the first signal is answered in a moment, a second one at once
+            signal.signal(signal.SIGTERM, _saving)
+            signal.signal(signal.SIGINT, _saving)
+            time.sleep(60)
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            time.sleep(60)
+        case "child":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            Path(os.environ["TOYS"], "child").write_text(str(child.pid))
+            time.sleep(60)
+
+
+def _saving(number: int, frame: object) -> None:
+    signal.signal(number, lambda number, frame: os._exit(128 + number))
+    print(f"saved for {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    with Path(os.environ["TOYS"], f"saved-{os.environ['RANK']}").open("a") as file:
+        file.write("once\n")
+    time.sleep(0.2)
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()
