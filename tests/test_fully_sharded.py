@@ -11,8 +11,8 @@ from torch import nn
 import sharded_models
 from ranks import Ranks
 from surefoot.errors import ConfigError
-from surefoot.fully_sharded import _by_themselves, class_name, refuse_unshardable
-from surefoot.sharding import Rows, Shard, rows_of, rows_of_state
+from surefoot.fully_sharded import _by_themselves, refuse_unshardable
+from surefoot.sharding import Rows, Shard, class_name, rows_of, rows_of_state
 
 
 @pytest.mark.parametrize("kind", sharded_models.MODELS)
