@@ -41,6 +41,7 @@ class FullySharded:
     group: dist.ProcessGroup  # the ranks that hold the model together
     parts: list[tuple[FSDPModule, bool]]  # gathered together, and whether they are let go after their forward pass
     together: bool = True
+    home: bool = False  # shards have gradients, or had them until they were cleared
     lent: bool = False
     counted: bool = True
     used: set[int] = field(default_factory=set)  # numbers of parameters that got a gradient, where some may get none
@@ -58,6 +59,8 @@ class FullySharded:
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Before each micro-batch: whether its gradients are added up over the ranks. All ranks must make every pass."""
+        if self.home:
+            self._forget_cleared()
         together = last or self.parallel.synchronise == "every"
         self.counted = counted
         if together is not self.together:
@@ -66,20 +69,19 @@ class FullySharded:
 
     @torch.no_grad()
     def bring_gradients_home(self) -> None:
-        """After the last pass: give each shard its rows of the gradient, added to what is there. Waits for nothing.
+        """After the last pass: give each shard its rows of the gradient; the model's parameter has the same memory as its own.
 
-        What got no gradient on any rank has none. Only where that is allowed (`unused`) ranks tell each other, and wait.
+        So code that goes through the model's parameters does the right thing too, if DTensors can do it. What got no gradient
+        on any rank has none. Only where that is allowed (`unused`) ranks tell each other, and wait.
         """
         idle = self._unused_anywhere() if self.parallel.unused else set()
         for place, (held, shard) in enumerate(self.trained):
             gradient: Any = held.grad
-            held.grad = None
-            if gradient is None or place in idle:
-                continue
-            if shard.grad is None:
+            if gradient is not None and place in idle and shard.grad is None:
+                held.grad = None
+            elif gradient is not None:
                 shard.grad = gradient.to_local()
-            else:
-                shard.grad.add_(gradient.to_local())
+        self.home = True
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The norm over all ranks that hold the model together, from that of what this one holds; collective."""
@@ -103,6 +105,13 @@ class FullySharded:
             for part, reshard in self.parts:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.lent = False
+
+    def _forget_cleared(self) -> None:
+        """Before the first pass after gradients were at home: what was cleared on one side is cleared on the other."""
+        self.home = False
+        for held, shard in self.trained:
+            if held.grad is None or shard.grad is None:
+                held.grad = shard.grad = None
 
     def _after_forward(self, *_: Any) -> None:
         """Let weights go after a pass that no backward follows: what is kept would be old after the next update."""

@@ -136,6 +136,34 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "schedule-free"])
+def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
+    settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
+    (alone,) = ranks(1, strategy_runs.trained, **settings)
+    saved = settings | {"out": str(tmp_path / "run")}
+    ranks(4, strategy_runs.trained, sharding={}, stop_after="3 steps", **saved)
+    ranks(2, strategy_runs.trained, parallel="ddp", stop_after="6 steps", **saved)
+    for together in ranks(4, strategy_runs.trained, sharding={"replicas": 2}, **saved):
+        assert of_steps(together, "samples") == of_steps(alone, "samples")[6:]
+        assert largest(together["weights"], alone["weights"]) < 1e-9
+
+
+def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
+    settings = {"optimizer": "muon", "steps": 8, "double": False, "sharding": {}}
+    whole = ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "whole"))
+    ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "cut"), stop_after="4 steps")
+    for rank, resumed in enumerate(ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "cut"))):
+        assert largest(resumed["weights"], whole[rank]["weights"]) == 0
+        assert resumed["steps"] == whole[rank]["steps"][4:]
+
+
+@pytest.mark.parametrize("name", ["sam", "gan"])
+def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks, name: str) -> None:
+    (alone,) = ranks(1, world_runs.of_example, name=name)
+    for together in ranks(2, world_runs.of_example, name=name, parallel="fsdp"):
+        assert largest(together, alone) < 1e-9
+
+
 @pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "adaptive 0.05"), ("muon", "value 0.01")])
 def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
     assert ranks(2, strategy_runs.read_on_the_host, sharding={}, optimizer=optimizer, clip=clip) == [5, 5]

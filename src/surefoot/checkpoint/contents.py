@@ -51,8 +51,11 @@ def model_tensors(model: nn.Module, *, whole: bool = True) -> tuple[Named, dict[
 
 
 def model_rows(model: nn.Module) -> dict[str, Rows]:
-    """How those tensors of a model lie in the whole that lie over several ranks."""
-    lying = {name: held_of(value)[1] for name, value in model.state_dict(keep_vars=True).items()}
+    """How those tensors of a model lie in the whole that lie over several ranks; tied ones once, by their first name."""
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        first.setdefault(id(value), (name, value))
+    lying = {name: held_of(value)[1] for name, value in first.values()}
     return {name: rows for name, rows in lying.items() if rows is not None}
 
 
