@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,10 +22,11 @@ from surefoot.world import on_paper
 PLAIN: dict[str, Any] = {"precision": "fp32", "out": None, "device": "cpu"}
 
 
-def of_gpt(**model: Any) -> tuple[Any, Any]:
+def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any) -> tuple[Any, Any]:
     shape = gpt.Model(layers=3, width=32, heads=2, context=24, **model)
     data = gpt.Data(path="text.txt", tokenizer="bytes")
-    return gpt, gpt.Config(data=data, model=shape, batch_size=4, sample_tokens=0, cloze_questions=0, **PLAIN)
+    settings: dict[str, Any] = {"batch_size": 4, "sample_tokens": 0, "cloze_questions": 0, **PLAIN}
+    return gpt, gpt.Config(data=data, model=shape, activation_checkpointing=again, **settings)
 
 
 def of_translation() -> tuple[Any, Any]:
@@ -42,7 +43,8 @@ CASES = {
     "gpt2": lambda: of_gpt(family="gpt2"),
     "modern": of_gpt,
     "swiglu": lambda: of_gpt(activation="swiglu"),
-    "blocks computed again": lambda: of_gpt(checkpointing=True),
+    "blocks computed again": lambda: of_gpt(again="blocks"),
+    "blocks computed again in part": lambda: of_gpt(again="selective"),
     "translation": of_translation,
     "images": of_images,
 }
@@ -69,7 +71,8 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str) -> None:
 
     # the largest difference, 3.3 %, is of what the CPU does otherwise: its translation loss leaves padding out before the head
     assert computed.samples == len(micro_batch.ids)
-    assert computed.kept_bytes == pytest.approx(kept, rel=0.05)
+    if run.parts.computed_again is None:  # else what is kept is a part of what is measured: the most at any time
+        assert computed.kept_bytes == pytest.approx(kept, rel=0.05)
     assert computed.most_bytes == pytest.approx(most.memory_bytes, rel=0.05)
 
 

@@ -255,7 +255,7 @@ def outline(config: Config) -> sf.Run | None:
     import numpy as np
 
     return sf.Run(
-        model=lambda: sf.models.GPT(network, checkpointing=shape.checkpointing),
+        model=lambda: sf.models.GPT(network),
         loss=_loss,
         train=sf.Windows(np.zeros(4 * shape.context, dtype=np.int64), context=shape.context, seed=config.seed),
         optimizer=optimizer,
