@@ -76,6 +76,15 @@ def test_sharded_blocks_that_are_computed_again_make_the_same_run(
         assert_same(together, alone)
 
 
+@pytest.mark.slow
+def test_compiled_it_is_the_same_run_under_every_strategy_and_draws_the_same_masks(
+    ranks: Ranks, alone: dict[str, Any]
+) -> None:
+    for size, parallel in ((1, "none"), (2, "ddp"), (2, "fsdp")):
+        for together in ranks(size, strategy_runs.trained, parallel=parallel, steps=6, compile=True):
+            assert_same(together, alone)
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, strategy_runs.of_each_optimizer)
