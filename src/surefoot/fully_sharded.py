@@ -181,10 +181,11 @@ class Fsdp:
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Loss and count of all ranks; the shards have their gradients."""
+        """Loss and count of all ranks; the shards have their gradients. Where they are kept on the CPU, so is what decides on them."""
         for held in self.held.values():
             held.bring_gradients_home()
-        return self.sums.end(total)
+        whole, number = self.sums.end(total)
+        return (whole.cpu(), number.cpu()) if self.parallel.offload else (whole, number)
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The root of the sum of squares over the ranks that hold a model together."""
