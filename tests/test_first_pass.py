@@ -41,8 +41,17 @@ def labelled() -> MicroBatch:
     return micro_batch((torch.randn(ROWS, WIDTH), torch.arange(ROWS) % CLASSES))
 
 
-def check(model: nn.Module | dict[str, nn.Module], loss: Any, of: MicroBatch | None = None, **how: Any) -> None:
+def check(
+    model: nn.Module | dict[str, nn.Module],
+    loss: Any,
+    of: MicroBatch | None = None,
+    *,
+    sharded: bool = False,
+    **how: Any,
+) -> None:
     models = model if isinstance(model, dict) else {"model": model}
+    if sharded:
+        how = {"gathered": list(models.values())} | how
     check_first_pass(
         models,
         loss,
@@ -237,6 +246,49 @@ def test_a_parameter_is_refused_where_it_is_sharded() -> None:
         check(Net(), loss, sharded=True)
 
 
+class Borrowing(Net):
+    """Uses the weights of its head without calling it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.encode(x), self.head.weight) + self.head.bias
+
+
+def test_weights_used_beside_the_module_that_they_are_gathered_with_are_named() -> None:
+    model = Borrowing()
+    check(model, plain, gathered=[model.encoder, model])
+    with pytest.raises(sf.ConfigError) as refused:
+        check(model, plain, gathered=[model.head, model.encoder, model])
+    assert "model.head.weight is used while model.head is not being called" in str(refused.value)
+    assert "--sharding.blocks" in str(refused.value)
+
+
+def test_a_weight_is_at_home_in_the_innermost_module_that_is_gathered() -> None:
+    model = with_blocks_computed_again()
+    check(model, plain, gathered=[model[0], model[1], model])
+    tied = Tied()
+    check(tied, plain, gathered=[tied])
+
+
+def penalised(model: Any, batch: Any) -> Tensor:
+    inputs = batch[0].clone().requires_grad_(True)
+    outputs = model(inputs)
+    (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+    return F.cross_entropy(outputs, batch[1]) + slope.square().sum()
+
+
+def attacked(model: Any, batch: Any) -> Tensor:
+    inputs = batch[0].clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(plain(model, (inputs, batch[1])), inputs)
+    return plain(model, (batch[0] + slope.sign(), batch[1]))
+
+
+def test_gradients_of_gradients_are_refused_where_weights_are_sharded_and_other_gradients_are_not() -> None:
+    check(Net(), penalised)
+    check(Net(), attacked, sharded=True)
+    with pytest.raises(sf.ConfigError, match="the loss takes gradients of gradients"):
+        check(Net(), penalised, sharded=True)
+
+
 def test_a_loss_that_calls_no_model_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match="the loss never calls the model that it is given"):
         check(Net(), lambda model, batch: model.head.weight.sum() + model.encoder[0].weight.sum())
@@ -290,6 +342,20 @@ class Wandering(Net):
         self.encoder.eval()
         self.encoder[0].bias.requires_grad_(False)
         return super().forward(x) + random.random() + float(np.random.rand())
+
+
+def test_gradients_are_let_go_as_they_are_made() -> None:
+    held = 0
+
+    def note(_: Tensor) -> None:
+        nonlocal held
+        held = max(held, sum(parameter.grad is not None for parameter in model.parameters()))
+
+    model = Net()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
+    check(model, plain)
+    assert held == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -348,6 +414,37 @@ def test_every_rank_of_a_run_refuses_what_one_of_them_found(parallel: str, ranks
     first, second = ranks(2, on_a_rank, beside_on=1, parallel=parallel)
     assert first == second
     assert first.startswith("the loss uses the model outside of its call")
+
+
+class Dropping(nn.Module):
+    """Leaves each block out on the rank of its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, block in enumerate(self.blocks):
+            x = x if place == int(os.environ["RANK"]) else block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def which_drops(*, sharding: dict[str, Any]) -> str:
+    try:
+        run_of(Dropping, plain, parallel=sf.fsdp(unused=True, **sharding)).train()
+    except sf.ConfigError as refused:
+        return str(refused)
+    return "trained"
+
+
+def test_ranks_that_call_other_blocks_than_each_other_are_refused_where_weights_are_gathered(ranks: Ranks) -> None:
+    # without a word each would get rows of two different blocks
+    first, second = ranks(2, which_drops, sharding={})
+    assert first == second
+    assert first.startswith("rank 1 calls model.blocks.0 where rank 0 calls model.blocks.1")
+    assert len(first.splitlines()) <= 5
+    assert ranks(2, which_drops, sharding={"blocks": ["head"]}) == ["trained", "trained"]
 
 
 def test_a_run_of_several_ranks_trains_and_one_of_a_single_process_may_do_all_this(ranks: Ranks) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
 from surefoot.loop import State, Step, Task, forward_backward
@@ -33,14 +34,17 @@ def check_first_pass(
     precision: Precision,
     world: World,
     allow_unused: bool = False,
-    sharded: bool = False,
+    gathered: Sequence[nn.Module] = (),
 ) -> None:
     """Pass one micro-batch forward and backward; `ConfigError` with all that several processes could not do; collective.
 
     Refused are trained parameters that get no gradient (unless `allow_unused`), a loss that never calls a model it is given, and
-    what it computes with the model's parts outside of that call, by name and line; with `sharded`, with its parameters too.
+    what it computes with the model's parts outside of that call, by name and line. With `gathered` (what FSDP will gather by
+    itself, innermost first) that goes for its parameters too, and refused are weights used while what they are gathered with is
+    not being called, gradients of gradients, and ranks that call something else than others.
     `micro_batch` is this rank's, None where it has none: then no rank checks. A pass that fails is left to the first step,
-    where its error is explained. Parameters, buffers, gradients, modes and random generators are afterwards what they were.
+    where its error is explained. Parameters, buffers, gradients, modes and random generators are afterwards what they were; no
+    more memory of the device is taken than for the activations.
 
     >>> from surefoot.precision import precision
     >>> import numpy as np
@@ -58,7 +62,7 @@ def check_first_pass(
         micro_batch = None
     if any(world.gathered(micro_batch is None)) or micro_batch is None:
         return
-    watch = Watch(models, sharded=sharded)
+    watch, passed = Watch(models, gathered=gathered), True
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
         found = watch.problems()
@@ -67,10 +71,10 @@ def check_first_pass(
     except ConfigError as refused:
         found = watch.problems() or [str(refused)]
     except Exception:
-        found = watch.outside_problems()
-    told: list[list[str]] = world.gathered(found)
-    every = list(dict.fromkeys(problem for of_rank in told for problem in of_rank))
-    if every:
+        found, passed = watch.outside_problems(), False
+    told: list[tuple[list[str], list[str] | None]] = world.gathered((found, watch.order if passed else None))
+    every = list(dict.fromkeys(problem for of_rank, _ in told for problem in of_rank))
+    if every or (every := _about_order([order for _, order in told])):
         raise ConfigError("\n".join(every))
 
 
@@ -85,14 +89,23 @@ def _passed(
     handed: dict[str, Any] = {name: Handed(model, name, watch) for name, model in models.items()}
     given = handed["model"] if list(handed) == ["model"] else handed
     task = Task(given, Watched(loss, watch), 0, precision, factors=lambda _: 1.0, max_bad_steps=0)
-    with _unchanged(models), precision.numerics(), _eagerly():
-        forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
-        return [
-            f"{prefix}{name}"
+    used: set[Tensor] = set()
+
+    def note(parameter: Tensor) -> None:
+        used.add(parameter)
+        parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
+
+    with _unchanged(models), precision.numerics(), _eagerly(), ExitStack() as hooks:
+        trained = [
+            (f"{prefix}{name}", parameter)
             for prefix, model in _prefixed(models)
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and parameter.grad is None
+            if parameter.requires_grad
         ]
+        for _, parameter in trained:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
+        forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
+        return [name for name, parameter in trained if parameter.requires_grad and parameter not in used]
 
 
 @contextmanager
@@ -101,7 +114,8 @@ def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
     parts = [part for model in models.values() for part in model.modules()]
     parameters = {id(p): p for model in models.values() for p in model.parameters()}.values()
     buffers = [(part, name, held) for part in parts for name, held in part._buffers.items() if held is not None]
-    values = [(held, held.detach().clone()) for held in [*parameters, *(held for _, _, held in buffers)]]
+    every = [*parameters, *(held for _, _, held in buffers)]
+    values = [(held, held.detach().to("cpu", copy=True)) for held in every]  # there is room for one model on the device
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     modes = [(part, part.training) for part in parts]
     for parameter in parameters:
@@ -129,6 +143,20 @@ def _eagerly() -> AbstractContextManager[Any]:
 
 def _prefixed(models: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
     return [("" if len(models) == 1 else f"{name}.", model) for name, model in models.items()]
+
+
+def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
+    """What ranks call that gather weights together must be the same; in words where it is not (None: a pass that failed)."""
+    (begun, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
+    for rank, order in others:
+        for first, other in zip_longest(reference, order, fillvalue="nothing more"):
+            if first != other:
+                return [
+                    f"rank {rank} calls {other} where rank {begun} calls {first}: FSDP gathers each block from all ranks at once,\n"
+                    "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
+                    "  name blocks that are always called (--sharding.blocks), or try: --parallel ddp --sharding.unused True"
+                ]
+    return []
 
 
 def _about_unused(names: Sequence[str]) -> str:

@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from surefoot.blocks import blocks_of
 from surefoot.config.strategy import Strategy
 from surefoot.parallel import Called, Sums
-from surefoot.shardable import by_themselves, refuse_unshardable
+from surefoot.shardable import gathered, is_batch_norm, refuse_unshardable
 from surefoot.sharding import Rows, Shard, add_up
 from surefoot.world import World, replicated
-
-_BATCH_NORMS = nn.modules.batchnorm._NormBase
 
 
 @dataclass
@@ -210,15 +207,13 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     sharded.
     """
     refuse_unshardable(model)
-    blocks = list(blocks_of(model, parallel.blocks or "auto").values())
     mesh, group, replica = _mesh(world, parallel)
-    alone = [module for module in model.modules() if parallel.gather == "bf16" and _is_batch_norm(module)]
     parts: list[tuple[FSDPModule, bool]] = []
-    for block in [*by_themselves(model, [*blocks, *alone]), model]:
+    for block in gathered(model, parallel):
         reshard = parallel.reshard and block is not model  # the model's own are needed first in the backward pass
         settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
         offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
-        policy = _policy(parallel, whole=block is model, exact=block in alone)
+        policy = _policy(parallel, whole=block is model, exact=is_batch_norm(block))
         parts.append((fully_shard(block, mp_policy=policy, offload_policy=offload, **settings), reshard))
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
     shards = {held: _shard(name, held, group, replica) for name, held in model.named_parameters()}
@@ -233,10 +228,6 @@ def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPo
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     output = torch.float32 if whole else None
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BATCH_NORMS) and module.weight is not None
 
 
 def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup, int]:

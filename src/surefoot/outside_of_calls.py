@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -31,9 +31,13 @@ class Handed:
         self.watch.calls[self.name] += 1
         self.watch.inside += 1
         try:
-            return self.model(*inputs, **named)
+            outputs = self.model(*inputs, **named)
         finally:
             self.watch.inside -= 1
+        for tensor in pytree.tree_leaves(outputs):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(self.watch.went_back)  # type: ignore[no-untyped-call]
+        return outputs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -52,13 +56,24 @@ class Watched:
 
 
 class Watch:
-    """Notices modules and, where they are sharded, parameters that are used while no model is being called."""
+    """Notices modules and, where they are sharded, parameters that are used while no model is being called.
 
-    def __init__(self, models: Mapping[str, nn.Module], *, sharded: bool) -> None:
-        self.sharded = sharded
+    `gathered` are the modules that FSDP gathers by themselves, innermost first, and last the models; none where each process has
+    all weights. A parameter may be used only while its own of them is being called.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], *, gathered: Sequence[nn.Module] = ()) -> None:
+        self.sharded = bool(gathered)
         self.calls: Counter[str] = Counter()
         self.inside = 0
+        self.running = False  # from a loss's call to its return
         self.outside: dict[str, str] = {}  # what was used, by the user's line
+        self.displaced: dict[
+            str, str
+        ] = {}  # weights that were used while their module was not called, by what that is called
+        self.differentiated = False  # the loss took gradients of gradients
+        self.order: list[str] = []  # of what is gathered, as it was called
+        self.at_work: Counter[int] = Counter()
         self.names = list(models)
         self.roots = {id(model): name for name, model in models.items()}
         self.modules = {
@@ -71,6 +86,11 @@ class Watch:
             for name, model in models.items()
             for place, parameter in model.named_parameters()
         }
+        self.gathered = {id(part): self.modules[id(part)] for part in gathered}
+        self.homes: dict[int, int] = {}  # what a parameter is gathered with: the innermost that has it
+        for part in gathered:
+            for parameter in part.parameters():
+                self.homes.setdefault(id(parameter), id(part))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -78,12 +98,18 @@ class Watch:
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._entered).remove)
             if self.sharded:
+                stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
                 stack.enter_context(_Uses(self))
-            yield
+            self.running = True
+            try:
+                yield
+            finally:
+                self.running = False
+                self.at_work.clear()
 
     def problems(self) -> list[str]:
         """In words; that a model is never called only where nothing says what is done instead."""
-        found = self.outside_problems()
+        found = [*self.outside_problems(), *self._sharding_problems()]
         if found or self.calls:
             return found
         which = "the model that it is" if len(self.names) == 1 else "any of the models that it is"
@@ -106,16 +132,50 @@ class Watch:
             "  which may take what it needs: model(inputs, targets=targets)"
         ]
 
+    def _sharding_problems(self) -> list[str]:
+        found = []
+        for part, weight in list(self.displaced.items())[:1]:
+            found.append(
+                f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
+                f"  do not gather {part} by itself: name other blocks (--sharding.blocks), or use --parallel ddp"
+            )
+        if self.differentiated:
+            found.append(
+                "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
+                "  does not gather weights once more\n  use --parallel ddp"
+            )
+        return found
+
+    def went_back(self, _: Tensor) -> None:
+        """A gradient came to what a model returned; while the loss still runs, and is to have a gradient, FSDP cannot do that."""
+        if self.sharded and self.running and torch.is_grad_enabled():
+            self.differentiated = True
+
     def _entered(self, module: nn.Module, _: Any) -> None:
-        if self.inside or id(module) not in self.modules or not self._matters(module):
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass blocks are computed again, outside of any call
             return
-        if torch._C._current_graph_task_id() == -1:  # in a backward pass blocks are computed again, outside of any call
+        if id(module) in self.gathered:
+            self.at_work[id(module)] += 1
+            self.order.append(self.gathered[id(module)])
+        if not self.inside and id(module) in self.modules and self._matters(module):
             self.note(f"{self.modules[id(module)]}(...)")
+
+    def _left(self, module: nn.Module, _: Any, __: Any) -> None:
+        if id(module) in self.gathered and torch._C._current_graph_task_id() == -1:
+            self.at_work[id(module)] -= 1
 
     def _matters(self, module: nn.Module) -> bool:
         if self.sharded:
             return next(module.parameters(), None) is not None
         return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+
+    def used(self, parameter: Tensor) -> None:
+        """Take notice of a parameter that something with a gradient was made of."""
+        name, home = self.parameters[id(parameter)], self.homes.get(id(parameter), 0)
+        if not self.inside:
+            self.note(name)
+        elif not self.at_work[home]:
+            self.displaced.setdefault(self.gathered[home], name)
 
     def note(self, what: str) -> None:
         """Remember a use by the line of the user's code that led to it; the first of a line is the outermost."""
@@ -141,10 +201,10 @@ class _Uses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if not self.watch.inside and isinstance(made, Tensor) and made.requires_grad:
+        if isinstance(made, Tensor) and made.requires_grad:
             for used in pytree.tree_leaves((args, kwargs)):
                 if id(used) in self.watch.parameters and made is not used:
-                    self.watch.note(self.watch.parameters[id(used)])
+                    self.watch.used(used)
         return made
 
 

@@ -38,6 +38,7 @@ from surefoot.saving import Saving, began_with
 from surefoot.schedules import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
+from surefoot.shardable import gathered
 from surefoot.sinks import RankLog, screen
 from surefoot.sitting import Sitting
 from surefoot.snapshot import Whole
@@ -211,7 +212,9 @@ class Run:
                 precision=number_format,
                 world=world,
                 allow_unused=how.unused,
-                sharded=how.kind == "fsdp",
+                gathered=[part for held in models.values() for part in gathered(held, how)]
+                if how.kind == "fsdp"
+                else (),
             )
         fsdp = None
         if how.kind == "fsdp" and not world.on_paper:

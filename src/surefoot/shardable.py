@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from surefoot.blocks import blocks_of
+from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError
 
 
@@ -29,6 +31,21 @@ def refuse_unshardable(model: nn.Module) -> None:
         shown = found if len(found) <= 3 else [*found[:2], f"and {len(found) - 2} more like these"]
         lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *shown, "or use --parallel ddp"]
         raise ConfigError("\n  ".join(lines))
+
+
+def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
+    """The modules whose weights FSDP gathers together: its blocks (`blocks_of`), innermost first, and last the model for all else.
+
+    Where weights travel in bfloat16, every batch normalisation too: its own stay exact.
+    """
+    blocks = list(blocks_of(model, parallel.blocks or "auto").values())
+    exact = [module for module in model.modules() if parallel.gather == "bf16" and is_batch_norm(module)]
+    return [*by_themselves(model, [*blocks, *exact]), model]
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises by running statistics, with weights."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.weight is not None
 
 
 def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
