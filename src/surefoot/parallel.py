@@ -162,7 +162,7 @@ class Ddp:
 
     Batch statistics are the step's own business (`batch_statistics.py`), so it broadcasts no buffers. Of several models a loss may
     use one without training it (a generator, to train the discriminator), and DDP would wait for its gradients: there the mean is
-    taken after the last backward pass, of whatever has a gradient.
+    taken after the last backward pass, of whatever has a gradient; where that may differ from rank to rank (`unused`), on any.
     """
 
     world: World
@@ -176,6 +176,11 @@ class Ddp:
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
         """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
+        if len(models) > 1 and self.parallel.synchronise == "every":
+            raise ConfigError(
+                f"synchronise = every: gradients of several models ({', '.join(models)}) are added up once a step\n"
+                "  leave it out, or use --parallel fsdp"
+            )
         for name, model in models.items():
             trained = any(parameter.requires_grad for parameter in model.parameters())
             through = compiled[name]
@@ -219,8 +224,13 @@ class Ddp:
 
     def _take_means(self) -> None:
         """Of gradients, over all ranks, one tensor for each kind of number."""
-        held = [parameter.grad for called in self.called.values() for parameter in called.model.parameters()]
-        gradients = [gradient for gradient in held if gradient is not None]
+        held = [parameter for called in self.called.values() for parameter in called.model.parameters()]
+        if self.parallel.unused:
+            here = [place for place, parameter in enumerate(held) if parameter.grad is not None]
+            heard: list[list[int]] = self.world.gathered(here)
+            for place in {place for used in heard for place in used}.difference(here):
+                held[place].grad = torch.zeros_like(held[place])
+        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             own = [gradient for gradient in gradients if gradient.dtype == dtype]
             together = torch.cat([gradient.reshape(-1) for gradient in own]) / self.world.size

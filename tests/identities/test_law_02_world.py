@@ -120,6 +120,17 @@ def test_loops_of_ones_own_are_the_same_on_two_ranks(ranks: Ranks, name: str) ->
         assert largest(together, alone) < 1e-9
 
 
+def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(ranks: Ranks) -> None:
+    (alone,) = ranks(1, world_runs.of_two_models, sometimes=True)
+    for together in ranks(2, world_runs.of_two_models_with, sometimes=True, strategy={"unused": True}):
+        assert largest(together, alone) < 1e-9
+
+
+def test_gradients_of_several_models_are_added_up_once_a_step(ranks: Ranks) -> None:
+    for said in ranks(2, world_runs.of_two_models_with, sometimes=False, strategy={"synchronise": "every"}):
+        assert said.startswith("synchronise = every: gradients of several models (first, second) are added up once")
+
+
 def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, tmp_path: Path) -> None:
     (alone,) = ranks(1, world_runs.trained)
     out = str(tmp_path / "run")

@@ -374,6 +374,33 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
     return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}
 
 
+def of_two_models(*, sometimes: bool, **changes: Any) -> dict[str, Tensor]:
+    """Two models, of which the second is not used for all samples where that is asked for."""
+
+    def of_both(models: Any, batch: Any) -> Tensor:
+        inputs, labels, samples = batch
+        found = F.cross_entropy(models["first"](inputs)[0], labels)
+        if sometimes and int(samples[0]) % 2:
+            return found
+        return found + F.cross_entropy(models["second"](inputs)[0], labels)
+
+    two = {"first": Net, "second": Net}
+    run = built(model=two, loss=of_both, steps=6, optimizer="sgd", ema=None, evaluate={}, **changes)
+    run.train()
+    return {
+        f"{name} {place}": held.detach().clone()
+        for name, model in run.state.models.items()
+        for place, held in model.named_parameters()
+    }
+
+
+def of_two_models_with(*, strategy: Any, sometimes: bool) -> dict[str, Tensor] | str:
+    try:
+        return of_two_models(sometimes=sometimes, parallel=sf.ddp(**strategy))
+    except sf.ConfigError as refused:
+        return str(refused)
+
+
 def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
     """A loop of one's own from the examples: several models, or several passes a step."""
     import importlib.util

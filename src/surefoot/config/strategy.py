@@ -49,13 +49,12 @@ class Strategy(Sharding):
         }
         problems = [problem for problem, found in wrong.items() if found]
         if self.kind != "fsdp":
-            own = {
-                field.name: field.default for field in fields(Sharding) if field.name not in ("synchronise", "unused")
-            }
+            of_fsdp = [field for field in fields(Sharding) if field.name not in ("synchronise", "unused")]
             problems += [
-                f"sharding.{name} = {vars(self)[name]!r} is for fsdp, and parallel is {self.kind}\n  try: --parallel fsdp"
-                for name, default in own.items()
-                if vars(self)[name] != default
+                f"sharding.{field.name} = {vars(self)[field.name]!r} is for fsdp, and parallel is {self.kind}\n"
+                "  leave it out, or try: --parallel fsdp"
+                for field in of_fsdp
+                if vars(self)[field.name] != field.default
             ]
         if problems:
             raise ConfigError("\n".join(problems))
@@ -119,6 +118,12 @@ def chosen(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     ('none', 'ddp')
     """
     found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
+    if found.kind == "none" and (found.unused or found.synchronise == "every"):
+        name = "unused" if found.unused else "synchronise"
+        raise ConfigError(
+            f"sharding.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
+            "  leave it out, or try: --parallel auto"
+        )
     if found.kind == "auto":
         found = replace(found, kind="ddp" if ranks > 1 else "none")
     if found.kind == "none" and ranks > 1:
@@ -127,8 +132,10 @@ def chosen(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
             "  try: --parallel ddp, --parallel fsdp, or one process"
         )
     if ranks % found.replicas:
+        able = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
         raise ConfigError(
-            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many"
+            f"replicas = {found.replicas} does not divide {ranks} rank{'s' * (ranks != 1)}: each replica is held by equally many\n"
+            f"  try --sharding.replicas with one of: {able}"
         )
     if found.synchronise == "auto":
         found = replace(found, synchronise="every" if found.kind == "fsdp" else "last")
