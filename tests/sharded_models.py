@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import surefoot as sf
-from surefoot.config.strategy import chosen
+from surefoot.config.strategy import strategy_for
 from surefoot.fully_sharded import Fsdp, sharded
 from surefoot.models.gpt import GPT, GPTShape
 from surefoot.world import World, joined
@@ -72,7 +72,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
     world = joined("cpu", sharded=True)
-    strategy = chosen(sf.fsdp(**settings), ranks=world.size)
+    strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
     ranks = Fsdp(world, strategy, 1.0, {"model": sharded(model, world, strategy)})
     return world, ranks, ranks.wrap({"model": model}, {"model": model})["model"]
 

@@ -8,7 +8,7 @@ import pytest
 
 import surefoot as sf
 from surefoot.config import strategy
-from surefoot.config.strategy import Sharding, Strategy, chosen, strategy_of
+from surefoot.config.strategy import Sharding, Strategy, strategy_for, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from surefoot.config.strategy import Sharding, Strategy, chosen, strategy_of
 def test_auto_is_ddp_among_several_and_fsdp_alone_adds_up_with_every_micro_batch(
     kind: Any, ranks: int, meant: tuple[str, str]
 ) -> None:
-    found = chosen(kind, ranks=ranks)
+    found = strategy_for(kind, ranks=ranks)
     assert (found.kind, found.synchronise) == meant
 
 
@@ -52,10 +52,10 @@ def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: st
         for ranks in (
             (2, 4) if name == "replicas" else (1, 2)
         ):  # the same settings, whatever number of processes is there
-            assert vars(chosen(strategy_of(kind, given), ranks=ranks))[name] == OTHER[name]
+            assert vars(strategy_for(strategy_of(kind, given), ranks=ranks))[name] == OTHER[name]
         return
     with pytest.raises(sf.ConfigError, match=f"^sharding.{name} = .*, and parallel is {kind}") as refused:
-        chosen(strategy_of(kind, given), ranks=1)
+        strategy_for(strategy_of(kind, given), ranks=1)
     assert ("several processes" in str(refused.value)) == of_both
 
 
@@ -71,11 +71,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_replicas_that_do_not_divide_the_ranks_are_refused_with_numbers_that_do() -> None:
-    assert chosen(sf.fsdp(replicas=3), ranks=6).replicas == 3
+    assert strategy_for(sf.fsdp(replicas=3), ranks=6).replicas == 3
     with pytest.raises(sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*one of: 1, 2, 3, 6"):
-        chosen(sf.fsdp(replicas=4), ranks=6)
+        strategy_for(sf.fsdp(replicas=4), ranks=6)
 
 
 def test_several_processes_without_a_strategy_are_refused() -> None:
     with pytest.raises(sf.ConfigError, match="each would train a model of its own"):
-        chosen("none", ranks=2)
+        strategy_for("none", ranks=2)

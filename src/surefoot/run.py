@@ -21,7 +21,7 @@ from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings, json_settings
 from surefoot.config import clipping
-from surefoot.config.strategy import Kind, Strategy, chosen
+from surefoot.config.strategy import Kind, Strategy, strategy_for
 from surefoot.data.buckets import Buckets
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
@@ -157,7 +157,7 @@ class Run:
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
         )
-        place, how = world.device, chosen(parallel, ranks=world.on_paper or world.size)
+        place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.size)
         began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)

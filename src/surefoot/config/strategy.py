@@ -17,8 +17,7 @@ class Sharding:
     """How several processes share a run, beyond --parallel."""
 
     synchronise: Literal["auto", "last", "every"] = "auto"
-    """With which micro-batches of a step gradients are added up over the ranks. auto: ddp with the last one, fsdp with every
-    one, so that whole gradients are never held."""
+    """With which micro-batches of a step gradients are added up over ranks. auto: ddp the last; fsdp every, none is held whole."""
     unused: bool = False
     """Allow parameters that get no gradient; otherwise they are named at the start."""
     blocks: tuple[str, ...] = ()
@@ -87,7 +86,8 @@ def fsdp(
     Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks`: what is gathered together, by name or
     class; without them the model's own repeated blocks. `reshard`: let gathered weights go after the forward pass, and gather
     them again for the backward one. `synchronise`: "every" micro-batch adds to sharded gradients, as "auto" does, or they are held
-    whole until the "last". `offload`: keep the parts on the CPU and update there. `gather`: in which format weights travel and
+    whole until the "last". `unused`: parameters that get no gradient are allowed, but all ranks must call the same blocks in every
+    pass, since each gives the others its part of them. `offload`: keep the parts on the CPU and update there. `gather`: in which format weights travel and
     compute. `replicas`: so many groups of ranks hold the model each (a 2-D mesh).
 
     >>> fsdp(replicas=2).replicas
@@ -111,10 +111,10 @@ def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
     return Strategy(kind=setting, **held)
 
 
-def chosen(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
+def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
 
-    >>> chosen("auto", ranks=1).kind, chosen("auto", ranks=2).kind
+    >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind
     ('none', 'ddp')
     """
     found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
