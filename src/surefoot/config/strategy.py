@@ -86,9 +86,9 @@ def fsdp(
     Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks`: what is gathered together, by name or
     class; without them the model's own repeated blocks. `reshard`: let gathered weights go after the forward pass, and gather
     them again for the backward one. `synchronise`: "every" micro-batch adds to sharded gradients, as "auto" does, or they are held
-    whole until the "last". `unused`: parameters that get no gradient are allowed, but all ranks must call the same blocks in every
-    pass, since each gives the others its part of them. `offload`: keep the parts on the CPU and update there. `gather`: in which format weights travel and
-    compute. `replicas`: so many groups of ranks hold the model each (a 2-D mesh).
+    whole until the "last". `unused`: parameters that get no gradient are allowed; all ranks must call the same blocks in every
+    pass still, since each gives the others its part. `offload`: keep the parts on the CPU and update there. `gather`: in which
+    format weights travel and compute. `replicas`: so many groups of ranks hold the model each (a 2-D mesh).
 
     >>> fsdp(replicas=2).replicas
     2
