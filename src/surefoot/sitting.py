@@ -168,7 +168,7 @@ class Sitting:
         self.precision_chosen = settle_precision(self.parts)
         if self.parts.init is None or self.state.step > 0:
             return
-        self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init)))
+        self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init), world=self.parts.world))
         for name, average in self.state.averages.items():
             average.restart(self.state.models[name])
 

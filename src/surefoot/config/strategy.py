@@ -115,8 +115,10 @@ def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
 def chosen(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
 
-    >>> chosen("auto", ranks=1).kind, chosen("auto", ranks=2).kind
-    ('none', 'ddp')
+    One process holds the model once: a run with replicas can be scored and used there, and goes on.
+
+    >>> chosen("auto", ranks=1).kind, chosen("auto", ranks=2).kind, chosen(fsdp(replicas=2), ranks=1).replicas
+    ('none', 'ddp', 1)
     """
     found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
     if found.kind == "auto":
@@ -126,9 +128,13 @@ def chosen(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
             f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
             "  try: --parallel ddp, --parallel fsdp, or one process"
         )
+    if ranks == 1:
+        found = replace(found, replicas=1)
     if ranks % found.replicas:
+        fewer = max(number for number in range(1, found.replicas) if ranks % number == 0)
         raise ConfigError(
-            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many"
+            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
+            f"  try: --sharding.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
         )
     if found.synchronise == "auto":
         found = replace(found, synchronise="every" if found.kind == "fsdp" else "last")
