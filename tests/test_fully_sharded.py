@@ -11,8 +11,8 @@ from torch import nn
 import sharded_models
 from ranks import Ranks
 from surefoot.errors import ConfigError
-from surefoot.fully_sharded import _by_themselves, class_name, refuse_unshardable
-from surefoot.sharding import Rows, Shard, rows_of, rows_of_state
+from surefoot.shardable import by_themselves, refuse_unshardable
+from surefoot.sharding import Rows, Shard, class_name, rows_of, rows_of_state
 
 
 @pytest.mark.parametrize("kind", sharded_models.MODELS)
@@ -85,14 +85,14 @@ def test_blocks_are_gathered_by_themselves_innermost_first_unless_they_share_a_p
     tied = nn.Sequential(nn.Linear(2, 2))
     model = nn.Sequential(block, outer, tied, nn.Tanh())
     tied[0].weight = outer.weight
-    assert _by_themselves(model, [block, inner, tied, model[3], model]) == [inner, block]
+    assert by_themselves(model, [block, inner, tied, model[3], model]) == [inner, block]
 
 
 def test_a_part_that_two_blocks_share_is_gathered_around_both() -> None:
     shared = nn.Linear(2, 2)
     blocks = [nn.Sequential(nn.Linear(2, 2), shared) for _ in range(2)]
     model = nn.Sequential(nn.Sequential(*blocks), nn.Linear(2, 2))
-    assert _by_themselves(model, [*blocks, model[0]]) == [model[0]]
+    assert by_themselves(model, [*blocks, model[0]]) == [model[0]]
 
 
 def test_a_class_has_its_own_name() -> None:

@@ -94,6 +94,15 @@ def with_synchronised_norms(
     return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
 
 
+def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """The models as torch compiles them for training; their random numbers are those of the models as they are.
+
+    The compiler's own generator draws by how a graph falls to pieces, and FSDP2 cuts it at every block.
+    """
+    as_uncompiled: dict[str, Any] = {"fallback_random": True}
+    return {name: torch.compile(model, dynamic=False, options=as_uncompiled) for name, model in models.items()}
+
+
 @dataclass(frozen=True)
 class Decided:
     """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""

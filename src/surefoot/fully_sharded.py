@@ -6,7 +6,7 @@ tensors for the optimizer (`sharding.Shard`), the norm of the whole gradient, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from surefoot.blocks import blocks_of
 from surefoot.config.strategy import Strategy
-from surefoot.errors import ConfigError
 from surefoot.parallel import Called, Sums
+from surefoot.shardable import by_themselves, refuse_unshardable
 from surefoot.sharding import Rows, Shard, add_up
 from surefoot.world import World, replicated
 
@@ -181,10 +181,11 @@ class Fsdp:
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Loss and count of all ranks; the shards have their gradients."""
+        """Loss and count of all ranks; the shards have their gradients. Where they are kept on the CPU, so is what decides on them."""
         for held in self.held.values():
             held.bring_gradients_home()
-        return self.sums.end(total)
+        whole, number = self.sums.end(total)
+        return (whole.cpu(), number.cpu()) if self.parallel.offload else (whole, number)
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The root of the sum of squares over the ranks that hold a model together."""
@@ -213,7 +214,7 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     mesh, group, replica = _mesh(world, parallel)
     alone = [module for module in model.modules() if parallel.gather == "bf16" and _is_batch_norm(module)]
     parts: list[tuple[FSDPModule, bool]] = []
-    for block in [*_by_themselves(model, [*blocks, *alone]), model]:
+    for block in [*by_themselves(model, [*blocks, *alone]), model]:
         reshard = parallel.reshard and block is not model  # the model's own are needed first in the backward pass
         settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
         offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
@@ -222,56 +223,6 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
     shards = {held: _shard(name, held, group, replica) for name, held in model.named_parameters()}
     return FullySharded(model, shards, world, parallel, group, parts)
-
-
-def refuse_unshardable(model: nn.Module) -> None:
-    """Raise one `ConfigError` that names every parameter that FSDP cannot shard, and why.
-
-    >>> refuse_unshardable(nn.Linear(2, 1))
-    """
-    found: list[str] = []
-    for name, held in model.named_parameters():
-        if held.ndim == 0:
-            found.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
-        elif not held.is_contiguous():
-            found.append(f"{name} does not lie row by row in memory (channels last?): give it contiguous weights")
-        elif held.is_complex():
-            found.append(f"{name} holds complex numbers: keep it as two real parts (torch.view_as_real)")
-    types = sorted({str(held.dtype).removeprefix("torch.") for held in model.parameters() if held.requires_grad})
-    if len(types) > 1:
-        found.append(f"its trained parameters are of several types, {', '.join(types)}: gradients travel in one")
-    if found:
-        shown = found if len(found) <= 3 else [*found[:2], f"and {len(found) - 2} more like these"]
-        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *shown, "or use --parallel ddp"]
-        raise ConfigError("\n  ".join(lines))
-
-
-def _by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The blocks, innermost first, but for those without parameters or with one that is used outside of them too.
-
-    Such a one is gathered with what stands around it: one parameter cannot be in two parts.
-    """
-    chosen = []
-    for module in reversed(list(model.modules())):
-        if module is model or all(module is not block for block in blocks):
-            continue
-        own, outside = (
-            set(module.parameters()),
-            {held for other in _beside(model, module) for held in other._parameters.values()},
-        )
-        if own and own.isdisjoint(outside):
-            chosen.append(module)
-    return chosen
-
-
-def _beside(module: nn.Module, block: nn.Module) -> set[nn.Module]:
-    """All modules that are used without entering a block; a part that it shares with others is among them."""
-    found, left = {module}, [module]
-    while left:
-        fresh = {child for child in left.pop().children() if child is not block} - found
-        found |= fresh
-        left += fresh
-    return found
 
 
 def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:

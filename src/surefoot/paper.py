@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from surefoot.data.buckets import Lengthy
 from surefoot.dry_pass import Pass, dry_pass
 from surefoot.errors import ConfigError, first_line
-from surefoot.fully_sharded import refuse_unshardable
 from surefoot.memory import in_words
 from surefoot.optimizers.memory import state_bytes
 from surefoot.optimizers.on_shards import refuse_optimizer
@@ -30,6 +29,7 @@ from surefoot.scaling import (
     timing,
     windows,
 )
+from surefoot.shardable import refuse_unshardable
 from surefoot.weighing import workload
 
 _SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from surefoot import assembly, snapshot
 from surefoot.activations import How, compute_again, in_words
 from surefoot.assembly import Built, Model
@@ -224,7 +222,7 @@ class Run:
         if said is not None:
             for line in [*notes, *assembly.notes(state.trained, schedule)]:
                 said.say(f"note: {line}")
-        forwards = {name: torch.compile(held, dynamic=False) if compile else held for name, held in models.items()}
+        forwards = assembly.compiled(models) if compile else dict(models)
         ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size), fsdp=fsdp)
         task = Task(
             forward=called["model"] if list(models) == ["model"] else called,
