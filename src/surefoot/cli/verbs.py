@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.cli import paper, processes, programs
 from surefoot.cli.building import built, from_file, layers_below, refuse_fp16_on_a_cpu, refuse_settings
@@ -16,9 +16,6 @@ from surefoot.cli.programs import Program
 from surefoot.config import Settings, flatten, origins, to_toml, values_of_run
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def train(arguments: list[str]) -> None:
