@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -188,7 +187,7 @@ def _be(rank: int, asked: dict[str, Any], *, port: int) -> None:
     except SystemExit as problem:
         status = int(problem.code or 0)
     except BaseException:
-        traceback.print_exc()
+        status = _uncaught()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -196,6 +195,15 @@ def _be(rank: int, asked: dict[str, Any], *, port: int) -> None:
 
         atexit._run_exitfuncs()
         os._exit(status)
+
+
+def _uncaught() -> int:
+    """What Python does with an exception that a script does not catch; the exit status."""
+    try:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+    except SystemExit as problem:
+        return int(problem.code or 0)
+    return 1
 
 
 if __name__ == "__main__":

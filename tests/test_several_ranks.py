@@ -14,7 +14,6 @@ import torch
 import surefoot as sf
 from identities import world_runs
 from ranks import Outcome, Ranks
-from surefoot.messages import Messages
 from surefoot.replicas import checksums
 from surefoot.sinks import records
 from surefoot.world import joined
@@ -45,15 +44,59 @@ def test_ranks_tell_each_other_json_of_any_length(ranks: Ranks) -> None:
         assert from_main == wanted[0]
 
 
-def test_outputs_come_back_as_what_they_were() -> None:
-    messages, held = Messages(), [sf.Classified(1, 2, 3, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
-    first, second, third = messages.read(messages.written(held))
-    assert first == held[0]
-    assert type(first) is sf.Classified
-    assert second == held[1]
-    torch.testing.assert_close(third, held[2])
-    with pytest.raises(sf.ConfigError, match="cannot go from one rank to another"):
-        messages.written([object()])
+def left_over() -> list[bool]:
+    world = joined("cpu")
+    first = world.mailbox("checkpoint")
+    first.set("1/outcome", "of the first run")
+    world.barrier()
+    second = world.mailbox("checkpoint")
+    found = second.check(["1/outcome"])
+    world.barrier()
+    return [found]
+
+
+def test_what_a_run_left_in_its_mailbox_the_next_one_of_the_process_does_not_find(ranks: Ranks) -> None:
+    assert ranks(2, left_over) == [[False], [False]]
+
+
+def judged_by(*, out: str) -> list[Any]:
+    def judge(outputs: list[Any]) -> dict[str, float]:
+        raise sf.DivergedError("the model's logits are not finite")
+
+    data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
+    split = sf.Split(data, loss=False, outputs=lambda model, batch: [0] * len(batch[0]), judge=judge)
+    run = world_runs.built(out=out, steps=4, evaluate={"judged": split}, evaluate_every="2 steps")
+    run.train()
+    return [run.state.step]
+
+
+def test_what_the_judge_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, judged_by, out=str(tmp_path / "run")) == [[4], [4]]
+
+
+class Counted(world_runs.Augmented):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+
+    def __getitem__(self, sample: int) -> Any:
+        self.read.add(sample)
+        return super().__getitem__(sample)
+
+
+def read_before_the_first_step() -> list[list[int]]:
+    data = Counted()
+    run = world_runs.built(train=data, evaluate={})
+    with run:
+        before = sorted(data.read - {0})  # the first one is looked at
+        step = next(iter(run))
+        return [before, [int(sample) for part in step.micro_batches for sample in part.ids]]
+
+
+def test_a_rank_reads_only_its_own_micro_batches_ahead(ranks: Ranks) -> None:
+    for before, own in ranks(2, read_before_the_first_step):
+        assert before
+        assert set(before) <= set(own)
 
 
 # --- stopping, saving --------------------------------------------------------------------------------------------
@@ -106,6 +149,36 @@ def test_a_time_limit_that_is_over_on_one_rank_ends_all_at_the_same_step(ranks: 
     assert first == second < 100_000
 
 
+def limited_and_scored(*, out: str) -> int:
+    run = world_runs.built(out=out, steps=100_000, evaluate_every="1 steps", time_limit="2 s")
+    run.train()
+    return run.state.step
+
+
+def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.outcomes(ranks.start(2, limited_and_scored, out=str(tmp_path / "run")), within_s=40)
+    assert [outcome.status for outcome in found] == [0, 0]
+    assert found[0].result == found[1].result < 100_000
+
+
+def answering(*, out: str) -> None:
+    run = world_runs.built(out=out, steps=500, evaluate={}, console=True)
+    with run:
+        for step in run:
+            if step.index == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
+
+
+def test_rank_0_answers_a_signal_and_the_others_in_their_logs(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = refused(ranks, 2, answering, out=str(tmp_path / "run"))
+    assert first.status == second.status == 143
+    answer = "SIGTERM: finishing this step, then saving"
+    assert answer in first.text
+    assert second.text == ""
+    assert answer in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+
+
 def early(*, out: str) -> dict[str, Any]:
     stopping = sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=10.0)
     run = world_runs.built(out=out, steps=100, early_stopping=stopping, evaluate_every="3 steps")
@@ -133,20 +206,6 @@ def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(ranks: Ranks
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
-
-
-def of_other_settings() -> None:
-    rank = int(os.environ["RANK"])
-    world_runs.built(optimizer="sgd" if rank else "adamw", clip="norm 0.5" if rank else "norm 1.0").train()
-
-
-def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: Ranks) -> None:
-    for outcome in refused(ranks, 2, of_other_settings):
-        assert outcome.status == 1
-        said = message(outcome)
-        assert "different configurations" in said
-        assert "optimizer.name: rank 0 has 'adamw', rank 1 has 'sgd'" in said
-        assert "and" in said
 
 
 def plainly(**changes: Any) -> None:
@@ -189,6 +248,16 @@ def spoiled() -> None:
             if step.index == 4 and run.parts.world.rank == 1:
                 with torch.no_grad():
                     run.state.models["model"].get_parameter("hidden.weight")[0, 0] += 1e-3
+
+
+def diverging(*, out: str) -> None:
+    world_runs.built(out=out, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps").train()
+
+
+def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+    refused(ranks, 2, diverging, out=str(tmp_path / "run"))
+    kept = sorted(path.name for path in (tmp_path / "run" / "crash").iterdir())
+    assert kept == ["step-00000006-rank-1.json", "step-00000006.json"]
 
 
 def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:

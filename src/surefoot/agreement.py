@@ -6,13 +6,11 @@ say counts. It travels on the CPU, beside whatever the device is doing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from surefoot.errors import ConfigError
 from surefoot.world import World
 
 
@@ -52,24 +50,3 @@ class Agreement:
         heard = dict(zip(self.names, self.told.tolist(), strict=True))
         self.work = self.told = None
         return heard
-
-
-def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a rank was started with other settings than rank 0: which field, which rank; collective.
-
-    `settings` are JSON by dotted name; their values are compared as they are written.
-    """
-    told = world.gathered({name: repr(value) for name, value in settings.items()})
-    problems = []
-    for rank, other in enumerate(told):
-        for name in dict.fromkeys([*told[0], *other]):
-            if told[0].get(name) != other.get(name):
-                problems.append(
-                    f"{name}: rank 0 has {told[0].get(name, 'none')}, rank {rank} has {other.get(name, 'none')}"
-                )
-    if problems:
-        more = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
-        raise ConfigError(
-            "the ranks were started with different configurations\n  "
-            + "\n  ".join([*problems[:3], *more, "start all of them with the same command and files"][:4])
-        )

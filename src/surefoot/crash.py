@@ -102,8 +102,12 @@ def write_report(
     micro_batches: Sequence[MicroBatch],
     how_to_go_on: str,
     directory: RunDirectory,
+    rank: int = 0,
 ) -> None:
-    """Keep an error in the run's directory, as crash/step-N.json; `OSError` or `CheckpointError` where that fails."""
+    """Keep an error in the run's directory, as crash/step-N.json; `OSError` or `CheckpointError` where that fails.
+
+    That of a rank above 0 is crash/step-N-rank-R.json: several may fail of the same at once, or one after another.
+    """
     found = {
         "error": f"{type(problem).__name__}: {problem}",
         "step": step,
@@ -112,7 +116,8 @@ def write_report(
         "how_to_go_on": how_to_go_on,
     }
     (directory.path / "crash").mkdir(exist_ok=True)
-    directory.write_text(f"crash/step-{step:08d}.json", json.dumps(found, indent=1))
+    name = f"step-{step:08d}" + (f"-rank-{rank}" if rank else "")
+    directory.write_text(f"crash/{name}.json", json.dumps(found, indent=1))
 
 
 def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:

@@ -229,8 +229,24 @@ def _together(
     rounds = zip(*told, strict=True)
     held = [messages.read(text) for round_ in rounds for text in round_][: sum(counted)]
     in_order = [output for made in held for output in made]
-    judged: dict[str, Any] = world.from_main(_judged(judge(in_order)) if world.is_main else None)
-    return found | judged
+    return found | _judged_by_main(world, judge, in_order)
+
+
+def _judged_by_main(
+    world: World, judge: Callable[[list[Any]], Mapping[str, Any]], outputs: list[Any]
+) -> dict[str, Any]:
+    """What rank 0 makes of all outputs; what it gives up for a model that has diverged, all ranks give up."""
+    judged: dict[str, Any] = {}
+    problem: str | None = None
+    if world.is_main:
+        try:
+            judged = _judged(judge(outputs))
+        except DivergedError as error:
+            problem = str(error)
+    judged, problem = world.from_main([judged, problem])
+    if problem is not None:
+        raise DivergedError(problem)
+    return judged
 
 
 def _judged(found: Mapping[str, Any]) -> dict[str, Any]:

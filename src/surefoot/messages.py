@@ -18,7 +18,8 @@ from surefoot.errors import ConfigError
 class Messages:
     """Values to text and back: numbers, texts, lists, tuples, dictionaries, tensors, arrays, dataclasses and named tuples.
 
-    The last two come back as classes that this process has written itself before: a name in a message chooses among those.
+    The last two, and what is a list or tuple of a kind of its own, come back as classes that this process has written itself before: a name
+    in a message chooses among those.
 
     >>> messages = Messages()
     >>> messages.read(messages.written([(1, float("inf")), {"a": "b"}]))
@@ -46,7 +47,7 @@ class Messages:
         if isinstance(value, dict):
             return {"dict": [[self._taken_apart(key), self._taken_apart(held)] for key, held in value.items()]}
         if is_dataclass(value) and not isinstance(value, type):
-            parts = [getattr(value, field.name) for field in fields(value)]
+            parts = [getattr(value, field.name) for field in fields(value) if field.init]
         elif isinstance(value, list | tuple):
             parts = list(value)
         else:
@@ -56,6 +57,7 @@ class Messages:
             )
         kind = type(value).__name__
         if type(value) not in (list, tuple):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
             self.classes[kind] = type(value)
         return {kind: [self._taken_apart(part) for part in parts]}
 
@@ -77,7 +79,10 @@ class Messages:
             return tuple(parts)
         if kind not in self.classes:
             raise ConfigError(f"another rank's outputs are of the class {kind}, and none was made here")
-        return self.classes[kind](*parts)
+        made = self.classes[kind]
+        if is_dataclass(made):
+            return made(**dict(zip([field.name for field in fields(made) if field.init], parts, strict=True)))
+        return made(*parts) if "_fields" in vars(made) else made(parts)  # of a named tuple each part is an argument
 
 
 def _plain(value: Any) -> Any:

@@ -45,8 +45,8 @@ def make_ready(parts: Parts) -> None:
     """
     if parts.world.size == 1 or parts.task.loss is None:
         return
-    micro_batch = next((held for held in parts.supply.again(parts.state.step) if len(held.ids)), None)
-    if parts.world.from_main(micro_batch is None) or micro_batch is None:  # no data: the first step will say why
+    micro_batch = parts.supply.first(parts.state.step)
+    if any(parts.world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
     with untouched(), parts.numerics(), warnings.catch_warnings():
         # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass

@@ -237,7 +237,7 @@ def held(parts: Parts, case: Case) -> Iterable[str]:
             yield f"{what:<{wide}}  {in_words(number):>9}"
     if unknown:
         yield "the optimizer's state is known after its first step only, and left out"
-    yield f"{'at most':<{wide}}  {in_words(found.total):>9}   {fits(found, machine)}"
+    yield f"{'together, at most':<{wide}}  {in_words(found.total):>9}   {fits(found, machine)}"
     if found.host:
         yield f"beside it in the host's memory {in_words(found.host)} for each GPU"
 
@@ -258,13 +258,13 @@ def sent(case: Case) -> list[str]:
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in found:
-        ways = {f"to {shards} shards": window.to_shards, f"to {copies} replicas": window.to_replicas}
+        ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
         told = ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number)
         if told:
             lines.append(f"{window.times} x beside a {window.part} pass: {told}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
     speeds = ", ".join(
-        f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s to {name}"
+        f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s among {name}"
         for name, (members, stride) in ring.items()
         if members > 1
     )
@@ -321,14 +321,15 @@ def _samples(samples: int, tokens: float | None) -> str:
 
 
 def _rate(samples: float, tokens: float | None) -> str:
-    return f"{samples:,.4g} samples/s" if tokens is None else f"{samples * tokens:,.4g} tokens/s"
+    rate, unit = (samples, "samples/s") if tokens is None else (samples * tokens, "tokens/s")
+    return f"{float(f'{rate:.3g}'):,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
 
 
 def _flops(number: float) -> str:
-    for unit, one in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
+    for unit, one in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
         if number >= one:
             return f"{number / one:.3g} {unit}"
-    return f"{number / 1e6:.3g} MFLOP"
+    return f"{number:.3g} FLOP"
 
 
 def _time(seconds: float) -> str:

@@ -266,12 +266,3 @@ def spread(
         ranks = Ddp(world, parallel, nominal)
         return ranks, dict(ranks.wrap(models, forwards))
     return Alone(), dict(forwards)
-
-
-def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
-    """Give every rank rank 0's weights and buffers: a module that was built outside the run's seed differs. Collective."""
-    if world.size == 1:
-        return
-    for model in models.values():
-        for held in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(held.detach(), src=0)

@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.compare import differences, flat, refuse_another_length, refuse_differences, refuse_other_data
+from surefoot.checkpoint.compare import (
+    described_as_now,
+    differences,
+    flat,
+    refuse_another_length,
+    refuse_differences,
+    refuse_other_data,
+)
 from surefoot.checkpoint.format import Contents
 from surefoot.config.strategy import Strategy
 from surefoot.directory import RunDirectory, machine
@@ -27,6 +34,8 @@ from surefoot.snapshot import Whole, packed, refuse_incomplete
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
 from surefoot.world import World, deterministic_kernels
+
+_ALONE = {"ranks": 1, "parallel": "none"}  # what checkpoints that do not say it were saved by: there was nothing else
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ class Parts:
         """
         where = f"step-{found.step:08d}"
         refuse_incomplete(found)
-        saved = dict(found.state["described"])
+        saved = described_as_now(found.state["described"])
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
             saved["init"] = None
@@ -160,11 +169,11 @@ class Parts:
 
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
-        now = self.machine()
-        other_machine = differences(found.state["machine"], now)
+        other_machine = "; ".join(differences(_ALONE | found.state["machine"], self.machine()))
         before = found.state["scored"]
         other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
-        return [f"{line}: the run goes on, equal to rounding and no longer bit for bit" for line in other_machine] + [
+        goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
+        return [goes_on] * bool(other_machine) + [
             f"{name} holds other data than before: its scores are not comparable with the earlier ones"
             for name in other
         ]

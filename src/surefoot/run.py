@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from surefoot import assembly, snapshot
 from surefoot.activations import How, compute_again, in_words
+from surefoot.alike import as_given, equal_from_main, refuse_unequal
 from surefoot.assembly import Built, Model
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
@@ -23,6 +24,7 @@ from surefoot.checks import check_settings, json_settings
 from surefoot.config import clipping
 from surefoot.config.strategy import Kind, Strategy, strategy_for
 from surefoot.data.buckets import Buckets
+from surefoot.data.plan import MicroBatches
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
@@ -30,7 +32,7 @@ from surefoot.evaluate import Split, numbers
 from surefoot.first_pass import check_first_pass
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.parallel import equal_from_main, spread
+from surefoot.parallel import spread
 from surefoot.parts import Parts
 from surefoot.plateau import Plateau, feedback
 from surefoot.precision import precision as chosen_precision
@@ -157,15 +159,12 @@ class Run:
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
         )
+        refuse_unequal(world, as_given(locals()) | {"device": world.device.type})  # so far, these are the arguments
         place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.size)
         began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
         sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
-        if compile and isinstance(plan, Buckets):
-            raise ConfigError(
-                "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
-                "  leave --compile out, or give batch_size in samples"
-            )
+        _check_compiled(plan, compiled=compile)
         samples_per_epoch, samples_per_step = assembly.steps_of_epoch(plan, sizes)
         times = timetable(
             samples_per_epoch=samples_per_epoch,
@@ -328,6 +327,7 @@ class Run:
         """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
 
         `held` is a tensor, a dictionary or list of JSON values and tensors, or has state_dict and load_state_dict. Returns it.
+        Of several processes all must keep it, and that of rank 0 is saved.
         """
         self.parts.whole.kept.add(name, held)
         return held
@@ -365,7 +365,7 @@ class Run:
     # --- at any time ---------------------------------------------------------------------------------------------
 
     def scores(self, *names: str) -> dict[str, float]:
-        """Score splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}.
+        """Score splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}. Collective.
 
         Without names all but those that are for the end of the run.
         """
@@ -374,7 +374,7 @@ class Run:
             return numbers(scoring.scores(names or scoring.names(at_end=False)))
 
     def sample(self) -> str:
-        """What the run's `sample` function makes of the model as it is evaluated; changes nothing."""
+        """What the run's `sample` function makes of the model as it is evaluated; changes nothing. Collective."""
         if self.parts.sample is None:
             raise ConfigError("this run has no sample function: give Run(sample=...)")
         with self.parts.numerics():
@@ -393,6 +393,15 @@ class Run:
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})
+
+
+def _check_compiled(plan: MicroBatches, *, compiled: bool) -> None:
+    """Raise where what is compiled for one shape would be given another one in almost every step."""
+    if compiled and isinstance(plan, Buckets):
+        raise ConfigError(
+            "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
+            "  leave --compile out, or give batch_size in samples"
+        )
 
 
 def _check_splits(evaluate: Mapping[str, Split], *, seed: int) -> None:

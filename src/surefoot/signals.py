@@ -24,12 +24,14 @@ class Signals:
 
     The first SIGINT or SIGTERM sets `stop` to its number, a SIGUSR1 sets `save`; the loop looks at both after each step.
     A second one ends the process at once. Outside the main thread Python has no handlers: then nothing is installed.
+
+    `say` is called by another thread and inside handlers: see `to_terminal`.
     """
 
-    def __init__(self, standing: Callable[[], str], *, fresh_line: str = "\n") -> None:
+    def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:
         self.stop: int | None = None
         self.save = False
-        self.standing, self.fresh_line = standing, fresh_line
+        self.standing, self.say = standing, say
         self.previous: dict[int, Any] = {}
         self.answering: _Answering | None = None
 
@@ -38,7 +40,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return
         self.answering = _Answering(
-            lambda name: self._say(f"{name}: finishing this step, then saving; once more ends at once")
+            lambda name: self.say(f"{name}: finishing this step, then saving; once more ends at once")
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             self.previous[number] = signal.signal(number, self._on_stop)
@@ -58,7 +60,7 @@ class Signals:
         del frame
         name = _STOP[signal.Signals(number)]
         if self.stop is not None:
-            self._say(f"{name} again: ending at once; {self.standing()}")
+            self.say(f"{name} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
 
@@ -66,10 +68,18 @@ class Signals:
         del number, frame
         self.save = True
 
-    def _say(self, text: str) -> None:
-        """Past Python's buffers: a handler may have interrupted a `print`. Where nobody listens, the run goes on all the same."""
+
+def to_terminal(fresh_line: str) -> Callable[[str], None]:
+    """What writes a line to standard error, `fresh_line` before it, past Python's buffers: a handler may have interrupted a `print`.
+
+    Where nobody listens, the run goes on all the same.
+    """
+
+    def say(text: str) -> None:
         with suppress(OSError):  # `train.py | tee log`: Ctrl-C has ended tee too
-            os.write(2, f"{self.fresh_line}{text}\n".encode())
+            os.write(2, f"{fresh_line}{text}\n".encode())
+
+    return say
 
 
 class _Answering:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import crash, divergence, narration, snapshot
-from surefoot.agreement import Agreement, refuse_unequal
+from surefoot.agreement import Agreement
+from surefoot.alike import refuse_unequal
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.clock import Deadline
@@ -28,7 +29,7 @@ from surefoot.pace import make_ready, settle_precision
 from surefoot.parts import Parts
 from surefoot.replicas import refuse_different
 from surefoot.saving import Saving
-from surefoot.signals import Signals
+from surefoot.signals import Signals, to_terminal
 
 
 class Sitting:
@@ -39,8 +40,9 @@ class Sitting:
         self.heart = parts.world.heart
         self.configuration = configuration
         self.looped_at = time.monotonic()
-        fresh_line = parts.console.fresh_line if parts.console else "\n"
-        self.signals = Signals(lambda: narration.standing(parts), fresh_line=fresh_line)
+        self.fresh_line = parts.console.fresh_line if parts.console else "\n"
+        say = to_terminal(self.fresh_line) if parts.rank_log is None else parts.rank_log.at_once
+        self.signals = Signals(lambda: narration.standing(parts), say=say)
         self.settings = ExitStack()
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
@@ -49,7 +51,7 @@ class Sitting:
         self.precision_chosen: str | None = None  # why, where it was measured in this sitting
         self.agreement = Agreement(parts.world, names=("signal", "stop", "save"))
         self.ended_by: int | None = None  # a signal, on whichever rank
-        self.save_told = self.save_agreed = False
+        self.save_told = self.save_agreed = self.stop_agreed = False
         self.asked_to_stop = False
         self.asked_to_save = False
         self.skipped = 0  # steps, as far as the records tell
@@ -67,7 +69,7 @@ class Sitting:
         self.signals.install()
         self.heart.opened(
             logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
-            fresh_line=self.signals.fresh_line,
+            fresh_line=self.fresh_line,
         )
         try:
             refuse_unequal(self.parts.world, self.parts.compared())
@@ -168,7 +170,7 @@ class Sitting:
         self.precision_chosen = settle_precision(self.parts)
         if self.parts.init is None or self.state.step > 0:
             return
-        self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init)))
+        self.parts.say(load_initial_weights(self.state.models, Path(self.parts.init), world=self.parts.world))
         for name, average in self.state.averages.items():
             average.restart(self.state.models[name])
 
@@ -227,6 +229,7 @@ class Sitting:
                 micro_batches=self.parts.supply.again(self._step),
                 how_to_go_on=narration.standing(self.parts),
                 directory=directory,
+                rank=self.parts.world.rank,
             )
             if not isinstance(problem, SurefootError):  # which says by itself what stands
                 self.parts.say(f"\n{narration.standing(self.parts)}\n  what happened is in {directory.path / 'crash'}")
@@ -297,7 +300,8 @@ class Sitting:
     @property
     def stopping(self) -> bool:
         """True when no further step is to be made; asked once before each step, by all ranks."""
-        if self.ended_by is not None or self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step:
+        told_to = self.ended_by is not None or self.stop_agreed
+        if told_to or self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step:
             return True
         saving = self.parts.saving
         saving_s = 0.0 if saving is None else saving.longest_s
@@ -307,9 +311,8 @@ class Sitting:
             return asked or self.signals.stop is not None
         tells = self._save_wanted and not self.save_told
         self.save_told |= tells  # once: until it is done the wish stands
-        agreed = self.agreement.exchange(signal=self.signals.stop or 0, stop=int(asked), save=int(tells))
-        self._take_notice(agreed)
-        return bool(agreed["signal"] or agreed["stop"])
+        self._take_notice(self.agreement.exchange(signal=self.signals.stop or 0, stop=int(asked), save=int(tells)))
+        return self.ended_by is not None or self.stop_agreed
 
     def evaluate_due(self, done: int) -> bool:
         """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
@@ -391,6 +394,7 @@ class Sitting:
 
     def _take_notice(self, agreed: Mapping[str, int]) -> None:
         self.ended_by = self.ended_by or agreed["signal"] or None
+        self.stop_agreed = self.stop_agreed or bool(agreed["stop"])
         self.save_agreed = self.save_agreed or bool(agreed["save"])
 
     @property

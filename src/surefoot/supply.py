@@ -38,10 +38,10 @@ class Supply:
         """The micro-batches of any step, of all ranks, read once more; none where the data themselves cannot be read."""
         return self._once(step, own=None)
 
-    def first(self) -> MicroBatch | None:
-        """The first micro-batch that this rank will make, read ahead; None where it cannot be read."""
+    def first(self, step: int = 0) -> MicroBatch | None:
+        """The first micro-batch that this rank makes in a step, read ahead; None where it cannot be read."""
         place = self.plan.pieces // self.world.size * self.world.rank
-        return next(iter(self._once(0, own=range(place, place + 1))), None)
+        return next(iter(self._once(step, own=range(place, place + 1))), None)
 
     def _once(self, step: int, *, own: range | None) -> Sequence[MicroBatch]:
         feed = self._feed(workers=0, own=own)

@@ -11,11 +11,14 @@ import atexit
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,11 +82,12 @@ class World:
     def mailbox(self, name: str) -> Store:
         """Keys and values that all ranks see, over a connection of its own: for a thread beside the training.
 
+        Each call gives an empty one: what was left in another of that name is not found. So all ranks must ask equally often.
         Each attempt of a restarted group has its own. Only where there are several processes.
         """
         if self.store is None:
             raise RuntimeError("one process has nobody to leave a message for")
-        return PrefixStore(name, self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+        return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
     def barrier(self) -> None:
         """Return when every rank has called it; collective."""
@@ -117,6 +121,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     if not _met:
         _meet(found, place)
     side, store, heart = _met[0]
+    heart.building()
     return World(found, place.rank, place.world_size, place.local_rank, side, store, heart)
 
 
@@ -127,6 +132,11 @@ def told_to_ranks(problem: Exception) -> RankLostError | None:
             return lost
         heart.failed(problem)
     return None
+
+
+def speaks_of(problem: Exception) -> bool:
+    """Whether this process is to say of what it ends; of several ranks that end of the same, one does."""
+    return all(heart.speaks_of(problem) for _, _, heart in _met)
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -197,6 +207,7 @@ def device_called(name: str) -> torch.device:
 
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
 _met: list[tuple[dist.ProcessGroup, Store, Heartbeat | Unheard]] = []  # the groups of this process, once it has joined
+_mailboxes = count()  # how many were asked for; all ranks count alike
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
@@ -250,6 +261,8 @@ def _meet(device: torch.device, place: Placement) -> None:
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         ) from problem
     _met.append((side, store, Unheard() if size == 1 else _beating(store, rank=rank, size=size)))
+    if size > 1:
+        _tell_of_uncaught()
     atexit.register(_fall_silent if theirs else _part)
 
 
@@ -260,6 +273,26 @@ def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
     heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=in_launcher)
     heart.start()
     return heart
+
+
+def _tell_of_uncaught() -> None:
+    """Tell the other ranks of an exception that ends this process; it ends with 7 where one of them is the cause.
+
+    The command line does so itself. This is for scripts, and for what happens there outside of a run.
+    """
+    before = sys.excepthook
+
+    def uncaught(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+        lost = problem if isinstance(problem, RankLostError) else None
+        if lost is None and isinstance(problem, Exception) and (lost := told_to_ranks(problem)) is not None:
+            lost.__cause__ = problem
+        if lost is None:
+            before(kind, problem, trace)
+            return
+        before(RankLostError, lost, lost.__traceback__)
+        sys.exit(lost.exit_status)
+
+    sys.excepthook = uncaught
 
 
 def _part() -> None:

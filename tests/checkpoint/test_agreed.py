@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from on_ranks import forks, on_ranks
 from sharded_saves import of_rank, whole
 from surefoot.checkpoint import Store, Writer, agreed
+from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.checkpoint.pieces import bounds
 from surefoot.errors import CheckpointError
 from surefoot.world import World, joined
@@ -124,6 +126,29 @@ def test_one_that_is_asked_for_is_found_or_the_same_error_told_to_all(tmp_path: 
     assert {*seen_by(2, tmp_path / "c", at(3))} == {f"error: no checkpoint of step 3 in {tmp_path}/c; there are: 1, 2"}
     (damaged,) = {*seen_by(2, tmp_path / "c", at(2))}
     assert damaged.startswith("error: checkpoint step-00000002 is damaged (state.json: hash differs)")
+
+
+def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage(tmp_path: Path) -> None:
+    run = tmp_path / "run" / "checkpoints"
+    run.parent.mkdir()
+    saved(run, 1, 2, count=2)
+    flip(run / "step-00000002" / "model.00002-of-00002.safetensors")
+
+    def started(place: Path) -> Callable[[World, Store], Any]:
+        def start(world: World, _: Store) -> Any:
+            model = nn.Linear(2, 5, bias=False)
+            model.register_buffer("mean", torch.zeros(3))
+            said = load_initial_weights({"model": model}, place, world=world)
+            return [said.splitlines()[0], model.weight.tolist()]
+
+        return start
+
+    weight = whole(1).tensors("model")["weight"].tolist()
+    told = seen_by(3, run, started(tmp_path / "run"))
+    assert told == [[f"init    {tmp_path}/run, step 1", weight]] * 3
+    assert seen_by(2, run, started(run / "step-00000001")) == [[f"init    {run}/step-00000001", weight]] * 2
+    (damaged,) = {*seen_by(2, run, started(run / "step-00000002"))}
+    assert "is damaged (model.00002-of-00002.safetensors: hash differs)" in damaged
 
 
 def test_none_or_none_intact_is_told_to_all(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from torch import nn
 from small_runs import build
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.errors import CheckpointError
+from surefoot.world import World
+
+ALONE = World(torch.device("cpu"))
 
 
 def net(width: int = 3) -> nn.Module:
@@ -33,7 +36,7 @@ def test_every_tensor_is_counted_once_under_what_became_of_it(tmp_path: Path) ->
     }
     save_file(held, tmp_path / "held.safetensors")
     before = {name: value.clone() for name, value in target.state_dict().items()}
-    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors")
+    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors", world=ALONE)
     assert row(said, "loaded")[1:5] == ["1", "tensors", "12", "numbers"]
     assert row(said, "renamed")[1:5] == ["1", "tensors", "3", "numbers"]
     assert row(said, "skipped")[1:5] == ["2", "tensors", "32", "numbers"]
@@ -55,7 +58,7 @@ def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(
     data[-1] ^= 1
     file.write_bytes(data)
     started = build(None)
-    said = load_initial_weights(started.state.models, tmp_path / "run")
+    said = load_initial_weights(started.state.models, tmp_path / "run", world=ALONE)
     assert "step 5" in said
     assert "step-00000008" in said
     assert "(averaged weights)" in said
@@ -69,7 +72,7 @@ def test_a_damaged_checkpoint_named_itself_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "run" / "checkpoints" / "step-00000004"
     (place / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="step-00000004"):
-        load_initial_weights(build(None).state.models, place)
+        load_initial_weights(build(None).state.models, place, world=ALONE)
 
 
 def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
     files = {"model-a": dict(first.state_dict()), "model-b": dict(second.state_dict())}
     Store(tmp_path / "run" / "checkpoints").save(Contents(1, files, {"aliases": {"a": {}, "b": {}}}))
     models = {"b": net(), "a": net()}
-    load_initial_weights(models, tmp_path / "run")
+    load_initial_weights(models, tmp_path / "run", world=ALONE)
     assert all(torch.equal(models["a"].state_dict()[name], value) for name, value in first.state_dict().items())
     assert all(torch.equal(models["b"].state_dict()[name], value) for name, value in second.state_dict().items())
 
@@ -97,7 +100,7 @@ def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None
     source, target = tied(), tied()
     tensors, aliases = model_tensors(source)
     Store(tmp_path / "checkpoints").save(Contents(1, {"model": tensors}, {"aliases": {"model": aliases}}))
-    said = load_initial_weights({"model": target}, tmp_path)
+    said = load_initial_weights({"model": target}, tmp_path, world=ALONE)
     assert row(said, "new") == []
     assert torch.equal(target[1].weight, source[0].weight)
 
@@ -109,7 +112,7 @@ def test_weights_that_are_one_here_are_not_overwritten_by_another(tmp_path: Path
     target = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     target[1].weight = target[0].weight
     save_file(source.state_dict(), tmp_path / "held.safetensors")
-    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors")
+    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors", world=ALONE)
     assert torch.equal(target[0].weight, source[0].weight)
     assert "1.weight (one with 0.weight here)" in said
     assert row(said, "skipped")[1] == row(said, "loaded")[1] == "1"

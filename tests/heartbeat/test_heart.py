@@ -85,6 +85,57 @@ def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
     assert all("rank 2 (here, process" in line and "last at step 3 (training)" in line for line in errors)
 
 
+def test_where_a_run_has_a_directory_one_rank_says_it_and_the_others_write_it(
+    three: Ranks, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    three.logs = tmp_path
+    three.start()
+    three.hearts[1].failed(DataError("sample 7 is broken"))
+    assert until(lambda: {0, 2} <= three.ended.keys())
+    assert len(said(capfd)) == 1
+    assert "DataError: sample 7 is broken" in (tmp_path / "rank-2.log").read_text()
+    assert not (tmp_path / "rank-0.log").exists()
+
+
+def test_where_rank_0_is_lost_rank_1_says_it(three: Ranks, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    three.logs = tmp_path
+    three.start()
+    three.hearts[0].failed(DataError("sample 7 is broken"))
+    assert until(lambda: {1, 2} <= three.ended.keys())
+    assert len(said(capfd)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-2.log"]
+
+
+def test_of_an_error_that_all_ranks_meet_rank_0_speaks(three: Ranks) -> None:
+    three.start()
+    alike, own = DataError("no such file"), DataError("no such file on this machine")
+    three.hearts[0].failed(alike)
+    assert [three.hearts[0].speaks_of(alike), three.hearts[1].speaks_of(alike), three.hearts[2].speaks_of(own)] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_an_error_after_the_end_of_a_run_is_told_and_ends_nobody(three: Ranks) -> None:
+    three.start()
+    for heart in three.hearts:
+        heart.goodbye()
+        heart.closed()
+        heart.failed(DataError("later"))
+    assert not three.hearts[1].speaks_of(DataError("later"))
+    time.sleep(10 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_who_builds_another_run_after_one_that_could_not_be_is_waited_for(three: Ranks) -> None:
+    three.start()
+    three.hearts[2].failed(DataError("no such file"))
+    three.hearts[2].building()
+    time.sleep(10 * EVERY_S)
+    assert three.ended == {}
+
+
 def test_ranks_that_end_as_they_should_are_not_missed(three: Ranks) -> None:
     three.start()
     for heart in three.hearts:

@@ -17,7 +17,9 @@ import surefoot as sf
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.models.gpt import GPT, GPTShape
 from surefoot.models.gpt2_layout import from_gpt2_layout, to_gpt2_layout
+from surefoot.world import World
 
+ALONE = World(torch.device("cpu"))
 SHAPE = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50, family="gpt2", tied=True)
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(9))
 
@@ -69,7 +71,7 @@ def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
     there, model = theirs(tmp_path), gpt(seed=5)
-    said = load_initial_weights({"model": model}, tmp_path / "theirs")
+    said = load_initial_weights({"model": model}, tmp_path / "theirs", world=ALONE)
     assert "GPT-2's weights as transformers names them" in said
     assert "skipped" not in said
     assert "new " not in said
@@ -121,7 +123,7 @@ def test_weights_that_do_not_fit_whole_are_refused_naming_the_sizes(
     model = GPT(replace(SHAPE, **here))
     before = {name: held.clone() for name, held in model.state_dict().items()}
     with pytest.raises(sf.CheckpointError, match=says) as caught:
-        load_initial_weights({"model": model}, tmp_path / "model.safetensors")
+        load_initial_weights({"model": model}, tmp_path / "model.safetensors", world=ALONE)
     assert len(str(caught.value).splitlines()) <= 5
     assert all(torch.equal(before[name], held) for name, held in model.state_dict().items())
 
@@ -135,9 +137,9 @@ def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(t
     wide = replace(SHAPE, width=128)
     file = bare(tmp_path, to_gpt2_layout(gpt(wide).state_dict()))
     with pytest.raises(sf.CheckpointError, match=r"heads 2 \(here 4\); without config\.json"):
-        load_initial_weights({"model": gpt(replace(wide, heads=4), seed=5)}, file)
+        load_initial_weights({"model": gpt(replace(wide, heads=4), seed=5)}, file, world=ALONE)
     model = gpt(wide, seed=5)
-    load_initial_weights({"model": model}, file)
+    load_initial_weights({"model": model}, file, world=ALONE)
     assert torch.equal(model(TOKENS), gpt(wide)(TOKENS))
 
 
@@ -145,7 +147,7 @@ def test_a_file_of_a_width_that_has_no_such_heads_is_refused(tmp_path: Path) -> 
     file = bare(tmp_path, to_gpt2_layout(gpt(replace(SHAPE, width=130)).state_dict()))
     (tmp_path / "config.json").write_text('{"n_head": 4}')
     with pytest.raises(sf.CheckpointError, match="no GPT-2: width = 130 must be a multiple of heads = 4"):
-        load_initial_weights({"model": gpt()}, file)
+        load_initial_weights({"model": gpt()}, file, world=ALONE)
 
 
 def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_pat
     ):
         model = gpt(seed=5)
         with pytest.raises(sf.CheckpointError, match=says):
-            load_initial_weights({"model": model}, bare(tmp_path, wrong))
+            load_initial_weights({"model": model}, bare(tmp_path, wrong), world=ALONE)
         assert torch.equal(model(TOKENS), gpt(seed=5)(TOKENS))
 
 
@@ -169,7 +171,9 @@ def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> Non
     head, model = torch.ones(50, 32), gpt(replace(SHAPE, tied=False))
     (tmp_path / "config.json").write_text('{"n_head": 2}')
     load_initial_weights(
-        {"model": model}, bare(tmp_path, to_gpt2_layout(gpt().state_dict()) | {"lm_head.weight": head})
+        {"model": model},
+        bare(tmp_path, to_gpt2_layout(gpt().state_dict()) | {"lm_head.weight": head}),
+        world=ALONE,
     )
     assert torch.equal(model.state_dict()["head.weight"], head)
 

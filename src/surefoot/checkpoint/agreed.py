@@ -6,9 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents, Damage, DamageError
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.reading import check, files_of, opened, read_manifest
+from surefoot.checkpoint.reading import check, files_of, opened, read, read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 from surefoot.world import World
@@ -45,6 +46,16 @@ def at(store: Store, world: World, step: int, *, only: Collection[str] | None = 
     raise error or store.absent(step)
 
 
+def in_directory(path: Path, world: World) -> Contents:
+    """As `read`, with the tensors on disk where there are several ranks; a `DamageError` is the same on all of them."""
+    if world.size == 1:
+        return read(path)
+    found = _together(path, _look(path, world, None, disk=DISK), world)
+    if isinstance(found, Damage):
+        raise DamageError(path, found.problem)
+    return found
+
+
 @dataclass(frozen=True)
 class _Looked:
     """What one rank has seen of a checkpoint."""
@@ -70,22 +81,27 @@ def _named_by_main(store: Store, world: World) -> list[tuple[int, Path]]:
 
 def _checked(step: int, path: Path, store: Store, world: World, only: Collection[str] | None) -> Contents | Damage:
     """A checkpoint whose every byte one of the ranks has checked, or what is wrong with it, as all ranks say together."""
-    looked = _look(step, path, store, world, only)
+    found = _together(path, _look(path, world, only, disk=store.disk, step=step), world)
+    if only is None and isinstance(found, Contents) and path == store.path(step):
+        store.intact.add(step)
+    return found
+
+
+def _together(path: Path, looked: _Looked, world: World) -> Contents | Damage:
     problems = [problem for each in world.gathered(looked.problems) for problem in each]
     if problems or looked.contents is None:
         return Damage(path, next(iter(problems), "cannot be read"))
-    if only is None and path == store.path(step):
-        store.intact.add(step)
     return looked.contents
 
 
-def _look(step: int, path: Path, store: Store, world: World, only: Collection[str] | None) -> _Looked:
+def _look(path: Path, world: World, only: Collection[str] | None, *, disk: Files, step: int | None = None) -> _Looked:
+    """What this rank sees of a checkpoint, having checked its share of the bytes; `step` is that of its name."""
     try:
-        manifest = read_manifest(path, disk=store.disk)
-        if manifest.step != step:
+        manifest = read_manifest(path, disk=disk)
+        if step is not None and manifest.step != step:
             return _Looked([f"{MANIFEST}: is that of step {manifest.step}"], None)
         by_size = sorted(files_of(manifest, only), key=lambda file: (-manifest.files[file][0], file))
-        problems = check(path, by_size[world.rank :: world.size], disk=store.disk)
-        return _Looked(problems, opened(path, only=only, disk=store.disk))
+        problems = check(path, by_size[world.rank :: world.size], disk=disk)
+        return _Looked(problems, opened(path, only=only, disk=disk))
     except DamageError as error:
         return _Looked([error.damage.problem], None)

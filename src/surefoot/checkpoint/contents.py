@@ -69,7 +69,7 @@ def load_model(model: nn.Module, tensors: Saved, aliases: Mapping[str, str], *, 
     with torch.no_grad():
         for name, value in live.items():
             held, rows = held_of(value)
-            held.copy_(_taken(saved[name], rows))
+            held.copy_(taken(saved[name], rows))
 
 
 def put_back(model: nn.Module, tensors: Named) -> None:
@@ -80,8 +80,8 @@ def put_back(model: nn.Module, tensors: Named) -> None:
                 held_of(value)[0].copy_(tensors[name])
 
 
-def _taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
-    """What a rank needs of a saved tensor; of one on disk nothing else is read."""
+def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
+    """What a rank needs of a saved tensor, all of it where it holds no rows of its own; of one on disk nothing else is read."""
     if isinstance(saved, Stored):
         return saved.whole() if rows is None else saved.rows(rows.start, rows.stop)
     return saved if rows is None else saved[rows.start : rows.stop]
@@ -148,7 +148,7 @@ def load_optimizer(
         held = value
         if isinstance(value, Tensor | Stored):
             rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
-            held = _taken(value, rows).to(parameter.device, copy=True)
+            held = taken(value, rows).to(parameter.device, copy=True)
             if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
                 held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
         optimizer.state[parameter][entry] = held

@@ -27,7 +27,7 @@ from torch import Tensor
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, to_bytes
 from surefoot.checkpoint.pieces import Pieces, as_json, piece_file
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, TYPES, Stored
 from surefoot.errors import CheckpointError, first_line
 
 Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
@@ -162,6 +162,9 @@ def _tensor_bytes(file: str, tensors: Mapping[str, Tensor]) -> bytes:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
         raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TYPES:
+            raise CheckpointError(f"cannot save {file}: {name} is {tensor.dtype}, which safetensors has no name for")
     try:
         return safetensors.torch.save(dict(tensors))
     except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as problem:

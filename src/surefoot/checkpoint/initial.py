@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,32 +11,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from surefoot.checkpoint import agreed
+from surefoot.checkpoint.contents import Saved, taken
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.reading import read
 from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import WEIGHTS, has_weights, read_weights
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import is_gpt2_layout
 from surefoot.sharding import held_of
+from surefoot.world import World
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
 _NAMES = 3  # shown of each kind
 
 
-def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
+def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world: World) -> str:
     """Copy every tensor of `place` that fits by name and shape; return a table of those that did and those that did not.
 
     `place` is a .safetensors file, a directory of such with their index, a checkpoint's directory, or a run's (its newest
     intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. A file of
     GPT-2's weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be read or
-    nothing fits.
+    nothing fits. Several ranks start from the same checkpoint, and of its tensors each reads the rows that it holds; collective.
     """
-    sources, said = _sources(place, models)
-    rows: dict[str, list[tuple[str, Tensor]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
-    filled: dict[int, tuple[str, Tensor]] = {}
+    sources, said = _sources(place, models, world)
+    rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
+    filled: dict[int, tuple[str, Tensor | Stored]] = {}
     for name, model in models.items():
         live = model.state_dict(keep_vars=True)
         for saved_name, tensor in sources.get(name, {}).items():
@@ -44,12 +48,12 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
             elif live[own].shape != tensor.shape:
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
-            elif id(live[own]) in filled and not torch.equal(filled[id(live[own])][1], tensor):
+            elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
                 rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
             else:
                 mine, lying = held_of(live[own])
                 with torch.no_grad():
-                    mine.copy_(tensor if lying is None else tensor[lying.start : lying.stop])
+                    mine.copy_(taken(tensor, lying))
                 filled[id(live[own])] = own, tensor
                 renamed = own != saved_name
                 rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))
@@ -64,7 +68,11 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path) -> str:
     return "\n".join([f"init    {said}", *(_row(kind, held) for kind, held in rows.items() if held)])
 
 
-def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Mapping[str, Tensor]], str]:
+def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
+    return first is second or torch.equal(taken(first, None), taken(second, None))
+
+
+def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
     """The tensors for each model by name, and what they come from."""
     if not place.exists():
         raise CheckpointError(f"no such file or directory: {place} (given as init)")
@@ -80,13 +88,13 @@ def _sources(place: Path, models: Mapping[str, nn.Module]) -> tuple[dict[str, Ma
         return {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}, str(
             place
         )
-    found, said = _checkpoint(place)
-    kept = {}
+    found, said = _checkpoint(place, world)
+    kept: dict[str, Saved] = {}
     for name in models:
         files = [
             kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")
         ]  # averaged, where there are any
-        kept[name] = next((found.tensors(file) for file in files if file in found.files), {})
+        kept[name] = next((found.files[file] for file in files if file in found.files), {})
         said += " (averaged weights)" if files[0] in found.files else ""
     aliases = found.state.get("aliases", {})
     return {
@@ -105,10 +113,10 @@ def _of_file(file: Path) -> dict[str, Tensor]:
         ) from problem
 
 
-def _checkpoint(place: Path) -> tuple[Contents, str]:
+def _checkpoint(place: Path, world: World) -> tuple[Contents, str]:
     if (place / MANIFEST).exists():
-        return read(place), str(place)
-    newest = Store(place / "checkpoints").newest_intact() if (place / "checkpoints").is_dir() else None
+        return agreed.in_directory(place, world), str(place)
+    newest = agreed.newest_intact(Store(place / "checkpoints"), world)
     if newest is None:
         raise CheckpointError(
             f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"
@@ -124,8 +132,8 @@ def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
     return name if name in live else None
 
 
-def _row(kind: str, held: list[tuple[str, Tensor]]) -> str:
+def _row(kind: str, held: list[tuple[str, Tensor | Stored]]) -> str:
     names = [name for name, _ in held]
     shown = ", ".join(names[:_NAMES]) + (f", and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
-    numbers = sum(tensor.numel() for _, tensor in held)
+    numbers = sum(math.prod(tensor.shape) for _, tensor in held)
     return f"  {kind:<8}{len(held):>5} tensors {numbers:>13,} numbers   {shown}"

@@ -28,6 +28,8 @@ _TYPES = {
     "I8": torch.int8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "I16": torch.int16,
     "U16": torch.uint16,
     "F16": torch.float16,
@@ -41,6 +43,7 @@ _TYPES = {
     "U64": torch.uint64,
 }
 _NAMES = {held: name for name, held in _TYPES.items()}
+TYPES = frozenset(_NAMES)  # of numbers that come back; the library writes some that it does not read
 
 
 @dataclass(frozen=True)

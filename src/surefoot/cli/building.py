@@ -13,7 +13,7 @@ from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option
 from surefoot.cli.programs import Program
 from surefoot.config import program as program_of
-from surefoot.config import values
+from surefoot.config import values, values_of_run
 from surefoot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def of_run(run: Path, flags: list[str], *, verb: str, own: Sequence[str] = ("che
     if program.config is None:
         refuse_settings(program, flags)
         return program, None
-    return program, configured(program.config, [("file", values(text))], flags, verb=verb, own=own)[0]
+    return program, configured(program.config, [("file", values_of_run(text))], flags, verb=verb, own=own)[0]
 
 
 def refuse_settings(program: Program, arguments: Sequence[str]) -> None:

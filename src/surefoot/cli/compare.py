@@ -85,7 +85,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
     from surefoot.cli.runs_there import comparison_told, files
     from surefoot.directory import RunDirectory
-    from surefoot.signals import Signals
+    from surefoot.signals import Signals, to_terminal
     from surefoot.sinks.console import Said
     from surefoot.tune import planned, progress
     from surefoot.tune.notes import of_precision
@@ -101,7 +101,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     directory = RunDirectory(path)
     directory.open()
     screen = progress.screen()
-    signals = Signals(lambda: f"go on with: surefoot compare {path}")
+    signals = Signals(lambda: f"go on with: surefoot compare {path}", say=to_terminal("\n"))
     try:
         plan, chooser = _prepared(asked_plan, directory, asked)
         screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from surefoot.cli import compare, data, export, finders, help, submit, trained, verbs
 from surefoot.errors import ConfigError, SurefootError
+from surefoot.launch.rank import started_by_launcher
 
 _VERBS = {
     "train": verbs.train,
@@ -44,21 +45,25 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
         call()
     except SurefootError as problem:
         found = _told_to_ranks(problem) or problem
-        _say(found, shown)
+        if _speaks_of(found):
+            _say(found, shown)
         sys.exit(found.exit_status)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as problem:
         lost = _told_to_ranks(problem)
         if lost is not None:
-            _say(lost, shown)
+            if _speaks_of(lost):
+                _say(lost, shown)
             sys.exit(lost.exit_status)
         if type(problem).__name__ == "OutOfMemoryError":
-            _say(problem, shown)
-            print(
-                "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same), or --precision bf16",
-                file=sys.stderr,
-            )
+            if _speaks_of(problem):
+                _say(problem, shown)
+                print(
+                    "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
+                    " or --precision bf16",
+                    file=sys.stderr,
+                )
             sys.exit(6)
         raise
 
@@ -70,6 +75,15 @@ def _told_to_ranks(problem: Exception) -> SurefootError | None:
     from surefoot.world import told_to_ranks
 
     return told_to_ranks(problem)
+
+
+def _speaks_of(problem: Exception) -> bool:
+    """Whether this process says of what it ends: one rank does, of several that end of the same."""
+    if "surefoot.world" not in sys.modules or started_by_launcher():  # which has a file for each of them
+        return True
+    from surefoot.world import speaks_of
+
+    return speaks_of(problem)
 
 
 def _verb(given: list[str]) -> None:

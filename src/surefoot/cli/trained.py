@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from surefoot.cli.options import option, options, run_directory
 from surefoot.cli.programs import Program
 from surefoot.config import flatten
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.placement import placed
 from surefoot.recipes.questions import named
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def evaluate(arguments: list[str]) -> None:
     own = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
+        if placed(os.environ).world_size > 1:
+            raise ConfigError("evaluate --on FILE works in one process: start it without torchrun or srun")
     alone = processes.options(arguments)[0]
     processes.start_several(["evaluate", *alone], several, config=config, flags=arguments, out=run_path)
     if config is not None and "out" in flatten(config):
@@ -46,7 +50,7 @@ def evaluate(arguments: list[str]) -> None:
     if own or not on:
         _evaluate_splits(built(program, config, of=run_path), own, run_path=run_path, chosen=chosen, scored=scored)
     if files:
-        print(f"scoring {scored.words} of {run_path} on {', '.join(files)}", file=sys.stderr)
+        _note(f"scoring {scored.words} of {run_path} on {', '.join(files)}")
         for name, value in program.names["judged"](config, files, run=run_path, checkpoint=chosen):
             print(f"{scored.key} {name}={value!r}", flush=True)
 
@@ -82,16 +86,15 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
-    print(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}", file=sys.stderr)
+    _note(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
-        print(
-            f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}",
-            file=sys.stderr,
-        )
+        _note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
     if run.load(chosen):
-        print("warning: the data are others than the run was trained on: these scores are of those", file=sys.stderr)
-    for name, value in run.scores(*names).items():
-        print(f"{scored.key} {name}={value!r}")
+        _note("warning: the data are others than the run was trained on: these scores are of those")
+    found = run.scores(*names)
+    if run.parts.world.is_main:
+        for name, value in found.items():
+            print(f"{scored.key} {name}={value!r}")
 
 
 def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
@@ -149,7 +152,7 @@ def checkpoint_of(run: Path, which: str | None) -> Contents:
         raise CheckpointError(f"{run} holds no checkpoint")
     chosen, damaged = contents
     for damage in damaged:
-        print(f"warning: {damage}", file=sys.stderr)
+        _note(f"warning: {damage}")
     if which in (None, "newest"):
         return chosen
     if which == "best":
@@ -163,3 +166,9 @@ def checkpoint_of(run: Path, which: str | None) -> Contents:
             ' or "average 5", of the last five'
         )
     return store.at(int(which))
+
+
+def _note(text: str) -> None:
+    """What is no result, by rank 0 alone; the others may not have met yet."""
+    if placed(os.environ).rank == 0:
+        print(text, file=sys.stderr)

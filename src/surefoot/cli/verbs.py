@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.cli import paper, processes, programs
 from surefoot.cli.building import built, from_file, layers_below, refuse_fp16_on_a_cpu, refuse_settings
@@ -13,12 +13,9 @@ from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option, run_directory
 from surefoot.cli.processes import Several, settled, start_several
 from surefoot.cli.programs import Program
-from surefoot.config import Settings, flatten, origins, to_toml, values
+from surefoot.config import Settings, flatten, origins, to_toml, values_of_run
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def train(arguments: list[str]) -> None:
@@ -81,7 +78,7 @@ def resume(arguments: list[str]) -> None:
                 f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"
             )
     of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
-    before = values(text, where=str(run / "config.toml"))
+    before = values_of_run(text, where=str(run / "config.toml"))
     held = {name: value for name, value in before.items() if name not in of_one_sitting}
     layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
     _start(

@@ -114,8 +114,10 @@ def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
 
-    >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind
-    ('none', 'ddp')
+    One process holds the model once: a run with replicas can be scored and used there, and goes on.
+
+    >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind, strategy_for(fsdp(replicas=2), ranks=1).replicas
+    ('none', 'ddp', 1)
     """
     found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
     if found.kind == "none" and (found.unused or found.synchronise == "every"):
@@ -131,11 +133,13 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
             f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
             "  try: --parallel ddp, --parallel fsdp, or one process"
         )
+    if ranks == 1:
+        found = replace(found, replicas=1)
     if ranks % found.replicas:
-        able = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
+        fewer = max(number for number in range(1, found.replicas) if ranks % number == 0)
         raise ConfigError(
-            f"replicas = {found.replicas} does not divide {ranks} rank{'s' * (ranks != 1)}: each replica is held by equally many\n"
-            f"  try --sharding.replicas with one of: {able}"
+            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
+            f"  try: --sharding.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
         )
     if found.synchronise == "auto":
         found = replace(found, synchronise="every" if found.kind == "fsdp" else "last")

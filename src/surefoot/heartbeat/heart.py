@@ -39,6 +39,7 @@ class Unheard:
         """See `Heartbeat.at`, and so on."""
 
     def busy(self, doing: str) -> None: ...  # noqa: D102
+    def building(self) -> None: ...  # noqa: D102
     def opened(self, *, logs: Path | None, fresh_line: str) -> None: ...  # noqa: D102
     def goodbye(self) -> None: ...  # noqa: D102
     def closed(self) -> None: ...  # noqa: D102
@@ -47,6 +48,10 @@ class Unheard:
 
     def cause(self, problem: BaseException) -> RankLostError | None:
         """None: whatever happened, it was no other rank."""
+
+    def speaks_of(self, problem: BaseException) -> bool:  # noqa: ARG002
+        """True: nobody else could."""
+        return True
 
 
 class Heartbeat:
@@ -105,6 +110,11 @@ class Heartbeat:
         """Do something else, in the same step."""
         self.doing = doing
 
+    def building(self) -> None:
+        """Build another run, after one that has ended or could not be."""
+        if self.place in ("failed", "left"):
+            self.place, self.error = "building", ""
+
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
         """Be in a run: from now on the others wait for this rank in every step.
 
@@ -125,11 +135,10 @@ class Heartbeat:
 
     def failed(self, problem: BaseException) -> None:
         """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
-        if self.place in _UNNEEDED or isinstance(problem, RankLostError):
+        if self.place in ("failed", "gone") or isinstance(problem, RankLostError):
             return
-        words = first_line(problem)
-        self.error = f"{type(problem).__name__}: {words}" if words else type(problem).__name__
-        self.place = "failed"
+        self.error = _in_words(problem)
+        self.place = "left" if self.place == "left" else "failed"  # nobody waits for it where its run is over
         self._tell_now()
 
     def cause(self, problem: BaseException) -> RankLostError | None:
@@ -137,11 +146,25 @@ class Heartbeat:
 
         None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
         """
-        if not _of_connection(problem) or not self.threads:
+        if self.place == "failed" or not self.threads or not _of_connection(problem):
             return None
         self.awaited.set()
         found = self.named.wait(self.silent_s + 10 * self.every_s)
         return RankLostError(self.lost.text) if found and self.lost is not None else None
+
+    def speaks_of(self, problem: BaseException) -> bool:
+        """Whether this rank is to say of what it ends: of what rank 0 ends of too, rank 0 does; waits a moment for that."""
+        if self.rank == 0 or not self.threads:
+            return True
+        if isinstance(problem, RankLostError) and self.lost is not None:
+            return self._speaks_of(self.lost)
+        until = time.monotonic() + 3 * self.every_s
+        while time.monotonic() < until:
+            main = self.watch.known.get(0)
+            if main is not None and main.error:
+                return main.error != _in_words(problem)
+            time.sleep(0.1 * self.every_s)
+        return True
 
     def stop(self) -> None:
         """Be missed by nobody any more, and end the threads."""
@@ -253,18 +276,29 @@ class Heartbeat:
             if not self.stopping.wait(10 * self.every_s):  # something hangs on its way out
                 self.end(RankLostError.exit_status)
             return
-        text = f"{self.fresh_line}error: {lost.text}\n  this is rank {self.rank}, which ends at step {max(self.begun, 0)}\n"
-        with suppress(OSError):  # nobody reads it
-            os.write(2, text.encode(errors="replace"))
+        self._say(lost, f"error: {lost.text}\n  this is rank {self.rank}, which ends at step {max(self.begun, 0)}\n")
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
         flushing.join(timeout=2)  # the main thread may hold a stream, and hang
         self.end(RankLostError.exit_status)
 
+    def _speaks_of(self, lost: Lost) -> bool:
+        return self.rank == (1 if lost.rank == 0 else 0)
+
+    def _say(self, lost: Lost, text: str) -> None:
+        """To the terminal by one rank; by the others to their logs, where they have any."""
+        with suppress(OSError):  # nobody reads it
+            if self.logs is None or self._speaks_of(lost):
+                os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
+                return
+            with (self.logs / f"rank-{self.rank}.log").open("a", encoding="utf-8", errors="replace") as log:
+                log.write(text)
+
     def _tell_now(self) -> None:
         with self.told:
             self.wake.set()
-            self.told.wait_for(lambda: self.beat.place == self.place, timeout=2 * self.every_s)
+            now = (self.place, self.error)
+            self.told.wait_for(lambda: (self.beat.place, self.beat.error) == now, timeout=2 * self.every_s)
 
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
@@ -287,6 +321,11 @@ class Heartbeat:
         except OSError:
             return ""
         return "".join(f"\n  {line}" for line in ["its last lines:", *lines]) if lines else ""
+
+
+def _in_words(problem: BaseException) -> str:
+    words = first_line(problem)
+    return f"{type(problem).__name__}: {words}" if words else type(problem).__name__
 
 
 def _of_connection(problem: BaseException) -> bool:

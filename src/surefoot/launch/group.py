@@ -114,7 +114,7 @@ class Group:
     def end(self) -> None:
         """Kill whatever of the group is left, stopped processes and those that ranks have started too, and wait for it."""
         for process in self.processes.values():
-            with suppress(ProcessLookupError):  # nobody of it is left
+            with suppress(ProcessLookupError, PermissionError):  # nobody of it is left; macOS says so of zombies
                 process.close(death_sig=signal.Signals(getattr(signal, "SIGKILL", signal.SIGTERM)))
         for process in self.processes.values():
             process.proc.wait()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
+
+_MOST = 1 << 16  # characters that wait for a place
 
 
 class RankLog(StringIO):
@@ -22,9 +26,26 @@ class RankLog(StringIO):
     def flush(self) -> None:
         """Bring what was written to the file, where there is one."""
         if self.path is None:
+            if self.tell() > _MOST:
+                self._taken()
             return
+        text = self._taken()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def at_once(self, text: str) -> None:
+        """Append a line to the file, where there is one, past all buffers: for handlers of signals and other threads."""
+        if self.path is None:
+            return
+        with suppress(OSError):
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                os.write(file, f"{text}\n".encode())
+            finally:
+                os.close(file)
+
+    def _taken(self) -> str:
         text = self.getvalue()
         self.seek(0)
         self.truncate()
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        return text

@@ -77,7 +77,7 @@ def _begin(parts: Parts) -> None:
     """What opening a run does before its first step."""
     settle_precision(parts)
     if parts.init is not None and parts.state.step == 0:
-        load_initial_weights(parts.state.models, Path(parts.init))
+        load_initial_weights(parts.state.models, Path(parts.init), world=parts.world)
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
 

@@ -1,0 +1,72 @@
+"""Ranks that were not started alike: what differs is named, and none of them waits for another. (10 s)"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import surefoot as sf
+from identities import world_runs
+from ranks import Outcome, Ranks
+
+
+def message(outcome: Outcome) -> str:
+    """The last error in what a rank printed."""
+    return outcome.text.partition("Error: ")[2]
+
+
+def of_other_settings() -> None:
+    rank = int(os.environ["RANK"])
+    world_runs.built(optimizer="sgd" if rank else "adamw", clip="norm 0.5" if rank else "norm 1.0").train()
+
+
+def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: Ranks) -> None:
+    for outcome in ranks.outcomes(ranks.start(2, of_other_settings)):
+        assert outcome.status == 1
+        said = message(outcome)
+        assert "different configurations" in said
+        assert "optimizer.name: rank 0 has 'adamw', rank 1 has 'sgd'" in said
+        assert "and" in said
+
+
+def of_another(which: str, values: list[Any], out: str) -> None:
+    """Each rank with its own value of one argument, which decides what ranks do together before they are compared as runs."""
+    value = values[int(os.environ["RANK"])]
+    if which == "model":
+        value = partial(torch.nn.Linear, 6, value)
+    if which == "evaluate":
+        value = {name: sf.Split((torch.zeros(3, 6), torch.zeros(3), torch.zeros(3))) for name in value}
+    world_runs.built(out=out, **{which: value})
+
+
+@pytest.mark.parametrize(
+    ("which", "values", "said"),
+    [
+        ("micro_batch_size", [4, None], "micro_batch_size: rank 0 has 4, rank 1 has None"),
+        ("evaluate", [["a"], ["a", "b"]], "evaluate.b.dataset: rank 0 has none, rank 1 has 'tuple'"),
+        ("model", [16, 3], "model.weight: rank 0 has 'float64 (16, 6)', rank 1 has 'float64 (3, 6)'"),
+    ],
+)
+def test_other_settings_are_found_before_ranks_wait_for_each_other(
+    ranks: Ranks, tmp_path: Path, which: str, values: list[Any], said: str
+) -> None:
+    place = ranks.start(2, of_another, which=which, values=values, out=str(tmp_path / "run"))
+    for outcome in ranks.outcomes(place, within_s=40):
+        assert outcome.status == 1
+        assert said in message(outcome)
+
+
+def failing_alone() -> None:
+    world_runs.built(model=partial(torch.nn.Linear, 6, 3 if os.environ["RANK"] == "0" else -1))
+
+
+def test_a_rank_whose_run_cannot_be_built_is_named_by_the_other_and_the_status_is_7(ranks: Ranks) -> None:
+    first, second = ranks.outcomes(ranks.start(2, failing_alone), within_s=40)
+    assert (first.status, second.status) == (7, 1)
+    assert "rank 1 (" in first.text
+    assert "failed before its first step" in first.text
