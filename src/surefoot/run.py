@@ -321,7 +321,7 @@ class Run:
 
     def stop(self) -> None:
         """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
-        self._open("run.stop()").asked_to_stop = True
+        self._open("run.stop()").wishes.asked_to_stop = True
 
     def keep(self, name: str, held: Any) -> Any:
         """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
