@@ -18,7 +18,7 @@ from surefoot.agreement import Agreement
 from surefoot.alike import refuse_unequal
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
-from surefoot.clock import Deadline
+from surefoot.clock import Deadline, Phase
 from surefoot.directory import RunDirectory, environment
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, RankLostError, SurefootError
 from surefoot.evaluations import Evaluations
@@ -29,7 +29,7 @@ from surefoot.pace import make_ready, settle_precision
 from surefoot.parts import Parts
 from surefoot.replicas import refuse_different
 from surefoot.saving import Saving
-from surefoot.signals import Signals, to_terminal
+from surefoot.signals import Signals, called, to_terminal
 
 
 class Sitting:
@@ -51,6 +51,7 @@ class Sitting:
         self.precision_chosen: str | None = None  # why, where it was measured in this sitting
         self.agreement = Agreement(parts.world, names=("signal", "stop", "save"))
         self.ended_by: int | None = None  # a signal, on whichever rank
+        self.told_rank = 0  # the first that has had it
         self.save_told = self.save_agreed = self.stop_agreed = False
         self.asked_to_stop = False
         self.asked_to_save = False
@@ -176,10 +177,10 @@ class Sitting:
 
     def _resume(self, found: Contents) -> None:
         self.parts = parts = self.parts.going_on_from(found)
-        for line in parts.notes(found):
-            parts.say(f"note: {line}")
         where, main = f"step-{found.step:08d}", parts.world.is_main
         snapshot.restore(self.whole, found, where=where, device=parts.device, main=main)
+        for line in [] if parts.finished else parts.notes(found):
+            parts.say(f"note: {line}")
         parts.refuse_another_architecture(found)
         self.evaluations.resumed(parts, found)
 
@@ -188,7 +189,7 @@ class Sitting:
         if self.running is not None:
             self.running.close()  # a loop over a variable leaves it open
         self._catch_up()
-        self._take_notice(self.agreement.now(signal=self.signals.stop or 0))
+        self._take_notice(self.agreement.now(signal=self._own_signal))
         if evaluations.end_due() and self.ended_by is None:
             if parts.saving is not None:  # first: scoring may take minutes, in which much can happen
                 parts.saving.finish(self.state.step, self._packed, protected=self._best)
@@ -203,7 +204,7 @@ class Sitting:
         if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
             evaluations.sample()
         if went_on or self.ended_by is not None:
-            parts.say(narration.ending(parts, evaluations, skipped=self.skipped))
+            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=self._told_by))
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
@@ -269,7 +270,7 @@ class Sitting:
                 self.state,
                 feed=self._fed,
                 record=self.whole.meter.add,
-                clock=self.whole.clock.enter,
+                clock=self._enter,
                 duties=self,
                 length=parts.length.steps,
                 opened=opened,
@@ -281,6 +282,10 @@ class Sitting:
             raise cause from problem
         finally:
             self.feed.close()
+
+    def _enter(self, phase: Phase) -> None:
+        """Between steps nothing of the user's runs where the run trains by itself."""
+        self.whole.clock.enter("training" if self.alone and phase == "user" else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heart.at(step, "training")
@@ -311,7 +316,7 @@ class Sitting:
             return asked or self.signals.stop is not None
         tells = self._save_wanted and not self.save_told
         self.save_told |= tells  # once: until it is done the wish stands
-        self._take_notice(self.agreement.exchange(signal=self.signals.stop or 0, stop=int(asked), save=int(tells)))
+        self._take_notice(self.agreement.exchange(signal=self._own_signal, stop=int(asked), save=int(tells)))
         return self.ended_by is not None or self.stop_agreed
 
     def evaluate_due(self, done: int) -> bool:
@@ -389,13 +394,30 @@ class Sitting:
 
     def _told_to_stop(self) -> bool:
         """Whether a signal has come, on any rank; asked by all of them."""
-        self._take_notice(self.agreement.exchange(signal=self.signals.stop or 0))
+        self._take_notice(self.agreement.exchange(signal=self._own_signal))
         return self.ended_by is not None
 
     def _take_notice(self, agreed: Mapping[str, int]) -> None:
-        self.ended_by = self.ended_by or agreed["signal"] or None
+        number, before_last = divmod(agreed["signal"], self.parts.world.size)
+        if number and self.ended_by in (None, number):
+            rank = self.parts.world.size - 1 - before_last
+            self.told_rank = rank if self.ended_by is None else min(rank, self.told_rank)
+            self.ended_by = number
         self.stop_agreed = self.stop_agreed or bool(agreed["stop"])
         self.save_agreed = self.save_agreed or bool(agreed["save"])
+
+    @property
+    def _own_signal(self) -> int:
+        """The number of the signal that this rank has had, and in its remainder the rank: of all ranks the first is the largest."""
+        world = self.parts.world
+        return 0 if self.signals.stop is None else self.signals.stop * world.size + world.size - 1 - world.rank
+
+    @property
+    def _told_by(self) -> str | None:
+        """Which signal ended the sitting, and on which rank where this is not the one that speaks."""
+        if self.ended_by is None:
+            return None
+        return called(self.ended_by) + (f" on rank {self.told_rank}" if self.told_rank else "")
 
     @property
     def _save_wanted(self) -> bool:
