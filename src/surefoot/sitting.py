@@ -15,6 +15,7 @@ from typing import Any
 from surefoot import crash, divergence, narration
 from surefoot.alike import refuse_unequal
 from surefoot.checkpoint.format import Contents
+from surefoot.clock import Phase
 from surefoot.errors import ConfigError
 from surefoot.evaluations import Evaluations
 from surefoot.failing import left, reported, told_to_others
@@ -137,7 +138,7 @@ class Sitting:
         if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
             evaluations.sample()
         if went_on or self.wishes.ended_by is not None:
-            parts.say(narration.ending(parts, evaluations, skipped=self.skipped))
+            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=self.wishes.told_by))
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
@@ -182,7 +183,7 @@ class Sitting:
                 self.state,
                 feed=self._fed,
                 record=self.whole.meter.add,
-                clock=self.whole.clock.enter,
+                clock=self._enter,
                 duties=self,
                 length=parts.length.steps,
                 opened=opened,
@@ -194,6 +195,10 @@ class Sitting:
             raise cause from problem
         finally:
             self.feed.close()
+
+    def _enter(self, phase: Phase) -> None:
+        """Between steps nothing of the user's runs where the run trains by itself."""
+        self.whole.clock.enter("training" if self.alone and phase == "user" else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heart.at(step, "training")
