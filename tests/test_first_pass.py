@@ -401,8 +401,12 @@ def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
 
 def on_a_rank(*, beside_on: int, parallel: str = "auto") -> float | str:
     """A run whose loss goes beside the model on one rank: a weight of what was trained, or what was refused."""
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return (by_a_part if int(os.environ["RANK"]) == beside_on else plain)(model, batch)
+
     try:
-        run = run_of(Net, by_a_part if int(os.environ["RANK"]) == beside_on else plain, parallel=parallel)
+        run = run_of(Net, loss, parallel=parallel)
         run.train()
     except sf.ConfigError as refused:
         return str(refused)
