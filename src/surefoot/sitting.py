@@ -226,7 +226,7 @@ class Sitting:
             crash.write_report(
                 problem,
                 step=self._step,
-                micro_batches=self.parts.supply.again(self._step),
+                samples=self.parts.supply.samples(self._step),
                 how_to_go_on=narration.standing(self.parts),
                 directory=directory,
                 rank=self.parts.world.rank,
