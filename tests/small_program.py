@@ -30,6 +30,7 @@ class Config:
     """How long each sample takes."""
     workers: int = 0
     save_every: str = "4 steps"
+    slow_start_s: float = 0.0
     wrong: str | None = None
     where: int = 1
     when: int = 12
@@ -51,6 +52,8 @@ class Samples(small_runs.Augmented):
         if here and first and config.wrong is not None and self.read == 4 * config.when:
             if config.wrong == "raise":
                 raise OSError("the disk of sample 7 is gone")
+            if config.wrong == "exit":
+                os._exit(9)
             os.kill(os.getpid(), int(config.wrong))
         return super().__getitem__(sample)
 
@@ -65,6 +68,7 @@ def leave_early() -> None:
 
 def build(config: Config) -> sf.Run:
     """The run."""
+    time.sleep(config.slow_start_s)
     changes: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "length")}
     return small_runs.build(
         config.out, train=Samples(config), workers=config.workers, save_every=config.save_every, **changes

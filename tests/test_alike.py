@@ -69,4 +69,4 @@ def test_a_rank_whose_run_cannot_be_built_is_named_by_the_other_and_the_status_i
     first, second = ranks.outcomes(ranks.start(2, failing_alone), within_s=40)
     assert (first.status, second.status) == (7, 1)
     assert "rank 1 (" in first.text
-    assert "failed before its first step" in first.text
+    assert "failed while" in first.text

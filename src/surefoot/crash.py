@@ -99,19 +99,20 @@ def write_report(
     problem: BaseException,
     *,
     step: int,
-    micro_batches: Sequence[MicroBatch],
+    samples: Sequence[Sequence[int]],
     how_to_go_on: str,
     directory: RunDirectory,
     rank: int = 0,
 ) -> None:
     """Keep an error in the run's directory, as crash/step-N.json; `OSError` or `CheckpointError` where that fails.
 
+    samples: of each micro-batch that this rank makes in the step; none is read again, for that may be what failed.
     That of a rank above 0 is crash/step-N-rank-R.json: several may fail of the same at once, or one after another.
     """
     found = {
         "error": f"{type(problem).__name__}: {problem}",
         "step": step,
-        "samples": [[int(sample) for sample in micro_batch.ids] for micro_batch in micro_batches],
+        "samples": [list(ids) for ids in samples],
         "traceback": traceback.format_exception(problem),
         "how_to_go_on": how_to_go_on,
     }

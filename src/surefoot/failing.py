@@ -32,7 +32,7 @@ def reported(problem: Exception, parts: Parts, *, step: int) -> None:
         crash.write_report(
             problem,
             step=step,
-            micro_batches=parts.supply.again(step),
+            samples=parts.supply.samples(step),
             how_to_go_on=narration.standing(parts),
             directory=parts.directory,
             rank=parts.world.rank,

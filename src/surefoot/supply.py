@@ -34,6 +34,16 @@ class Supply:
         own = range(self.world.rank * share, (self.world.rank + 1) * share) if self.world.size > 1 else None
         return self._feed(workers=workers, own=own)
 
+    def samples(self, step: int) -> list[list[int]]:
+        """Which samples this rank's micro-batches of a step hold, by the plan: none is read."""
+        try:
+            pieces = self.plan.micro_batches(step)
+        except Exception:  # a plan of the user's own: an error being reported must not be hidden by another
+            return []
+        share = self.plan.pieces // self.world.size
+        own = pieces[self.world.rank * share : (self.world.rank + 1) * share]
+        return [ids.tolist() for ids, _ in own]
+
     def again(self, step: int) -> Sequence[MicroBatch]:
         """The micro-batches of any step, of all ranks, read once more; none where the data themselves cannot be read."""
         return self._once(step, own=None)

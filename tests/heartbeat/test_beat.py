@@ -34,7 +34,7 @@ def test_one_that_is_silent_for_twenty_seconds_is_named_with_host_and_step() -> 
     second, lost = found
     assert lost.rank == 1
     assert 20 <= second <= 23
-    assert "rank 1 (there, process 11) has not been heard of for 20 s, last at step 6 (training)" in lost.text
+    assert "rank 1 (there, process 11) has been silent for 20 s, last heard of at step 6, training" in lost.text
 
 
 @pytest.mark.parametrize("place", ["left", "gone"])
@@ -45,7 +45,7 @@ def test_one_that_said_goodbye_may_be_silent_when_no_other_runs(place: str) -> N
 def test_one_that_vanishes_while_others_run_is_named() -> None:
     found = judged((FIRST, replace(SECOND, place="gone", number=-1)))
     assert found is not None
-    assert "ended at step 6 (starting), and others wait for it" in found[1].text
+    assert "ended at step 6, starting, and others wait for it" in found[1].text
 
 
 def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
@@ -53,7 +53,24 @@ def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
     found = judged((FIRST, failed))
     assert found is not None
     assert 5 <= found[0] <= 7
-    assert "rank 1 (there, process 11) failed at step 6 (starting): DataError: sample 7 is broken" in found[1].text
+    assert "rank 1 (there, process 11) failed at step 6, starting: DataError: sample 7 is broken" in found[1].text
+
+
+def test_the_rest_of_an_error_is_told_and_what_holds_its_traceback() -> None:
+    error = "DataError: sample 7 is broken\n  to see it alone: dataset[7]"
+    assert replace(SECOND, error=error, out="runs/a").failure.splitlines()[1:] == [
+        "  to see it alone: dataset[7]",
+        "  its traceback is in runs/a/crash",
+    ]
+
+
+def test_a_lost_rank_was_last_heard_of_at_the_largest_step_that_is_known() -> None:
+    lost = SECOND.lost("was killed")
+    assert lost.text == "rank 1 (there, process 11) was killed, last heard of at step 6, starting"
+    assert "at step 9, training" in lost.beside(replace(FIRST, begun=9, doing="training")).text
+    assert lost.beside(replace(FIRST, begun=5)) == lost
+    failed = Lost(1, replace(SECOND, error="ValueError").failure)
+    assert failed.beside(replace(FIRST, begun=9)) == failed, "it knows itself where it failed"
 
 
 def test_an_error_is_named_at_once_where_a_connection_broke() -> None:

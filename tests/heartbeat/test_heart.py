@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from surefoot.errors import DataError, RankLostError
 from surefoot.heartbeat import Heartbeat
-from surefoot.heartbeat.beat import Lost
-from surefoot.heartbeat.heart import VERDICT
+from surefoot.heartbeat.beat import Beat, Lost
+from surefoot.heartbeat.heart import SPEAKER, VERDICT
 
 EVERY_S = 0.05
 BROKEN = RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
@@ -82,7 +82,7 @@ def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
     assert three.ended == {0: 7, 1: 7}
     errors = said(capfd)
     assert len(errors) == 2, "one short message on each rank that is left"
-    assert all("rank 2 (here, process" in line and "last at step 3 (training)" in line for line in errors)
+    assert all("rank 2 (here, process" in line and "last heard of at step 3, training" in line for line in errors)
 
 
 def test_where_a_run_has_a_directory_one_rank_says_it_and_the_others_write_it(
@@ -154,7 +154,7 @@ def test_a_rank_that_fails_is_named_by_the_others_with_its_error(
     assert until(lambda: {0, 2} <= three.ended.keys())
     assert 1 not in three.ended, "it says itself what it failed of"
     assert "rank 1 (here, process" in (errors := said(capfd))[0]
-    assert errors[0].endswith("failed at step 3 (training): DataError: sample 7 is broken")
+    assert errors[0].endswith("failed at step 3, training: DataError: sample 7 is broken")
 
 
 def test_an_error_that_all_ranks_meet_ends_each_of_them_by_itself(three: Ranks) -> None:
@@ -209,12 +209,37 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_runs() -> None:
     heart.stop()
 
 
-def test_the_last_lines_of_a_lost_rank_are_told(
-    three: Ranks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "rank-1.log").write_text("one\ntwo\nthree\nfour\n")
-    three.logs = tmp_path
+def test_of_a_long_error_the_first_lines_are_told(three: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     three.start()
-    three.hearts[1].failed(ValueError("x"))
+    three.hearts[1].failed(DataError("sample 7 is broken\n  to see it alone: dataset[7]\n\nthird\nfourth\nfifth"))
+    assert until(lambda: {0, 2} <= three.ended.keys())
+    said = capfd.readouterr().err
+    assert "DataError: sample 7 is broken\n  to see it alone: dataset[7]\n  third\n  fourth\n" in said
+    assert "fifth" not in said
+
+
+def test_ranks_whose_launcher_speaks_write_to_their_logs_only(
+    three: Ranks, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    three.logs = tmp_path
+    PrefixStore("heartbeat", three.store).set(SPEAKER, "launcher")
+    three.start()
+    three.hearts[1].failed(DataError("sample 7 is broken"))
+    found = three.hearts[0].cause(BROKEN)
+    assert isinstance(found, RankLostError)
+    assert not three.hearts[0].speaks_of(found)
     assert until(lambda: 2 in three.ended)
-    assert "its last lines:\n  two\n  three\n  four" in capfd.readouterr().err
+    assert said(capfd) == []
+    assert "sample 7 is broken" in (tmp_path / "rank-2.log").read_text()
+
+
+def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
+    three.start()
+    assert until(lambda: three.hearts[0].rounds > 1)
+    three.hearts[0].every_s = 60.0
+    time.sleep(3 * EVERY_S)
+    three.hearts[0].at(9, "training")
+    three.hearts[0]._end(Lost(1, "rank 1 was killed", begun=3, doing="training"))
+    assert Beat.read(PrefixStore("heartbeat", three.store).get("0")).begun == 9
+    assert three.hearts[0].lost == Lost(1, "rank 1 was killed", begun=9, doing="training")
+    three.hearts[0].wake.set()

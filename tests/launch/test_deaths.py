@@ -5,6 +5,7 @@ Silence is noticed after 4 seconds here, and not after 20: a run that waits is a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -46,7 +47,12 @@ def test_a_killed_rank_is_named_in_one_message(out: Path, tmp_path: Path) -> Non
         assert group.wait() == 128 + signal.SIGKILL
         assert time.monotonic() - begun < 30
     assert len(errors(group.said)) == 1
-    assert f"process {group.pid(1)}) was killed by SIGKILL at step" in errors(group.said)[0]
+    assert f"process {group.pid(1)}) was killed by SIGKILL; ending the others" in group.said
+    seen = r"was killed by SIGKILL, last heard of at step (\d+), \w+"
+    found = re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
+    assert found is not None
+    assert int(found[1]) >= steps_made(out)
+    assert "what the ranks above 0 said" not in group.said
 
 
 def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: Path) -> None:
@@ -55,7 +61,7 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: 
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
     assert len(errors(group.said)) == 1
-    seen = r"(has not been heard of for 4 s, last|has been stopped for 4 s,) at step \d+"  # by the other rank, or the launcher
+    seen = r"has been (silent|stopped) for 4 s, last heard of at step \d+"  # by the other rank, or the launcher
     assert re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
 
 
@@ -74,6 +80,31 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path
     assert len(errors(group.said)) == 1
     assert "rank 1 (" in errors(group.said)[0]
     assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
+    said = group.said[group.said.index("error: ") :].splitlines()
+    assert re.fullmatch(r"  to see it alone: dataset\[\d+\]", said[1])
+    assert said[2:] == [
+        f"  its traceback is in {out / 'crash'}",
+        "  the same command goes on from the newest checkpoint",
+    ]
+    report = json.loads(next((out / "crash").glob("step-*-rank-1.json")).read_text())
+    assert int(re.sub(r"\D", "", said[1])) in report["samples"][0] + report["samples"][1]
+    assert [len(ids) for ids in report["samples"]] == [2, 2], "this rank's two micro-batches of the step"
+
+
+def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--out", str(out)) as group:
+        assert group.wait() == 9
+    assert len(errors(group.said)) == 1
+    assert "ended with status 9, last heard of at step" in errors(group.said)[0]
+
+
+def test_ctrl_c_while_starting_says_that_nothing_was_begun(out: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--out", str(out)) as group:
+        assert group.pid(1) > 0
+        time.sleep(1)
+        group.process.send_signal(signal.SIGINT)
+        assert group.wait() == 130
+    assert group.said.split() == ["nothing", "was", "begun"]
 
 
 def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) -> None:

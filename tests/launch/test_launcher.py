@@ -116,17 +116,31 @@ def test_status_7_never_hides_the_cause(launched: Callable[..., Launched]) -> No
     assert launched("0:sleep 0.3", "0:exit 7", "1:exit 3").wait() == 3
 
 
-def test_the_last_lines_of_a_rank_that_was_killed_are_told_and_its_file_is_kept(
+def test_the_last_lines_of_a_rank_that_was_killed_are_told_and_its_file_is_removed(
     launched: Callable[..., Launched],
 ) -> None:
     group = launched("1:say looking at sample 7", "1:kill 9", "0:sleep 0.5", "0:exit 0")
+    assert until(lambda: ") was killed by SIGKILL; ending the others" in group.said)
+    assert group.process.poll() is None, "it is said at once"
     assert group.wait() == 137
     assert "error: rank 1 (" in group.said
-    assert "was killed by SIGKILL before its first step" in group.said
+    assert "SIGKILL, last heard of while starting: by the kernel for memory, or by hand" in group.said
     assert "its last lines:\n  looking at sample 7" in group.said
+    assert list((group.directory / "tmp").iterdir()) == []
+
+
+def test_what_is_not_in_the_error_is_kept_and_named_after_it(launched: Callable[..., Launched]) -> None:
+    group = launched(*(f"1:say line {number}" for number in range(5)), "1:kill 9", "0:sleep 0.5")
+    assert group.wait() == 137
     kept = next((group.directory / "tmp").glob("surefoot-*/rank-1.stderr"))
-    assert str(kept.parent) in group.said
-    assert kept.read_text() == "looking at sample 7\n"
+    assert group.said.splitlines()[-1] == f"  what the ranks above 0 said is in {kept.parent}"
+    assert kept.read_text().startswith("line 0\n")
+
+
+def test_one_error_is_said_where_another_rank_dies_while_the_group_is_ended(launched: Callable[..., Launched]) -> None:
+    group = launched("1:kill 9", "0:sleep 0.3", "0:kill 11")
+    assert group.wait() == 137
+    assert [line.split()[:3] for line in group.said.splitlines() if "error" in line] == [["error:", "rank", "1"]]
 
 
 def test_one_that_does_not_end_with_the_others_is_killed(
@@ -145,7 +159,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
     group = launched("1:kill 19", "0:sleep")
     assert group.wait() == 7
     assert "error: rank 1 (" in group.said
-    assert "has been stopped for 0 s, before its first step" in group.said
+    assert "has been stopped for 0 s, last heard of while starting" in group.said
 
 
 def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
@@ -168,6 +182,7 @@ def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., 
     group.process.send_signal(number)
     assert group.wait() == 128 + number
     assert [(group.directory / f"saved-{rank}").read_text() for rank in range(3)] == ["once\n"] * 3
+    assert "nothing was begun" in group.said.splitlines(), "none of them has opened a run"
     assert list((group.directory / "tmp").iterdir()) == []
 
 

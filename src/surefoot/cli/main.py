@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from surefoot.cli import compare, data, export, finders, help, submit, trained, verbs
-from surefoot.errors import ConfigError, SurefootError
+from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
 
 _VERBS = {
@@ -75,6 +75,8 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
             _say(found, shown)
         sys.exit(found.exit_status)
     except KeyboardInterrupt:
+        if "surefoot.sitting" not in sys.modules and not started_by_launcher():  # which says it for all
+            print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
         lost = _told_to_ranks(problem)
@@ -105,7 +107,9 @@ def _told_to_ranks(problem: Exception) -> SurefootError | None:
 
 def _speaks_of(problem: Exception) -> bool:
     """Whether this process says of what it ends: one rank does, of several that end of the same."""
-    if "surefoot.world" not in sys.modules or started_by_launcher():  # which has a file for each of them
+    if "surefoot.world" not in sys.modules:
+        return True
+    if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
     from surefoot.world import speaks_of
 

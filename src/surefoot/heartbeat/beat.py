@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 Place = Literal["building", "running", "leaving", "left", "failed", "gone"]
 _NEEDED: tuple[Place, ...] = ("building", "running", "leaving")  # others may be waiting for it
 _OUT: tuple[Place, ...] = ("leaving", "left", "gone")  # of its loop
+_STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Beat:
     """What one rank says of itself; `number` is another one each time it says so.
 
     place: before its run is opened, in it, at its end, after it, ended by an error, or out of the process altogether.
-    begun: the last step that it began; -1 before the first. error: what it failed of.
+    begun: the last step that it began; -1 before the first. error: what it failed of, in a few lines. out: the directory of
+    its run, once that is opened; "" where nothing is saved.
     """
 
     rank: int
@@ -28,12 +31,13 @@ class Beat:
     begun: int = -1
     doing: str = "starting"
     error: str = ""
+    out: str = ""
 
     def written(self) -> str:
         """As JSON.
 
         >>> Beat.read(Beat(1, "here", 42).written())
-        Beat(rank=1, host='here', pid=42, number=0, place='building', begun=-1, doing='starting', error='')
+        Beat(rank=1, host='here', pid=42, number=0, place='building', begun=-1, doing='starting', error='', out='')
         """
         return json.dumps(asdict(self))
 
@@ -49,26 +53,67 @@ class Beat:
 
     @property
     def where(self) -> str:
-        """How far it was.
+        """How far it was when it said so.
 
         >>> Beat(1, "here", 42, begun=7, doing="training").where, Beat(1, "here", 42).where
-        ('at step 7 (training)', 'before its first step (starting)')
+        ('at step 7, training', 'while starting')
         """
-        return f"at step {self.begun} ({self.doing})" if self.begun >= 0 else f"before its first step ({self.doing})"
+        return _where(self.begun, self.doing)
+
+    @property
+    def begun_anything(self) -> bool:
+        """Whether it has come as far as to open a run."""
+        return self.doing != "starting"
+
+    @property
+    def failure(self) -> str:
+        """What it failed of, and what holds more of that."""
+        first, *more = self.error.splitlines() or [""]
+        if self.out and self.begun >= 0:  # what happens earlier is not kept
+            more.append(f"its traceback is in {Path(self.out) / 'crash'}")
+        return "\n  ".join([f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)])
+
+    def lost(self, how: str, more: str = "") -> Lost:
+        """Its loss: it was last heard of where it is here."""
+        return Lost(self.rank, f"{self.who} {how}", begun=self.begun, doing=self.doing, more=more)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank for which others wait in vain, and why, in words."""
+    """A rank for which others wait in vain: `how` says which, and why.
+
+    begun, doing: where it was last heard of; where nothing is to be said of that, doing is "". more: what follows.
+    """
 
     rank: int
-    text: str
+    how: str
+    begun: int = -1
+    doing: str = ""
+    more: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it, in words.
+
+        >>> Lost(1, "rank 1 was killed", begun=5, doing="training").text, Lost(1, "rank 1 failed: why").text
+        ('rank 1 was killed, last heard of at step 5, training', 'rank 1 failed: why')
+        """
+        return self.how + (f", last heard of {_where(self.begun, self.doing)}" if self.doing else "") + self.more
+
+    def beside(self, other: Beat) -> Lost:
+        """The same, knowing what another rank has begun: it could not, had the lost one not made the step before.
+
+        >>> Lost(1, "rank 1 was killed", begun=5, doing="saving").beside(Beat(0, "here", 41, begun=9, doing="training")).text
+        'rank 1 was killed, last heard of at step 9, training'
+        """
+        further = bool(self.doing) and other.begun > self.begun
+        return replace(self, begun=other.begun, doing=other.doing) if further else self
 
     def written(self) -> str:
         """As JSON.
 
         >>> Lost.read(Lost(1, "gone").written())
-        Lost(rank=1, text='gone')
+        Lost(rank=1, how='gone', begun=-1, doing='', more='')
         """
         return json.dumps(asdict(self))
 
@@ -101,28 +146,27 @@ class Watch:
         for (rank, why), seconds in sorted(self.suspected.items(), key=lambda item: -item[1]):
             bearable_s = self.grace_s if why in ("failed", "left") else self.silent_s
             if seconds >= bearable_s or (hurried and why == "failed"):
-                return Lost(rank, found[rank, why])
+                return found[rank, why]
         return None
 
-    def _suspicions(self, beats: Mapping[int, Beat]) -> Iterator[tuple[tuple[int, str], str]]:
+    def _suspicions(self, beats: Mapping[int, Beat]) -> Iterator[tuple[tuple[int, str], Lost]]:
         running = [beat for beat in beats.values() if beat.place == "running"]
         furthest = max((beat.begun for beat in running), default=-1)
         for rank, beat in beats.items():
             before = self.known.get(rank)
             if beat.place == "failed":
-                yield (rank, "failed"), f"{beat.who} failed {beat.where}: {beat.error}"
+                yield (rank, "failed"), Lost(rank, beat.failure)
             elif beat.place in _OUT and beat.begun < furthest:
                 ended = f"after step {beat.begun}" if beat.begun >= 0 else "before its first step"
-                yield (
-                    (rank, "left"),
-                    f"{beat.who} left its loop {ended}, and others wait for it at step {furthest}\n"
-                    "  was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them",
-                )
+                how = f"{beat.who} left its loop {ended}, and others wait for it at step {furthest}"
+                advice = "was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them"
+                yield (rank, "left"), Lost(rank, how, more=f"\n  {advice}")
             elif beat.place == "gone" and running:
-                yield (rank, "gone"), f"{beat.who} ended {beat.where}, and others wait for it"
+                yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
             elif beat.place in _NEEDED and before is not None and before.number == beat.number:
-                yield (
-                    (rank, "silent"),
-                    f"{beat.who} has not been heard of for {self.silent_s:.0f} s, last {beat.where}\n"
-                    "  it was stopped or killed, or its machine is lost",
-                )
+                lost = beat.lost(f"has been silent for {self.silent_s:.0f} s", _STOPPED)
+                yield (rank, "silent"), lost
+
+
+def _where(begun: int, doing: str) -> str:
+    return f"at step {begun}, {doing}" if begun >= 0 else f"while {doing}"

@@ -22,10 +22,12 @@ from torch._C._distributed_c10d import Store
 from surefoot.errors import RankLostError, first_line
 from surefoot.heartbeat.beat import Beat, Lost, Place, Watch
 from surefoot.heartbeat.broken import of_connection
-from surefoot.heartbeat.last_lines import last_lines
 
 MAILBOX = "heartbeat"  # before all keys of the store that are about this
 VERDICT = "lost"  # the key under which the rank that is lost is named
+SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
+_LINES = 4  # of what an exception says
+_LINE = 200
 _UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
 
 
@@ -63,7 +65,7 @@ class Heartbeat:
         self.awaited, self.named = threading.Event(), threading.Event()
         self.lost: Lost | None = None
         self.rounds = 0  # in which the store answered
-        self.cut_off = False
+        self.cut_off = self.spoken_for = False
         self.present: set[int] = set()
         self.threads: list[threading.Thread] = []
 
@@ -93,8 +95,7 @@ class Heartbeat:
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
         """Be in a run: from now on the others wait for this rank in every step.
 
-        logs: where rank-N.log of each rank is, whose last lines are told of one that is lost. fresh_line: what a message must
-        begin with.
+        logs: where rank-N.log of each rank is, in the run's directory. fresh_line: what a message must begin with.
         """
         self.logs, self.fresh_line = logs, fresh_line
         self.place, self.begun, self.doing = "running", -1, "opening the run"
@@ -125,14 +126,14 @@ class Heartbeat:
             return None
         self.awaited.set()
         found = self.named.wait(self.silent_s + 10 * self.every_s)
-        return RankLostError(self.lost.text) if found and self.lost is not None else None
+        return RankLostError(self._with_advice(self.lost)) if found and self.lost is not None else None
 
     def speaks_of(self, problem: BaseException) -> bool:
         """Whether this rank is to say of what it ends: of what rank 0 ends of too, rank 0 does; waits a moment for that."""
-        if self.rank == 0 or not self.threads:
-            return True
         if isinstance(problem, RankLostError) and self.lost is not None:
             return self._speaks_of(self.lost)
+        if self.rank == 0 or not self.threads:
+            return True
         until = time.monotonic() + 3 * self.every_s
         while time.monotonic() < until:
             main = self.watch.known.get(0)
@@ -182,13 +183,22 @@ class Heartbeat:
 
     def _tell(self) -> None:
         number, place = self.beat.number + 1, self.place
-        beat = replace(self.beat, number=number, place=place, begun=self.begun, doing=self.doing, error=self.error)
+        beat = replace(
+            self.beat,
+            number=number,
+            place=place,
+            begun=self.begun,
+            doing=self.doing,
+            error=self.error,
+            out="" if self.logs is None else str(self.logs.parent),
+        )
         self.store.set(str(self.rank), beat.written())
         with self.told:
             self.beat = beat
             self.told.notify_all()
 
     def _listen(self, *, elapsed_s: float) -> Lost | None:
+        self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
             return Lost.read(self.store.get(VERDICT))
         beats = self._beats()
@@ -196,7 +206,6 @@ class Heartbeat:
         found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set())
         if found is None:
             return None
-        found = replace(found, text=found.text + self._last_lines(found.rank))
         if self.place not in _UNNEEDED:
             self.store.set(VERDICT, found.written())
             self.rounds += 1
@@ -232,12 +241,10 @@ class Heartbeat:
             return None
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
-            return Lost(0, f"{main.who} failed {main.where}: {main.error}")
-        held, last = "the launcher", ""
-        if not self.in_launcher:
-            held = "rank 0" if main is None else main.who
-            last = "" if main is None else f" (last {main.where})"
-        return Lost(0, f"the connection to {held}{last} {how}\n  it was stopped or killed, or its machine is lost")
+            return Lost(0, main.failure)
+        held = "the launcher" if self.in_launcher else "rank 0" if main is None else main.who
+        lost = Lost(0, f"the connection to {held} {how}", more="\n  it was stopped or killed, or its machine is lost")
+        return lost if self.in_launcher or main is None else replace(lost, begun=main.begun, doing=main.doing)
 
     @property
     def _holds_store(self) -> bool:
@@ -245,24 +252,34 @@ class Heartbeat:
 
     def _end(self, lost: Lost) -> None:
         """End this process: by its main thread, where that waits to be told why, and else from here."""
-        self.lost = lost
+        self.lost = lost.beside(replace(self.beat, begun=self.begun, doing=self.doing))
+        if not self.cut_off:
+            with suppress(RuntimeError):
+                self._tell()  # how far this rank was: whoever speaks of the lost one knows it from that
         self.named.set()
         if self.awaited.is_set():
             if not self.stopping.wait(10 * self.every_s):  # something hangs on its way out
                 self.end(RankLostError.exit_status)
             return
-        self._say(lost, f"error: {lost.text}\n  this is rank {self.rank}, which ends at step {max(self.begun, 0)}\n")
+        self._say(self.lost)
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
         flushing.join(timeout=2)  # the main thread may hold a stream, and hang
         self.end(RankLostError.exit_status)
 
     def _speaks_of(self, lost: Lost) -> bool:
-        return self.rank == (1 if lost.rank == 0 else 0)
+        return not self._left_to_launcher and self.rank == (1 if lost.rank == 0 else 0)
 
-    def _say(self, lost: Lost, text: str) -> None:
-        """To the terminal by one rank; by the others to their logs, where they have any."""
+    @property
+    def _left_to_launcher(self) -> bool:
+        return self.spoken_for and not self.cut_off
+
+    def _say(self, lost: Lost) -> None:
+        """To the terminal by one rank, or by the launcher; by the others to their logs, where they have any."""
+        text = f"error: {self._with_advice(lost)}\n"
         with suppress(OSError):  # nobody reads it
+            if self._left_to_launcher and (self.logs is None or self.rank == 0):
+                return
             if self.logs is None or self._speaks_of(lost):
                 os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
                 return
@@ -286,15 +303,15 @@ class Heartbeat:
                 return
             time.sleep(0.1 * self.every_s)
 
-    def _last_lines(self, rank: int) -> str:
-        """What a rank wrote last into its log."""
-        lines = [] if self.logs is None else last_lines(self.logs / f"rank-{rank}.log")
-        return "".join(f"\n  {line}" for line in ["its last lines:", *lines]) if lines else ""
+    def _with_advice(self, lost: Lost) -> str:
+        """What is said of it, and where a run can go on how."""
+        return lost.text + ("" if self.logs is None else "\n  the same command goes on from the newest checkpoint")
 
 
 def _in_words(problem: BaseException) -> str:
-    words = first_line(problem)
-    return f"{type(problem).__name__}: {words}" if words else type(problem).__name__
+    """What an exception says: its beginning, for messages of torch go on with pages."""
+    lines = [line[:_LINE] for line in str(problem).splitlines() if line.strip()][:_LINES]
+    return ": ".join([type(problem).__name__, *(["\n".join(lines)] if lines else [])])
 
 
 def _flush() -> None:

@@ -21,11 +21,13 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from surefoot.heartbeat import last_lines
 from surefoot.heartbeat.beat import Beat, Lost
-from surefoot.heartbeat.heart import MAILBOX, VERDICT
+from surefoot.heartbeat.heart import MAILBOX, SPEAKER, VERDICT
 from surefoot.launch.counts import cores_each
 from surefoot.launch.rank import LAUNCHER
 
 _HOST = "127.0.0.1"
+_LINE = 200  # of each line so much is told
+_TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is in"
 
 
 class Group:
@@ -44,6 +46,7 @@ class Group:
         # of the system's choosing, and served from now on: no other program can take it in between
         self.store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
         self.mailbox = PrefixStore(MAILBOX, self.store)
+        self.mailbox.set(SPEAKER, "launcher")
 
     def start(self) -> None:
         """Start every rank."""
@@ -89,10 +92,10 @@ class Group:
         for rank in ranks or self.running:
             self.processes[rank].proc.send_signal(number)
 
-    def name_lost(self, rank: int, text: str) -> None:
-        """Tell the others that a rank is lost: each that can says so, and ends."""
+    def name_lost(self, lost: Lost) -> None:
+        """Tell the others that a rank is lost: each that can ends."""
         if not self.mailbox.check([VERDICT]):
-            self.mailbox.set(VERDICT, Lost(rank, text).written())
+            self.mailbox.set(VERDICT, lost.written())
 
     def named_lost(self) -> Lost | None:
         """The rank that was named as lost, by this process or by rank 0."""
@@ -103,6 +106,30 @@ class Group:
         if self.mailbox.check([str(rank)]):
             return Beat.read(self.mailbox.get(str(rank)))
         return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
+
+    def furthest(self) -> Beat:
+        """What the rank that has begun the latest step last said of itself."""
+        return max(map(self.beat, self.processes), key=lambda beat: beat.begun)
+
+    def begun_anything(self) -> bool:
+        """Whether a rank has come as far as to open a run."""
+        return any(self.beat(rank).begun_anything for rank in self.processes)
+
+    def has_told(self, rank: int) -> bool:
+        """Whether a rank has met the others, and so would have told them of what it failed."""
+        return self.mailbox.check([str(rank)])
+
+    def unsaid(self, text: str) -> bool:
+        """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
+        with suppress(OSError):
+            for file in self.logs.iterdir():
+                said = file.read_text(encoding="utf-8", errors="replace")
+                if _IN_CRASH in text:
+                    said = said.partition(_TRACEBACK)[0]
+                lines = (line.strip().removeprefix("error: ") for line in said.splitlines())
+                if any(line[:_LINE] not in text for line in lines):
+                    return True
+        return False
 
     def last_lines(self, rank: int) -> list[str]:
         """What a rank said last, for a message; nothing of rank 0, whose lines stand in the terminal."""

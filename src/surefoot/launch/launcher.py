@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from surefoot.errors import ConfigError, RankLostError
+from surefoot.heartbeat.beat import Lost
 from surefoot.launch.counts import Places
 from surefoot.launch.group import Group
 
@@ -41,6 +42,8 @@ class Ended:
     status: int
     died: tuple[int, ...] = ()
     text: str = ""
+    saved: bool = False  # whether there is a checkpoint to go on from
+    kept: Path | None = None  # where it is what the ranks above 0 said, and is not in the text
 
 
 def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
@@ -55,13 +58,14 @@ def launch(command: Callable[[float], list[str]], *, places: Places, max_restart
         while True:
             arguments = command(time.monotonic() - began)
             ended = launcher.attempt(arguments, size=size, attempt=attempt, environment=places.environment())
+            over = ended.status in _NOT_AGAIN or launcher.stop is not None or attempt == max_restarts
             if ended.text:
                 _say(f"error: {ended.text}")
-            if ended.status in _NOT_AGAIN or launcher.stop:
-                return ended.status
-            if attempt == max_restarts:
-                if ended.status == RankLostError.exit_status or ended.status > 128:
-                    _say(_advice(max_restarts))
+            if ended.text and over and ended.status not in _NOT_AGAIN:
+                _say(_advice(ended, max_restarts))
+            if ended.kept is not None:
+                _say(f"  what the ranks above 0 said is in {ended.kept}")
+            if over:
                 return ended.status
             places.died(ended.died)
             try:
@@ -90,19 +94,24 @@ class _Launcher:
         """Start a group and see it through; afterwards nothing of it is left but what it said, where something failed."""
         logs = Path(tempfile.mkdtemp(prefix="surefoot-"))
         group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
-        ended = None
+        kept = False
         try:
             self.group = group
             if self.stop is None:
                 group.start()
             ended = self._watched(group)
-            return ended
+            self.group = None
+            group.end()
+            if attempt == 0 and self.stop and ended.status == 128 + self.stop and not group.begun_anything():
+                _say("nothing was begun")
+            kept = bool(ended.text) and group.unsaid(ended.text)
+            return replace(
+                ended, saved=any(group.beat(rank).out for rank in group.processes), kept=logs if kept else None
+            )
         finally:
             self.group = None
             group.end()
-            if ended is not None and ended.text and any(file.stat().st_size for file in logs.iterdir()):
-                _say(f"what the ranks above 0 said is in {logs}")
-            else:
+            if not kept:
                 shutil.rmtree(logs, ignore_errors=True)
 
     def _watched(self, group: Group) -> Ended:
@@ -119,15 +128,16 @@ class _Launcher:
             for rank, seconds in stopped_s.items():
                 if seconds > _STOPPED_S and first_at is None:
                     first_at = now
-                    beat = group.beat(rank)
-                    group.name_lost(rank, f"{beat.who} has been stopped for {_STOPPED_S:.0f} s, {beat.where}")
+                    group.name_lost(group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s"))
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
             if wrong and first_at is None:
                 first_at = now
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
             if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
                 named = True
-                group.name_lost(causes[0], _what_happened(group, causes[0]))
+                if group.running:
+                    _say(f"{_in_short(group, causes[0])}; ending the others")
+                group.name_lost(_what_happened(group, causes[0]))
             if first_at is not None and now - first_at > _TERMINATED_S and not terminated:
                 terminated = True
                 group.signal(signal.SIGTERM)
@@ -151,15 +161,17 @@ class _Launcher:
             return Ended(0 if done else 128 + self.stop)
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
             return Ended(first)
-        said = statuses.get(0) == _LOST or (bool(causes) and causes[0] == 0 and first > 0)
         if causes:
-            alike = first > 0 and not left and set(statuses.values()) == {first}  # each has said so itself
-            text = "" if said or alike else _what_happened(group, causes[0])
+            alike = not left and set(statuses.values()) == {first}
+            said = (causes[0] == 0 or alike) and first > 0 and (bool(group.beat(0).error) or not group.has_told(0))
+            text = "" if said else _what_happened(group, causes[0]).beside(group.furthest()).text
             died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
             return Ended(_as_shell(first), tuple(died), text)
         lost = group.named_lost()
-        words = f"rank {', '.join(map(str, left))} did not end" if lost is None else lost.text
-        return Ended(_LOST, left if lost is None else (lost.rank,), "" if said else words)
+        if lost is None:
+            return Ended(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
+        lines = group.last_lines(lost.rank) if lost.doing else []
+        return Ended(_LOST, (lost.rank,), lost.beside(group.furthest()).text + _last(lines))
 
     # --- signals -------------------------------------------------------------------------------------------------
 
@@ -209,24 +221,34 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def _what_happened(group: Group, rank: int) -> str:
-    """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
+def _in_short(group: Group, rank: int) -> str:
+    """Which rank ended how."""
     status, beat = group.statuses[rank], group.beat(rank)
     if status < 0:
-        how = f"was killed by {signal.Signals(-status).name} {beat.where}"
-        how += ": is memory short?" if -status == getattr(signal, "SIGKILL", 9) else ""
-    elif beat.error:
-        how = f"failed {beat.where}: {beat.error}"
-    else:
-        how = f"ended with status {status} {beat.where}"
-    lines = group.last_lines(rank)
-    return "\n  ".join([f"{beat.who} {how}", *(["its last lines:", *lines] if lines else [])])
+        return f"{beat.who} was killed by {signal.Signals(-status).name}"
+    return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
 
 
-def _advice(max_restarts: int) -> str:
+def _what_happened(group: Group, rank: int) -> Lost:
+    """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
+    status, beat = group.statuses[rank], group.beat(rank)
+    if beat.error and status > 0:
+        return Lost(rank, beat.failure)
+    by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
+    how = _in_short(group, rank)
+    return Lost(rank, how, begun=beat.begun, doing=beat.doing, more=by + _last(group.last_lines(rank)))
+
+
+def _last(lines: list[str]) -> str:
+    return "".join(f"\n  {line}" for line in (["its last lines:", *lines] if lines else []))
+
+
+def _advice(ended: Ended, max_restarts: int) -> str:
+    how = "goes on from the newest checkpoint" if ended.saved else "begins anew"
     if max_restarts:
-        return f"  it was started again {max_restarts} times (--max-restarts); the same command goes on"
-    return "  the same command goes on from the newest checkpoint; --max-restarts 3 does that by itself"
+        return f"  it was started again {max_restarts} times (--max-restarts); the same command {how}"
+    by_itself = ended.status == _LOST or ended.status > 128
+    return f"  the same command {how}" + ("; --max-restarts 3 does that by itself" if by_itself else "")
 
 
 def _as_shell(status: int) -> int:
