@@ -19,10 +19,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from surefoot.blocks import blocks_of
 from surefoot.config.strategy import Strategy
+from surefoot.meeting import replicated
 from surefoot.parallel import Called, Sums
 from surefoot.shardable import by_themselves, refuse_unshardable
 from surefoot.sharding import Rows, Shard, add_up
-from surefoot.world import World, replicated
+from surefoot.world import World
 
 _BATCH_NORMS = nn.modules.batchnorm._NormBase
 
