@@ -25,7 +25,7 @@ import torch.utils.tensorboard  # noqa: F401
 
 import small_program
 from forked import Forked
-from surefoot import world
+from surefoot import meeting
 from surefoot.cli.main import answered, main
 from surefoot.heartbeat import Heartbeat
 from surefoot.launch import group, launcher
@@ -61,7 +61,7 @@ class ForkedRank:
                 else:
                     main(list(args[3:]))
             finally:
-                world._part()  # as at the end of a process that ends as it should
+                meeting._part()  # as at the end of a process that ends as it should
 
         with open(stderr or os.devnull, "w") as said:
             self.proc = Forked(call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True)
@@ -124,7 +124,7 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = 4.0) -> Iterato
     def call() -> None:
         os.environ["PIDS"] = tempfile.tempdir = str(directory)
         setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
-        setattr(world, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
+        setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
         sys.argv = ["surefoot", *arguments]
         if arguments == ("script",):

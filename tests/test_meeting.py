@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from surefoot import world
+from surefoot import meeting, world
 from surefoot.errors import ConfigError
 
 STEP = {
@@ -30,7 +30,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], 
     """Do something as two tasks of a step; returns how each has ended."""
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(world, "_START", timedelta(seconds=2))
+    monkeypatch.setattr(meeting, "_START", timedelta(seconds=2))
 
     def both(call: Callable[[int], None]) -> list[int]:
         pids = []
@@ -73,7 +73,7 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
         begun = time.monotonic()
         if rank == 1:
             if comes == "and leaves again":
-                next(world.rendezvous(world.placed(os.environ).meeting, rank=1, world_size=2, timeout=world._START))
+                next(meeting.rendezvous(world.placed(os.environ).meeting, rank=1, world_size=2, timeout=meeting._START))
             return
         with pytest.raises(ConfigError, match="rank 0 of 2 does not find the others"):
             world.joined("cpu")

@@ -18,10 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from surefoot.config.strategy import Strategy
+from surefoot.meeting import replicated
 from surefoot.parallel import Called, Sums
 from surefoot.shardable import gathered, is_batch_norm, refuse_unshardable
 from surefoot.sharding import Rows, Shard, add_up
-from surefoot.world import World, replicated
+from surefoot.world import World
 
 
 @dataclass

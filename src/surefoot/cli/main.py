@@ -98,20 +98,20 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
 
 def _told_to_ranks(problem: Exception) -> SurefootError | None:
     """Tell the other ranks, if there are any, of what this one fails; which of them was lost, where that is why."""
-    if "surefoot.world" not in sys.modules:  # imports torch; without it there are none
+    if "surefoot.meeting" not in sys.modules:  # imports torch; without it there are none
         return None
-    from surefoot.world import told_to_ranks
+    from surefoot.meeting import told_to_ranks
 
     return told_to_ranks(problem)
 
 
 def _speaks_of(problem: Exception) -> bool:
     """Whether this process says of what it ends: one rank does, of several that end of the same."""
-    if "surefoot.world" not in sys.modules:
+    if "surefoot.meeting" not in sys.modules:
         return True
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
-    from surefoot.world import speaks_of
+    from surefoot.meeting import speaks_of
 
     return speaks_of(problem)
 
