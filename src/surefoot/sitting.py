@@ -179,7 +179,7 @@ class Sitting:
         for line in parts.notes(found):
             parts.say(f"note: {line}")
         where, main = f"step-{found.step:08d}", parts.world.is_main
-        snapshot.restore(self.whole, found, where=where, device=parts.device, main=main)
+        snapshot.restore(self.whole, found, where=where, main=main)
         parts.refuse_another_architecture(found)
         self.evaluations.resumed(parts, found)
 
