@@ -50,6 +50,10 @@ class ForkedRank:
             os.environ.update(env)
             told = Path(os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}")
             told.write_text(str(os.getpid()))
+            forked = f"rank-*-{env['TORCHELASTIC_RESTART_COUNT']}"
+            assert until(
+                lambda: len(list(told.parent.glob(forked))) == int(env["LOCAL_WORLD_SIZE"])
+            )  # before the store is busy
             tie_to_launcher()
             try:
                 if args[3:] == ("script",):

@@ -7,6 +7,7 @@ through `torch.save`.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import json
@@ -119,12 +120,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 def _serve() -> None:
     """One JSON object a line: what to call on how many ranks; answered with their process ids."""
-    import torch._dynamo  # what FSDP imports in its first step; here it is once for all
+    import torch._dynamo  # what FSDP imports in its first step and every run when it begins: here it is once for all
+    import torch.utils.tensorboard
     from torch.distributed import TCPStore
 
     import surefoot.fully_sharded
+    import surefoot.run
 
     del torch, surefoot
+    gc.freeze()  # or each process would copy what a collection touches
     children: dict[int, Path] = {}
     stores: list[Any] = []
 
@@ -148,14 +152,19 @@ def _serve() -> None:
         if not line:
             break
         asked = json.loads(line)
-        stores[:] = [TCPStore("127.0.0.1", 0, asked["size"], is_master=True, wait_for_workers=False)]
+        stores.clear()  # its thread could hold a lock while a rank is forked, which would wait for it for ever
+        ports, told = os.pipe()
         pids = []
         for rank in range(asked["size"]):
             pid = os.fork()
             if pid == 0:
-                _be(rank, asked, port=stores[0].port)
+                _be(rank, asked, port=int(os.read(ports, 8)))
             pids.append(pid)
             children[pid] = Path(asked["place"]) / f"status-{rank}"
+        stores.append(TCPStore("127.0.0.1", 0, asked["size"], is_master=True, wait_for_workers=False))
+        os.write(told, b"%8d" % stores[0].port * asked["size"])
+        os.close(ports)
+        os.close(told)
         print(json.dumps(pids), flush=True)
     for pid in children:
         with suppress(ProcessLookupError):

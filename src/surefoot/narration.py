@@ -73,21 +73,22 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     return "\n".join(lines)
 
 
-def ending(parts: Parts, evaluations: Evaluations, *, skipped: int) -> str:
+def ending(parts: Parts, evaluations: Evaluations, *, skipped: int, told_by: str | None = None) -> str:
     """How a sitting ended, a sentence on how it went, and the commands to type next.
 
-    `skipped` counts the steps that the sitting is known not to have applied.
+    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
+    stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
-        how = f"stopped at step {step:,} of {length.steps:,}, before it was evaluated"
+        how = f"{stopped}, before it was evaluated"
     elif step >= length.steps:
         how = f"finished: {step:,} steps"
     elif parts.out_of_patience and watch is not None:
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
-        how = f"stopped at step {step:,} of {length.steps:,}"
+        how = stopped
     lines = [how, *_by_split(scores)]
     best_is_older = not evaluation_due and watch is not None and watch.value is not None and watch.step != step
     if watch is not None and watch.value is not None and best_is_older:

@@ -61,15 +61,17 @@ def settle_precision(parts: Parts) -> str | None:
 
     On the CPU that is measured, with the first micro-batch: some machines multiply bfloat16 sixteen times as fast as
     float32, others emulate it. What was chosen is part of the run from then on. fp32 without measuring have models of less
-    than 100,000 parameters, compiled runs (each format would be compiled), and those without a loss of their own.
+    than 100,000 parameters, compiled runs (each format would be compiled), those under FSDP, which no process can pass
+    by itself, and those without a loss of their own.
     """
     precision = parts.whole.precision
     if not precision.open:
         return None
     numbers = sum(parameter.numel() for parameter in parts.state.parameters)
-    if parts.task.loss is None or parts.compiled or numbers < _WORTH_ASKING or parts.parallel.kind == "fsdp":
+    spread = parts.parallel.kind == "fsdp"
+    if parts.task.loss is None or parts.compiled or numbers < _WORTH_ASKING or spread:
         precision.settle("fp32")
-        return None
+        return "auto: not measured where the model is spread over ranks" if spread else None
     name, why = parts.world.from_main(_measured(parts) if parts.world.is_main else None)
     if name is None:
         return None

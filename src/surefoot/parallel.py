@@ -22,17 +22,21 @@ from surefoot.errors import ConfigError
 from surefoot.world import World
 
 
-def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str) -> None:
-    """Raise `ConfigError` where the micro-batches of a step cannot be divided among the ranks; names numbers that can."""
+def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, begun: bool = False) -> None:
+    """Raise `ConfigError` where the micro-batches of a step cannot be divided among the ranks; names numbers that can.
+
+    A run that has `begun` keeps its micro-batches.
+    """
     if pieces % ranks == 0:
         return
     able = [number for number in range(1, pieces + 1) if pieces % number == 0]
     below = max(number for number in able if number < ranks)
     above = min((number for number in able if number > ranks), default=None)
     near = f"{below}" if above is None else f"{below} or {above}"
+    other = "" if begun else "; or another --micro-batch-size"
     raise ConfigError(
         f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
-        f"  nearest that can: {near} rank{'s' * (near != '1')}; or another --micro-batch-size"
+        f"  nearest that can: {near} rank{'s' * (near != '1')}{other}"
     )
 
 

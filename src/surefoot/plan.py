@@ -167,12 +167,12 @@ def _tensors(number: int) -> str:
 def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
-    world, pieces, size, unit = parts.world, sizes.pieces, sizes.micro_batch_size, sizes.unit
-    each = pieces // world.size
+    ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
+    each = pieces // ranks
     per_epoch = length.samples_per_epoch / length.batch_size
     padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     lines = [
-        f"{sizes.batch_size:,} {unit} a step = {world.size} rank{'s' * (world.size > 1)}"
+        f"{sizes.batch_size:,} {unit} a step = {ranks} rank{'s' * (ranks > 1)}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *padded,
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
@@ -180,7 +180,7 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
     ]
     if "sync_batch_norm" in parts.described:
         lines.append(
-            f"batch normalisation is over the micro-batches of {world.size} rank{'s' * (world.size > 1)} together:"
+            f"batch normalisation is over the micro-batches of {ranks} rank{'s' * (ranks > 1)} together:"
             " with another number of ranks it is another run"
         )
     if measured is not None:
@@ -223,7 +223,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     averages = tensor_bytes(p for average in state.averages.values() for p in average.model.parameters())
     activations = measured.activation_bytes
     total = weights + gradients + sum(known) + averages + activations
-    step_s = measured.pass_s * parts.supply.sizes.pieces
+    step_s = measured.pass_s * parts.supply.sizes.pieces / parts.world.ranks
     return [
         f"weights {in_words(weights)}, gradients {in_words(gradients)}"
         + (f", averages {in_words(averages)}" if averages else "")

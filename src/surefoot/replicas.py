@@ -12,11 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.durations import Every
 from surefoot.errors import DivergedError
 from surefoot.sharding import held_of
 from surefoot.world import World
 
 _AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
+
+
+class Comparison:
+    """After which steps ranks compare their weights, as long as one sitting lasts."""
+
+    def __init__(self, world: World, every: Every) -> None:
+        self.world, self.every = world, every
+        self.compared: int | None = None  # the last of these steps
+
+    def made(self, models: Mapping[str, nn.Module], *, done: int, last: int) -> None:
+        """At a record: compare where that has fallen due, at the first record and at that of the last step; collective."""
+        due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
+        if due or self.compared is None or done == last:
+            self.compared = done
+            refuse_different(models, self.world, step=done)
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -160,9 +160,9 @@ class Run:
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
         )
         refuse_unequal(world, as_given(locals()) | {"device": world.device.type})  # so far, these are the arguments
-        place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.size)
-        began = None if out is None or micro_batch_size is not None else began_with(Path(out), batch_size, world=world)
-        sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.size, began=began)
+        place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.ranks)
+        began = None if out is None else began_with(Path(out), batch_size, world=world)
+        sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
         plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
         _check_compiled(plan, compiled=compile)
         samples_per_epoch, samples_per_step = assembly.steps_of_epoch(plan, sizes)
@@ -321,7 +321,7 @@ class Run:
 
     def stop(self) -> None:
         """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
-        self._open("run.stop()").asked_to_stop = True
+        self._open("run.stop()").wishes.asked_to_stop = True
 
     def keep(self, name: str, held: Any) -> Any:
         """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.

@@ -19,6 +19,15 @@ from typing import Any
 _STOP = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
+def called(number: int) -> str:
+    """What a person calls a signal that stops a run.
+
+    >>> called(signal.SIGINT), called(signal.SIGTERM)
+    ('Ctrl-C', 'SIGTERM')
+    """
+    return _STOP[signal.Signals(number)]
+
+
 class Signals:
     """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`.
 

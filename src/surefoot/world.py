@@ -53,6 +53,18 @@ class World:
     heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
     on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
+    planned: int = (
+        0  # for so many ranks it is meant, and this process is none of them; 0 where it is as large as it will be
+    )
+
+    @property
+    def ranks(self) -> int:
+        """How many share a step: those that are there, or that will be.
+
+        >>> World(torch.device("cpu")).ranks, World(torch.device("cpu"), planned=4).ranks
+        (1, 4)
+        """
+        return self.planned or self.size
 
     @property
     def is_main(self) -> bool:
@@ -113,8 +125,9 @@ def joined(device: str, *, sharded: bool = False) -> World:
     if _paper.get():
         return World(device_called(device), on_paper=_paper.get())
     place = placed(os.environ)
+    planned = _planned.get() if place.world_size == 1 else 0
     if place.world_size == 1 and not sharded:
-        return World(device_called(device))
+        return World(device_called(device), planned=planned)
     found = _own_device(device, place)
     if found.type == "cuda":
         torch.cuda.set_device(found)
@@ -122,7 +135,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
         _meet(found, place)
     side, store, heart = _met[0]
     heart.building()
-    return World(found, place.rank, place.world_size, place.local_rank, side, store, heart)
+    return World(found, place.rank, place.world_size, place.local_rank, side, store, heart, planned=planned)
 
 
 def told_to_ranks(problem: Exception) -> RankLostError | None:
@@ -184,6 +197,22 @@ def on_paper(ranks: int) -> Iterator[None]:
         _paper.reset(before)
 
 
+@contextmanager
+def planned_for(ranks: int) -> Iterator[None]:
+    """Every run that is built in this block is cut for so many ranks, of which this process is none: to be looked at, not trained.
+
+    >>> with planned_for(4):
+    ...     world = joined("cpu")
+    >>> world.size, world.ranks
+    (1, 4)
+    """
+    before = _planned.set(ranks)
+    try:
+        yield
+    finally:
+        _planned.reset(before)
+
+
 def device_called(name: str) -> torch.device:
     """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
     if _paper.get():
@@ -206,6 +235,7 @@ def device_called(name: str) -> torch.device:
 
 
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
+_planned: ContextVar[int] = ContextVar("ranks of a plan", default=0)
 _met: list[tuple[dist.ProcessGroup, Store, Heartbeat | Unheard]] = []  # the groups of this process, once it has joined
 _mailboxes = count()  # how many were asked for; all ranks count alike
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas

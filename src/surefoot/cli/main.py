@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,7 +27,32 @@ _VERBS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb and leave with its exit status."""
+    """Run one verb and leave with its exit status: 141 where whoever was to read standard output has gone, as a shell has it."""
+    try:
+        try:
+            _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        sys.exit(128 + 13)  # SIGPIPE, which Windows does not have
+
+
+def _unread() -> bool:
+    """Whether nobody reads standard output any more; what is left of it is then dropped."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
+
+
+def _run(arguments: list[str] | None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     shown = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]

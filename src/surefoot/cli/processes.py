@@ -5,20 +5,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from surefoot.cli.options import option, whole
 from surefoot.cli.programs import Program
-from surefoot.config import flatten
+from surefoot.config import flatten, strategy
 from surefoot.durations import seconds
 from surefoot.errors import ConfigError
-from surefoot.launch.counts import Places, asked, sizes_of
+from surefoot.launch.counts import Asked, Places, asked, sizes_of
 from surefoot.launch.rank import started_by_launcher
 
 _OWN = ("--nproc", "--max-restarts")
+_HELP = """Options of surefoot, besides the settings that build() takes:
+
+  --nproc N         train in N processes of this machine
+  --max-restarts N  start all of them again where one died, N times
+"""
 
 
 @dataclass(frozen=True)
@@ -28,23 +34,50 @@ class Several:
     nproc: int | str = 1
     max_restarts: int = 0
 
+    def recorded(self) -> dict[str, int | str]:
+        """What of it config.toml is to say, so that a resume knows it; by name.
 
-def options(arguments: Sequence[str]) -> tuple[list[str], Several]:
-    """The arguments without the two options, and what these say.
+        >>> Several("2").recorded(), Several(1).recorded()
+        ({'nproc': '2'}, {})
+        """
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+
+def options(arguments: Sequence[str], before: Mapping[str, Any] = MappingProxyType({})) -> tuple[list[str], Several]:
+    """The arguments without the two options, and what these say; of one that is absent what was recorded `before`.
 
     >>> options(["runs/mine", "--nproc", "2"])
+    (['runs/mine'], Several(nproc='2', max_restarts=0))
+    >>> options(["runs/mine"], {"nproc": "2"})
     (['runs/mine'], Several(nproc='2', max_restarts=0))
     """
     rest, nproc = option(arguments, _OWN[0])
     rest, restarts = option(rest, _OWN[1])
-    return rest, Several(nproc or 1, whole(_OWN[1], restarts or "0", least=0))
+    return rest, Several(
+        before.get("nproc", 1) if nproc is None else nproc,
+        whole(_OWN[1], str(before.get("max_restarts", 0)) if restarts is None else restarts, least=0),
+    )
 
 
-def taken(program: Program, arguments: Sequence[str]) -> tuple[list[str], Several]:
-    """The same where they are no settings of the program; where they are, its configuration will tell."""
+def taken(
+    program: Program, arguments: Sequence[str], before: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[list[str], Several]:
+    """The same where they are no settings of the program; where they are, its configuration will tell.
+
+    Help shows them where no configuration does.
+    """
     if program.config is not None and "nproc" in _fields(program.config):
         return list(arguments), Several()
-    return options(arguments)
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP, flush=True)
+        if program.config is None:
+            sys.exit(0)
+        print("Settings of build():\n", flush=True)
+    return options(arguments, before)
 
 
 def settled(several: Several, config: Any) -> Several:
@@ -69,9 +102,7 @@ def start_several(
     command: the arguments of `surefoot`. flags: those of them that are settings. out: where a run is that goes on.
     Raises `ConfigError` for what cannot be, before anything is started.
     """
-    wanted = asked(several.nproc)
-    if several.max_restarts < 0:
-        raise ConfigError(f"max_restarts = {several.max_restarts}: a number of times, 0 or more")
+    wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and option(flags, _OWN[0])[1] is not None:
             raise ConfigError(
@@ -82,14 +113,7 @@ def start_several(
     if wanted.most == 1 and not several.max_restarts:
         return
     settings = {} if config is None else flatten(config)
-    batch_size, micro = settings.get("batch_size"), settings.get("micro_batch_size")
-    written = settings.get("out")
-    place = out or (Path(written) if isinstance(written, str) and written else None)
-    places = Places(
-        wanted,
-        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=place),
-        gpus=_gpus(settings.get("device", "auto")),
-    )
+    places = _places(wanted, settings, out=out)
     places.size()  # before anything is started
     from surefoot.launch.launcher import launch  # imports torch
 
@@ -104,6 +128,48 @@ def start_several(
 
     sys.stdout.flush()
     sys.exit(launch(arguments, places=places, max_restarts=several.max_restarts))
+
+
+def planned(several: Several, config: Any) -> int:
+    """How many processes the command would start; raises `ConfigError` where it would be refused."""
+    wanted = _wanted(several)
+    if wanted.most == 1:
+        return 1
+    return _places(wanted, {} if config is None else flatten(config)).size()
+
+
+def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
+    """Raise where so many tasks, each of them a process of the run, cannot train it, or would start others."""
+    if several.recorded() and (tasks > 1 or local):
+        named = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items())
+        raise ConfigError(
+            f"{named} in a job whose {tasks} task{'s' * (tasks > 1)} {'are' if tasks > 1 else 'is'} the processes that train\n"
+            "  leave it out, and say how many: --tasks-per-node, or --gpus-per-node"
+        )
+    settings = {} if config is None else flatten(config)
+    sizes = _places(asked(tasks), settings | {"device": "cpu"}).sizes()  # of GPUs only the machines of the job know
+    if sizes is not None:
+        sizes.refuse(tasks)
+    if tasks > 1 and settings.get("parallel") == "none":
+        strategy.strategy_for("none", ranks=tasks)
+
+
+def _wanted(several: Several) -> Asked:
+    if several.max_restarts < 0:
+        raise ConfigError(f"max_restarts = {several.max_restarts}: a number of times, 0 or more")
+    return asked(several.nproc)
+
+
+def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
+    """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
+    batch_size, micro = settings.get("batch_size"), settings.get("micro_batch_size")
+    written = settings.get("out")
+    place = out or (Path(written) if isinstance(written, str) and written else None)
+    return Places(
+        wanted,
+        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=place),
+        gpus=_gpus(settings.get("device", "auto")),
+    )
 
 
 def _gpus(device: Any) -> list[str] | None:

@@ -12,11 +12,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli import programs
+from surefoot.cli import processes, programs
 from surefoot.cli.building import from_file, layers_below
 from surefoot.cli.flags import configured
 from surefoot.cli.help import VERBS
@@ -66,9 +67,14 @@ def submit(arguments: list[str]) -> None:
     rest, further = options(rest, "--sbatch")
     for name in OWN[:-1]:
         rest, given[name] = option(rest, f"--{name}")
-    check_training(rest)
-    asked = _asked(given)
-    if not local:
+    helped = {"-h", "--help"} & set(rest)
+    asked = _asked({"hours": "1"} | dict.fromkeys(OWN[:4]) if helped else given)
+    tasks = asked["nodes"] * asked["tasks_per_node"]
+    check_training(rest, tasks=tasks, local=local)
+    if local:
+        for name in ["--sbatch"] * bool(further) + ["--partition"] * (given["partition"] is not None):
+            raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
+    else:
         asked |= {
             "slurm_partition": given["partition"],
             "slurm_setup": [
@@ -80,8 +86,9 @@ def submit(arguments: list[str]) -> None:
         }
     requeues = whole("--requeues", given["requeues"] or "10", least=0)
     job = _submitted(Training(("train", *rest)), asked, Path(given["logs"] or "slurm"), requeues=requeues, local=local)
-    size = f"{asked['nodes']} x {asked['tasks_per_node']} processes"
-    print(f"submitted  job {job.job_id}: {size}, {given['hours']} hours, and again up to {requeues} times")
+    size = "1 process" if tasks == 1 else f"{asked['nodes']} x {asked['tasks_per_node']} processes"
+    hours = f"{given['hours']} hour{'s' * (given['hours'] != '1')}"
+    print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {requeues} times")
     print(f"  command  {shlex.join(['surefoot', 'train', *rest])}")
     print(f"  look     tail -f {_short(job.paths.stdout)}")
     print(f"  stop     {'kill -INT' if local else 'scancel'} {job.job_id}")
@@ -107,15 +114,18 @@ def _asked(given: Mapping[str, str | None]) -> dict[str, Any]:
     }
 
 
-def check_training(arguments: Sequence[str]) -> None:
-    """Raise where the run would be refused by its settings alone, or could not go on."""
+def check_training(arguments: Sequence[str], *, tasks: int, local: bool) -> None:
+    """Raise where the run would be refused by its settings alone or by so many tasks, or could not go on."""
     program = programs.found(arguments[0])
-    rest, in_file = from_file(program, arguments[1:])
+    given, several = processes.taken(program, arguments[1:])
+    rest, in_file = from_file(program, given)
     if program.config is None:
+        processes.refuse_tasks(tasks, several, None, local=local)
         return
     verb = f"surefoot submit {arguments[0]}"
     config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=verb, own=[*OWN, "local"])
     program.check(config)
+    processes.refuse_tasks(tasks, processes.settled(several, config), config, local=local)
     settings = flatten(config)
     if "out" in settings and settings["out"] is None:
         raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
@@ -132,7 +142,10 @@ def _submitted(training: Training, asked: dict[str, Any], logs: Path, *, requeue
         )
         executor.update_parameters(**asked)
         with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
-            return executor.submit(training)
+            job = executor.submit(training)
+            with suppress(OSError):
+                (logs / "%j").rmdir()  # on this machine submitit makes one of that very name too
+            return job
     except (RuntimeError, ValueError, OSError) as problem:
         where = "" if local else "\n  is this where jobs are submitted? to try it on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import paper, processes, programs
 from surefoot.cli.building import built, from_file, layers_below, refuse_fp16_on_a_cpu, refuse_settings
@@ -17,6 +17,9 @@ from surefoot.config import Settings, flatten, origins, to_toml, values_of_run
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
+if TYPE_CHECKING:
+    from surefoot.run import Run
+
 
 def train(arguments: list[str]) -> None:
     """`surefoot train RECIPE|FILE.py:build [--config FILE.toml] [settings]`: a run from its start, or from where it stands."""
@@ -26,7 +29,7 @@ def train(arguments: list[str]) -> None:
     given, several = processes.taken(program, arguments[1:])
     rest, in_file = from_file(program, given)
     layers, verb = layers_below(program, in_file, rest), f"surefoot train {arguments[0]}"
-    _start(program, layers, rest, verb=verb, command=["train", arguments[0], *given], several=several)
+    _start(program, layers, rest, verb=verb, command=["train", *arguments], several=several)
 
 
 def plan(arguments: list[str]) -> None:
@@ -40,13 +43,15 @@ def plan(arguments: list[str]) -> None:
         paper.plan_on_paper(arguments)
         return
     program = programs.found(arguments[0])
-    rest, in_file = from_file(program, arguments[1:])
+    given, several = processes.taken(program, arguments[1:])
+    rest, in_file = from_file(program, given)
     if program.config is None:
-        run = built(program, None)
+        run = _planned(program, None, several)
     else:
         verb = f"surefoot plan {arguments[0]}"
         config, found = configured(program.config, layers_below(program, in_file, rest), rest, verb=verb)
-        run = built(program, config)
+        program.check(config)
+        run = _planned(program, config, settled(several, config))
         refuse_fp16_on_a_cpu(run)
         lines = [
             f"  {name} = {value!r}  [{found[name]}]" for name, value in flatten(config).items() if value is not None
@@ -67,10 +72,11 @@ def resume(arguments: list[str]) -> None:
     """`surefoot resume RUN [settings]`: go on from the newest intact checkpoint; settings that change no result may change."""
     run = run_directory(arguments)
     text = file_text(run / "config.toml")
-    program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
+    made_by = program_of(text, where=str(run / "config.toml"))
+    program = programs.again(made_by, run=run)
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
-    flags, several = processes.taken(program, arguments[1:])
+    flags, several = processes.taken(program, arguments[1:], made_by)
     of_recipes = ("--preset", "--init") if program.config is not None and issubclass(program.config, Settings) else ()
     for name in of_recipes:
         if option(flags, name)[1] is not None:
@@ -86,11 +92,22 @@ def resume(arguments: list[str]) -> None:
         layers,
         flags,
         verb="surefoot resume RUN",
-        command=["resume", arguments[0], *flags],
+        command=["resume", *arguments],
         several=several,
         only=run,
         held=origins(text),
     )
+
+
+def _planned(program: Program, config: Any, several: Several) -> Run:
+    """The run that one of so many processes would train; raises `ConfigError` where they would be refused."""
+    ranks = processes.planned(several, config)
+    if ranks == 1:
+        return built(program, config)
+    from surefoot.world import planned_for
+
+    with planned_for(ranks):
+        return built(program, config)
 
 
 def _start(
@@ -108,18 +125,19 @@ def _start(
 
     `only` is the directory that a resumed run must have, `held` the origins its values had before.
     """
+    described = program.described | several.recorded()
     if program.config is None:
         refuse_settings(program, arguments)
         start_several(command, several, config=None, flags=arguments, out=only)
         run = built(program, None, of=only)
-        run.configuration = to_toml(Nothing(), {}, program.described)
+        run.configuration = to_toml(Nothing(), {}, described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
         program.check(config)
         start_several(command, settled(several, config), config=config, flags=arguments, out=only)
         kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
         run = built(program, config, of=only)
-        run.configuration = to_toml(config, kept, program.described)
+        run.configuration = to_toml(config, kept, described)
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
             f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"

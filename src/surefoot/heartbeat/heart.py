@@ -8,50 +8,25 @@ its own. Rank 0 reads what all tell; the others read what rank 0 tells, and whom
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
 
 from surefoot.errors import RankLostError, first_line
 from surefoot.heartbeat.beat import Beat, Lost, Place, Watch
+from surefoot.heartbeat.broken import of_connection
+from surefoot.heartbeat.last_lines import last_lines
 
 MAILBOX = "heartbeat"  # before all keys of the store that are about this
 VERDICT = "lost"  # the key under which the rank that is lost is named
-_OF_CONNECTION = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
-_LAST_LINES = 3
 _UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
-
-
-class Unheard:
-    """In the place of a heartbeat where one process is alone: nobody is told, and nobody can be lost."""
-
-    def at(self, step: int, doing: str) -> None:
-        """See `Heartbeat.at`, and so on."""
-
-    def busy(self, doing: str) -> None: ...  # noqa: D102
-    def building(self) -> None: ...  # noqa: D102
-    def opened(self, *, logs: Path | None, fresh_line: str) -> None: ...  # noqa: D102
-    def goodbye(self) -> None: ...  # noqa: D102
-    def closed(self) -> None: ...  # noqa: D102
-    def failed(self, problem: BaseException) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
-
-    def cause(self, problem: BaseException) -> RankLostError | None:
-        """None: whatever happened, it was no other rank."""
-
-    def speaks_of(self, problem: BaseException) -> bool:  # noqa: ARG002
-        """True: nobody else could."""
-        return True
 
 
 class Heartbeat:
@@ -146,7 +121,7 @@ class Heartbeat:
 
         None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
         """
-        if self.place == "failed" or not self.threads or not _of_connection(problem):
+        if self.place == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
         found = self.named.wait(self.silent_s + 10 * self.every_s)
@@ -313,34 +288,13 @@ class Heartbeat:
 
     def _last_lines(self, rank: int) -> str:
         """What a rank wrote last into its log."""
-        if self.logs is None:
-            return ""
-        try:
-            with (self.logs / f"rank-{rank}.log").open(encoding="utf-8", errors="replace") as file:
-                lines = [line.rstrip()[:200] for line in deque(file, maxlen=_LAST_LINES)]
-        except OSError:
-            return ""
+        lines = [] if self.logs is None else last_lines(self.logs / f"rank-{rank}.log")
         return "".join(f"\n  {line}" for line in ["its last lines:", *lines]) if lines else ""
 
 
 def _in_words(problem: BaseException) -> str:
     words = first_line(problem)
     return f"{type(problem).__name__}: {words}" if words else type(problem).__name__
-
-
-def _of_connection(problem: BaseException) -> bool:
-    """Whether an error, or what it came from, is of a connection between ranks that broke."""
-    return any(isinstance(one, RuntimeError) and _broken(one) for one in _with_causes(problem))
-
-
-def _broken(problem: RuntimeError) -> bool:
-    return isinstance(problem, DistError) or _OF_CONNECTION.search(str(problem)) is not None
-
-
-def _with_causes(problem: BaseException | None) -> Iterator[BaseException]:
-    while problem is not None:
-        yield problem
-        problem = problem.__cause__ or problem.__context__
 
 
 def _flush() -> None:

@@ -23,10 +23,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a step processes share: its samples (or tokens), and the size of its micro-batches where that is settled."""
+    """What of a step processes share: its samples (or tokens), and the size of its micro-batches where that is settled.
+
+    A run that has `begun` keeps both.
+    """
 
     batch_size: int | str
     micro_batch_size: int | str | None
+    begun: bool = False
 
     def divided_by(self, processes: int) -> bool:
         """Whether so many processes make the same number of whole micro-batches each.
@@ -48,7 +52,10 @@ class Sizes:
         from surefoot.parallel import refuse_ranks
 
         refuse_ranks(
-            processes, pieces=batching(self.batch_size, self.micro_batch_size).pieces, batch_size=self.batch_size
+            processes,
+            pieces=batching(self.batch_size, self.micro_batch_size).pieces,
+            batch_size=self.batch_size,
+            begun=self.begun,
         )
 
 
@@ -99,9 +106,8 @@ def chosen(wanted: Asked, *, sizes: Sizes | None, devices: int | None) -> int:
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
     """The sizes of a run from its settings; a run that is there keeps the micro-batches it began with."""
-    if micro_batch_size is None and out is not None:
-        micro_batch_size = _began_with(out, batch_size)
-    return Sizes(batch_size, micro_batch_size)
+    began = None if out is None else _began_with(out, batch_size)
+    return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, begun=began is not None)
 
 
 class Places:

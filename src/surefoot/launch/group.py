@@ -19,13 +19,13 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from surefoot.heartbeat import last_lines
 from surefoot.heartbeat.beat import Beat, Lost
 from surefoot.heartbeat.heart import MAILBOX, VERDICT
 from surefoot.launch.counts import cores_each
 from surefoot.launch.rank import LAUNCHER
 
 _HOST = "127.0.0.1"
-_LAST_LINES = 3
 
 
 class Group:
@@ -106,10 +106,7 @@ class Group:
 
     def last_lines(self, rank: int) -> list[str]:
         """What a rank said last, for a message; nothing of rank 0, whose lines stand in the terminal."""
-        lines: list[str] = []
-        with suppress(OSError):
-            lines = (self.logs / f"rank-{rank}.stderr").read_text(encoding="utf-8", errors="replace").splitlines()
-        return [line[:200] for line in lines if line.strip()][-_LAST_LINES:]
+        return last_lines(self.logs / f"rank-{rank}.stderr") if rank else []
 
     def end(self) -> None:
         """Kill whatever of the group is left, stopped processes and those that ranks have started too, and wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 
@@ -18,9 +19,10 @@ class RankLog(StringIO):
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append what was said so far, and from now on, to a file; its directory is made."""
+        """Append the time, what was said so far, and what is said from now on, to a file; its directory is made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
         self.flush()
 
     def flush(self) -> None:

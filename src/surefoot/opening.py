@@ -1,0 +1,79 @@
+"""A run's directory opened: the run goes on from the newest intact checkpoint, or commits step 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot import narration, snapshot
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.directory import RunDirectory, environment
+from surefoot.pace import settle_precision
+from surefoot.parts import Parts
+from surefoot.saving import Saving
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The parts of a run where it stands now, the checkpoint that it goes on from, and why its precision was chosen, if it was now."""
+
+    parts: Parts
+    found: Contents | None = None
+    precision_chosen: str | None = None
+
+
+def opened(parts: Parts, *, configuration: str | None) -> Opened:
+    """Open a run, on all its ranks; rank 0 holds the directory and writes what is in it. Collective.
+
+    configuration: config.toml, where it is not to be written for a script.
+    """
+    if parts.directory is None or parts.saving is None:
+        return Opened(parts, None, _begun(parts))
+    if parts.world.is_main:
+        parts.directory.open()
+    found = parts.saving.newest()
+    if found is None:
+        now = Opened(parts, None, _begun_in(parts.directory, parts.saving, parts, configuration))
+    else:
+        now = Opened(_going_on(parts, found), found)
+        parts.saving.resumed(found.step)
+        if parts.world.is_main and configuration is not None:
+            parts.directory.write_text("config.toml", configuration)
+    if parts.rank_log is not None:
+        parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
+    if parts.world.is_main:
+        machine, data = now.parts.machine(), now.parts.described["data"]
+        parts.directory.add_sitting({"step": parts.state.step, "machine": machine, **environment(), "data": data})
+    return now
+
+
+def _begun(parts: Parts) -> str | None:
+    """Settle what is left open until a run begins; why that precision."""
+    chosen = settle_precision(parts)
+    if parts.init is not None and parts.state.step == 0:
+        parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
+        for name, average in parts.state.averages.items():
+            average.restart(parts.state.models[name])
+    return chosen
+
+
+def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configuration: str | None) -> str | None:
+    chosen = _begun(parts)
+    if parts.world.is_main:
+        directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
+        for name, text in parts.files.items():
+            directory.write_text(name, text)
+    saving.finish(0, parts.packed)
+    return chosen
+
+
+def _going_on(before: Parts, found: Contents) -> Parts:
+    """The run as it goes on from a checkpoint, restored."""
+    parts = before.going_on_from(found)
+    where, main = f"step-{found.step:08d}", parts.world.is_main
+    snapshot.restore(parts.whole, found, where=where, main=main)
+    for line in [] if parts.finished else parts.notes(found):
+        parts.say(f"note: {line}")
+    parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
+    return parts
