@@ -43,6 +43,12 @@ def test_gathered_in_bfloat16_outputs_and_gradients_are_float32(ranks: Ranks, ki
         assert 0 < found["error"] < 0.1
 
 
+def test_blocks_of_torchs_own_classes_are_compiled_too(ranks: Ranks) -> None:
+    ((operations, difference),) = ranks(1, sharded_models.compiled_graphs)
+    assert operations >= 6
+    assert difference < 1e-6
+
+
 def test_running_statistics_stay_float32_where_weights_are_gathered_in_bfloat16(ranks: Ranks) -> None:
     assert max(ranks(2, sharded_models.normalised)) < 1e-2
 

@@ -64,7 +64,7 @@ class BatchStatistics:
         """At the update: the mean over the passes, or what was before where `skipped` (1.0 on the device) says so."""
         if not self.before:  # no model has buffers, or a step with nothing to count
             return
-        applied = skipped == 0
+        applied = (skipped == 0).to(self.before[0].device)  # with weights on the CPU that is where it was decided
         if self.world is not None:
             self._finish_together(self.world, applied)
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -216,9 +217,16 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
         offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
         policy = _policy(parallel, whole=block is model, exact=is_batch_norm(block))
         parts.append((fully_shard(block, mp_policy=policy, offload_policy=offload, **settings), reshard))
+        if block is not model:
+            # torch.compile begins anew inside of each block, and passes over torch's own code: that of an nn.Sequential, say
+            vars(block).setdefault("forward", partial(_forward, block))
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
     shards = {held: _shard(name, held, group, replica) for name, held in model.named_parameters()}
     return FullySharded(model, shards, world, parallel, group, parts)
+
+
+def _forward(block: nn.Module, /, *inputs: Any, **named: Any) -> Any:
+    return type(block).forward(block, *inputs, **named)
 
 
 def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:

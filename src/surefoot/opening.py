@@ -72,7 +72,7 @@ def _going_on(before: Parts, found: Contents) -> Parts:
     """The run as it goes on from a checkpoint, restored."""
     parts = before.going_on_from(found)
     where, main = f"step-{found.step:08d}", parts.world.is_main
-    snapshot.restore(parts.whole, found, where=where, device=parts.device, main=main)
+    snapshot.restore(parts.whole, found, where=where, main=main)
     for line in [] if parts.finished else parts.notes(found):
         parts.say(f"note: {line}")
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named

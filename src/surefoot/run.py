@@ -390,7 +390,7 @@ class Run:
         Returns a line for each thing in which this run's data are not the checkpoint's.
         """
         self.parts.whole.precision.settle(found.state["described"]["precision"])
-        snapshot.restore(self.parts.whole, found, where=f"step {found.step}", device=self.parts.device)
+        snapshot.restore(self.parts.whole, found, where=f"step {found.step}")
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})
 

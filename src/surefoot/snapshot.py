@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from surefoot.checkpoint import contents
@@ -150,7 +149,7 @@ def _divided(
     return whole, Pieces(place, count, shapes, spread)
 
 
-def restore(whole: Whole, found: Contents, *, where: str, device: torch.device, main: bool = True) -> None:
+def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> None:
     """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
     refuse_incomplete(found)
     state = whole.state
@@ -174,9 +173,10 @@ def restore(whole: Whole, found: Contents, *, where: str, device: torch.device, 
         names = parameter_names(state.models[name])
         contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
         contents.load_group_numbers(trained.optimizer, found.state["groups"][name], _under("groups/", loose))
-        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
+        decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
+        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         remembered = _under(f"clipping/{name}/", loose)
-        trained.clipping.remembered = {key: held.to(device) for key, held in remembered.items()}
+        trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered.items()}
     for name, average in state.averages.items():
         contents.load_model(
             average.model, found.files[file_name("ema", name)], found.state["aliases"][name], where=where

@@ -60,7 +60,7 @@ def unchanged(run: Run) -> Iterator[Parts]:
         finally:
             clear(state.parameters)
             state.buffers.undo()
-            snapshot.restore(tried.whole, found, where="what was before the trial", device=parts.device)
+            snapshot.restore(tried.whole, found, where="what was before the trial")
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
