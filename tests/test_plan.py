@@ -20,6 +20,7 @@ from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean,
 from surefoot import plan
 from surefoot.cli.main import main
 from surefoot.loss_contract import loss_contract
+from surefoot.world import planned_for
 
 
 def mlp() -> nn.Module:
@@ -75,6 +76,13 @@ def test_batches_steps_and_passes_are_those_of_the_run() -> None:
     assert "40 samples a step = 1 rank x 4 micro-batches x 10" in text
     assert "200 samples a pass = 5.00 steps; 60 steps = 12.00 passes" in text
     assert "40 targets a step" in text
+
+
+def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
+    with planned_for(2):
+        parts = small_runs.build(None, micro_batch_size=None).parts
+    whole = parts.supply.sizes.batch_size
+    assert plan.batch_arithmetic(parts, None)[0] == f"{whole} samples a step = 2 ranks x 1 micro-batch x {whole // 2}"
 
 
 def test_targets_are_those_that_the_loss_counts() -> None:

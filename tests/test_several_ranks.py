@@ -179,6 +179,20 @@ def test_rank_0_answers_a_signal_and_the_others_in_their_logs(ranks: Ranks, tmp_
     assert answer in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
 
 
+def told_on_one(*, out: str) -> None:
+    run = world_runs.built(out=out, steps=500, evaluate={}, console=True)
+    with run:
+        for step in run:
+            if step.index == 5 and run.parts.world.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) -> None:
+    first, _ = refused(ranks, 2, told_on_one, out=str(tmp_path / "run"))
+    assert first.status == 143
+    assert "stopped by SIGTERM on rank 1 at step" in first.text
+
+
 def early(*, out: str) -> dict[str, Any]:
     stopping = sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=10.0)
     run = world_runs.built(out=out, steps=100, early_stopping=stopping, evaluate_every="3 steps")

@@ -21,6 +21,7 @@ import surefoot as sf
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.disk import Disk
 from surefoot.data.plan import Order
+from surefoot.parts import Parts
 from surefoot.record import OWN
 from surefoot.sinks import records
 
@@ -65,6 +66,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], lis
     out = tmp_path_factory.mktemp("whole") / "run"
     small_runs.build(out).train()
     return saved(out), logged(out)
+
+
+def test_a_run_that_trains_by_itself_spends_no_time_in_code_of_its_users(tmp_path: Path) -> None:
+    small_runs.build(tmp_path / "run").train()
+    assert {line["user_s"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"} == {0.0}
+
+
+def test_a_finished_run_has_no_note_of_another_machine(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    small_runs.build(tmp_path / "run").train()
+    before = Parts.machine
+    monkeypatch.setattr(Parts, "machine", lambda parts: before(parts) | {"ranks": 2})
+    small_runs.build(tmp_path / "run", console=True).train()
+    said = capsys.readouterr().out
+    assert "Nothing to do" in said
+    assert "the run goes on" not in said
 
 
 # --- break -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
+from surefoot.cli.processes import Several
+from surefoot.cli.programs import found
+from surefoot.cli.verbs import Nothing
+from surefoot.config import to_toml
 from surefoot.errors import ConfigError
 from surefoot.launch import launcher
 from surefoot.launch.counts import Asked, Places, Sizes, asked, chosen, sizes_of
@@ -60,7 +64,42 @@ def test_the_options_are_no_settings_of_a_file_that_has_none(typed: Typed, tmp_p
     (tmp_path / "mine.py").write_text(BUILD)
     status, said = typed("train", "mine.py", "--nproc", "2")
     assert status == 99
-    assert json.loads(said)[2] == ["-P", "-m", "surefoot", "train", "mine.py"]
+    assert json.loads(said)[2] == ["-P", "-m", "surefoot", "train", "mine.py", "--nproc", "2"]
+
+
+def test_a_run_of_such_a_file_goes_on_in_as_many(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BUILD)
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    described = found("mine.py").described | Several("2", max_restarts=1).recorded()
+    (run / "config.toml").write_text(to_toml(Nothing(), {}, described))
+    assert typed("resume", "run")[0] == 99
+    size, restarts, _, _ = json.loads(typed("resume", "run")[1])
+    assert (size, restarts) == (2, 1)
+    assert json.loads(typed("resume", "run", "--nproc", "3")[1])[0] == 3
+
+
+@pytest.mark.parametrize("verb", ["train", "plan"])
+def test_help_of_such_a_file_names_the_options(typed: Typed, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "mine.py").write_text(BUILD)
+    status, said = typed(verb, "mine.py", "--help")
+    assert status == 0
+    assert "--nproc N" in said
+    assert "--max-restarts N" in said
+
+
+@pytest.mark.parametrize("length", [10, 1_000_000])
+def test_a_reader_that_has_gone_is_no_error(length: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = (
+        f"from surefoot.cli import main; main._VERBS['plan'] = lambda _: print('x' * {length}); main.main(['plan'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +122,8 @@ def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pyte
         ([*GPT, "--nproc", "5:7"], "nearest that can: 4"),
         ([*GPT, "--nproc", "2", "--max-restarts", "-1"], "max_restarts = -1"),
         (["train", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
+        (["plan", *GPT[1:], "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
+        (["plan", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
         (["find-lr", "gpt", "--nproc", "2"], "find-lr works in one process"),
         (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare works in one process"),
     ],
@@ -136,11 +177,13 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     state = tmp_path / "checkpoints" / "step-00000004" / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"described": {"batch_size": 64, "micro_batch_size": 16}}))
-    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16)
+    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, begun=True)
+    with pytest.raises(ConfigError, match=r"2 or 4 ranks$"):
+        sizes_of(64, None, out=tmp_path).refuse(3)
     assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
-    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32)
+    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, begun=True)
 
 
 def test_python_m_surefoot_is_the_command_line() -> None:
-    found = subprocess.run([sys.executable, "-m", "surefoot", "--help"], capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("surefoot trains PyTorch models")
+    told = subprocess.run([sys.executable, "-m", "surefoot", "--help"], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("surefoot trains PyTorch models")

@@ -72,6 +72,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     assert "surefoot train gpt --out run --seed 3" in said
     assert "tail -f slurm/901593/901593_0_log.out" in said
     assert "scancel 901593" in said
+    assert "2 x 4 processes, 1 hour, and again" in said
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,9 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
         (["gpt", "--hours", "1", "--out", "None"], "add --out runs/NAME"),
         (["gpt", "--hours", "1", "--out", "run", "--optimizer.lrr", "1"], "did you mean"),
         (["gpt", "--hours", "1", "--out", "run", "--partitio", "1"], "did you mean --partition?"),
+        (["gpt", *TWO, "--tasks-per-node", "3"], "batch_size = 8 cannot be shared evenly by 6 ranks"),
+        (["gpt", *TWO, "--nproc", "2"], "--nproc 2 in a job whose 2 tasks are the processes"),
+        (["gpt", "--hours", "1", "--out", "run", "--local", "--sbatch", "account=lab"], "--sbatch is for Slurm"),
         (["gpd", "--hours", "1"], "did you mean gpt?"),
         (["gpt", "--hours", "1", "--out", "run", "--local", "--nodes", "2"], "LocalExecutor can use only one node"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from surefoot.sinks import RankLog
@@ -14,7 +15,9 @@ def test_what_was_said_before_there_is_a_place_comes_first(tmp_path: Path) -> No
     print("second", file=log, flush=True)
     log.at_once("third")
     print("fourth", file=log, flush=True)
-    assert path.read_text().split() == ["first", "second", "third", "fourth"]
+    time, *lines = path.read_text().splitlines()
+    assert re.fullmatch(r"--- \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4} ---", time)
+    assert lines == ["first", "second", "third", "fourth"]
 
 
 def test_without_a_place_nothing_is_kept_for_long() -> None:

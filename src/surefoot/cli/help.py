@@ -18,7 +18,8 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
-of the run was lost, 130 and 143 stopped by a signal, saved.
+of the run was lost, 130 and 143 stopped by a signal, saved; by a second signal
+at once, and not saved.
 """
 
 VERBS = {
@@ -99,8 +100,12 @@ accumulation that keeps the batch. Trains nothing and writes nothing.
 
 Go on from the newest intact checkpoint of a run, to the same bits as if it had
 never stopped. Settings that change no result may change: --workers,
---log-every, --save-every, --keep, --stop-after, --time-limit, and --length as
-far as the schedule allows it exactly.
+--log-every, --save-every, --keep, --stop-after, --time-limit, --max-restarts,
+and --length as far as the schedule allows it exactly. So may --nproc and
+--parallel: the same samples in the same order, and equal to rounding.
+
+  --nproc N         go on in N processes of this machine (default: as before)
+  --max-restarts N  start all of them again where one died, N times
 
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"

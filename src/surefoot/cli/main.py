@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -42,14 +43,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _unread() -> bool:
     """Whether nobody reads standard output any more; what is left of it is then dropped."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        return True
-    return False
+    if sys.stdout is None or not hasattr(select, "poll"):  # not on Windows
+        return False
+    look = select.poll()
+    look.register(sys.stdout, 0)
+    if not look.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
 
 
 def _run(arguments: list[str] | None) -> None:

@@ -43,6 +43,8 @@ class Training:
 
         if os.environ.get("SUBMITIT_EXECUTOR") == "local":
             _submitit("submitit.helpers").TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+            with suppress(OSError, KeyError):
+                Path(os.environ["SUBMITIT_FOLDER"]).rmdir()  # submitit makes one that is called %j, and leaves it empty
         sys.argv = ["surefoot", *self.arguments]
         try:
             main(list(self.arguments))
@@ -142,10 +144,7 @@ def _submitted(training: Training, asked: dict[str, Any], logs: Path, *, requeue
         )
         executor.update_parameters(**asked)
         with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
-            job = executor.submit(training)
-            with suppress(OSError):
-                (logs / "%j").rmdir()  # on this machine submitit makes one of that very name too
-            return job
+            return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
         where = "" if local else "\n  is this where jobs are submitted? to try it on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem

@@ -28,7 +28,8 @@ class Settings:
     batch_size: int | str
     """Samples of one step, all micro-batches together; or "4096 tokens" with their padding, where samples differ in length."""
     micro_batch_size: int | str | None = None
-    """Samples (or tokens) of one forward and backward pass; divides batch_size. Absent: the whole batch."""
+    """Samples (or tokens) of one forward and backward pass; divides batch_size. Absent: the whole batch, of
+    several processes batch_size / processes each."""
     clip: str = "norm 1.0"
     """Limit on the gradient: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -49,7 +50,8 @@ class Settings:
     """How several processes work together; auto is ddp where there are several. fsdp spreads the model over them."""
     sharding: Sharding = dataclasses.field(default_factory=Sharding)
     nproc: int | str = 1
-    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer where some died. Changes no result."""
+    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer where some died.
+    Changes no result beyond rounding, where micro_batch_size is given; without it another number is another run."""
     max_restarts: int = 0
     """How often to start all processes again where one died; they go on from the newest checkpoint."""
     workers: int = 0
