@@ -131,9 +131,26 @@ class Group:
                     return True
         return False
 
-    def last_lines(self, rank: int) -> list[str]:
-        """What a rank said last, for a message; nothing of rank 0, whose lines stand in the terminal."""
-        return last_lines(self.logs / f"rank-{rank}.stderr") if rank else []
+    def in_short(self, rank: int) -> str:
+        """Which rank ended how."""
+        status, beat = self.statuses[rank], self.beat(rank)
+        if status < 0:
+            return f"{beat.who} was killed by {signal.Signals(-status).name}"
+        return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
+
+    def what_happened(self, rank: int) -> Lost:
+        """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
+        status, beat = self.statuses[rank], self.beat(rank)
+        if beat.error and status > 0:
+            return Lost(rank, beat.failure)
+        by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
+        more = by + self.last_lines(rank)
+        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=more)
+
+    def last_lines(self, rank: int) -> str:
+        """What a rank said last, to be added to a message; nothing of rank 0, whose lines stand in the terminal."""
+        last = last_lines(self.logs / f"rank-{rank}.stderr") if rank else []
+        return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
 
     def end(self) -> None:
         """Kill whatever of the group is left, stopped processes and those that ranks have started too, and wait for it."""

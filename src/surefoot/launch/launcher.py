@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 from surefoot.errors import ConfigError, RankLostError
-from surefoot.heartbeat.beat import Lost
 from surefoot.launch.counts import Places
 from surefoot.launch.group import Group
 
@@ -136,8 +135,8 @@ class _Launcher:
             if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
                 named = True
                 if group.running:
-                    _say(f"{_in_short(group, causes[0])}; ending the others")
-                group.name_lost(_what_happened(group, causes[0]))
+                    _say(f"{group.in_short(causes[0])}; ending the others")
+                group.name_lost(group.what_happened(causes[0]))
             if first_at is not None and now - first_at > _TERMINATED_S and not terminated:
                 terminated = True
                 group.signal(signal.SIGTERM)
@@ -164,14 +163,14 @@ class _Launcher:
         if causes:
             alike = not left and set(statuses.values()) == {first}
             said = (causes[0] == 0 or alike) and first > 0 and (bool(group.beat(0).error) or not group.has_told(0))
-            text = "" if said else _what_happened(group, causes[0]).beside(group.furthest()).text
+            text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
             return Ended(_as_shell(first), tuple(died), text)
         lost = group.named_lost()
         if lost is None:
             return Ended(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
-        lines = group.last_lines(lost.rank) if lost.doing else []
-        return Ended(_LOST, (lost.rank,), lost.beside(group.furthest()).text + _last(lines))
+        lines = group.last_lines(lost.rank) if lost.doing else ""
+        return Ended(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
 
     # --- signals -------------------------------------------------------------------------------------------------
 
@@ -219,28 +218,6 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
-
-
-def _in_short(group: Group, rank: int) -> str:
-    """Which rank ended how."""
-    status, beat = group.statuses[rank], group.beat(rank)
-    if status < 0:
-        return f"{beat.who} was killed by {signal.Signals(-status).name}"
-    return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
-
-
-def _what_happened(group: Group, rank: int) -> Lost:
-    """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
-    status, beat = group.statuses[rank], group.beat(rank)
-    if beat.error and status > 0:
-        return Lost(rank, beat.failure)
-    by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
-    how = _in_short(group, rank)
-    return Lost(rank, how, begun=beat.begun, doing=beat.doing, more=by + _last(group.last_lines(rank)))
-
-
-def _last(lines: list[str]) -> str:
-    return "".join(f"\n  {line}" for line in (["its last lines:", *lines] if lines else []))
 
 
 def _advice(ended: Ended, max_restarts: int) -> str:
