@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,13 @@ class Ranks:
         for rank, pid in enumerate(pids):
             (place / f"pid-{rank}").write_text(str(pid))
         return place
+
+    def each(
+        self, size: int, function: Callable[..., Any], cases: Sequence[Mapping[str, Any]], **common: Any
+    ) -> list[list[Any]]:
+        """Call the function for one case of its arguments after the other in the same processes; results by case, then by rank."""
+        every = [{**common, **case} for case in cases]
+        return [list(found) for found in zip(*self(size, function, cases=every), strict=True)]
 
     def outcomes(self, place: Path, *, within_s: float = _LONG_S) -> list[Outcome]:
         """Wait for all ranks; those that take too long are killed."""
@@ -191,7 +198,9 @@ def _be(rank: int, asked: dict[str, Any], *, port: int) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-        torch.save(getattr(module, asked["function"])(**asked["arguments"]), place / f"result-{rank}.pt")
+        call, given = getattr(module, asked["function"]), asked["arguments"]
+        result = [call(**case) for case in given["cases"]] if "cases" in given else call(**given)
+        torch.save(result, place / f"result-{rank}.pt")
         status = 0
     except SystemExit as problem:
         status = int(problem.code or 0)

@@ -15,20 +15,17 @@ from surefoot.shardable import by_themselves, refuse_unshardable
 from surefoot.sharding import Rows, Shard, class_name, rows_of, rows_of_state
 
 
-@pytest.mark.parametrize("kind", sharded_models.MODELS)
-def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks, kind: str) -> None:
-    for differences in ranks(3, sharded_models.differences, kind=kind):
-        assert max(differences) < 1e-12
+def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks) -> None:
+    kinds = [{"kind": kind} for kind in sharded_models.MODELS]
+    for kind, found in zip(kinds, ranks.each(3, sharded_models.differences, kinds), strict=True):
+        assert max(map(max, found)) < 1e-12, kind
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"synchronise": "last"}, {"reshard": False}, {"offload": True}, {"unused": True}, {"replicas": 2}, {"void": True}],
-    ids=str,
-)
-def test_so_they_are_with_every_setting(ranks: Ranks, settings: dict[str, Any]) -> None:
-    for differences in ranks(2, sharded_models.differences, kind="gpt", **settings):
-        assert max(differences) < 1e-12
+def test_so_they_are_with_every_setting(ranks: Ranks) -> None:
+    settings: list[dict[str, Any]] = [{"synchronise": "last"}, {"reshard": False}, {"offload": True}]
+    settings += [{"unused": True}, {"replicas": 2}, {"void": True}]
+    for setting, found in zip(settings, ranks.each(2, sharded_models.differences, settings, kind="gpt"), strict=True):
+        assert max(map(max, found)) < 1e-12, setting
 
 
 def test_a_loss_inside_forward_is_found_in_its_mean_and_void_passes_give_zeros(ranks: Ranks) -> None:
@@ -36,11 +33,12 @@ def test_a_loss_inside_forward_is_found_in_its_mean_and_void_passes_give_zeros(r
         assert max(differences) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["gpt", "gpt2", "recurrent", "counting"])
-def test_gathered_in_bfloat16_outputs_and_gradients_are_float32(ranks: Ranks, kind: str) -> None:
-    for found in ranks(2, sharded_models.in_halves, kind=kind):
-        assert (found["loss"], found["gradients"]) == ("torch.float32", {"torch.float32"})
-        assert 0 < found["error"] < 0.1
+def test_gathered_in_bfloat16_outputs_and_gradients_are_float32(ranks: Ranks) -> None:
+    kinds = [{"kind": kind} for kind in ("gpt", "gpt2", "recurrent", "counting")]
+    for kind, by_rank in zip(kinds, ranks.each(2, sharded_models.in_halves, kinds), strict=True):
+        for found in by_rank:
+            assert (found["loss"], found["gradients"]) == ("torch.float32", {"torch.float32"}), kind
+            assert 0 < found["error"] < 0.1, kind
 
 
 def test_blocks_of_torchs_own_classes_are_compiled_too(ranks: Ranks) -> None:

@@ -129,11 +129,7 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def steps(cases: list[tuple[str, int, dict[str, Any]]]) -> list[dict[str, float]]:
-    return [one_step(kind, micro_batches=micro_batches, settings=settings) for kind, micro_batches, settings in cases]
-
-
-def one_step(kind: str, *, micro_batches: int, settings: dict[str, Any]) -> dict[str, float]:
+def one_step(*, kind: str, micro_batches: int, settings: dict[str, Any]) -> dict[str, float]:
     """A rank's step under torch's own DDP or FSDP2: bytes that it holds and sends."""
     world = joined("cpu", sharded=True)
     torch.manual_seed(0)
@@ -194,9 +190,10 @@ CASES: dict[int, list[tuple[Any, int, dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("size", CASES)
 def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
-    measured, work = ranks(size, steps, cases=CASES[size]), work_of()
-    for place, (kind, micro_batches, settings) in enumerate(CASES[size]):
-        spread, case = Spread(kind, size, **settings), [rank[place] for rank in measured]
+    names, work = ("kind", "micro_batches", "settings"), work_of()
+    measured = ranks.each(size, one_step, [dict(zip(names, case, strict=True)) for case in CASES[size]])
+    for (kind, micro_batches, settings), case in zip(CASES[size], measured, strict=True):
+        spread = Spread(kind, size, **settings)
         found = scaling.memory(work, spread, micro_batches=micro_batches)
         first = case[0]  # which holds most rows
         computed = {"parameters": found.parameters, "gradients": found.gradients, "optimizer": found.optimizer}

@@ -12,7 +12,12 @@ from torch import Tensor
 from identities import world_runs
 from ranks import Ranks
 
-SPLITS = [(2, 4), (4, 4), (2, 8)]  # ranks, and the micro-batch size of 16 samples: accumulation 2, 1 and 1
+slow = pytest.mark.slow
+SPLITS = [
+    (2, 4),
+    (4, 4),
+    pytest.param(2, 8, marks=slow),
+]  # ranks, micro-batch size of 16 samples: accumulation 2, 1 and 1
 
 
 def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
@@ -26,7 +31,7 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("size", "micro_batch_size"), SPLITS)
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=slow)])
 def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
     ranks: Ranks, size: int, micro_batch_size: int, optimizer: str
 ) -> None:
@@ -59,8 +64,8 @@ def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks
 
 def test_workers_and_when_gradients_are_added_up_change_nothing(ranks: Ranks) -> None:
     (alone,) = ranks(1, world_runs.trained)
-    for changes in ({"workers": 2}, {"strategy": "every"}):
-        for together in ranks(2, world_runs.trained_with, **changes):
+    for found in ranks.each(2, world_runs.trained_with, [{"workers": 2}, {"strategy": "every"}]):
+        for together in found:
             assert of_steps(together, "samples") == of_steps(alone, "samples")
             assert largest(together["weights"], alone["weights"]) < 1e-9
 
@@ -75,7 +80,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(ranks: Ran
         assert all(torch.isfinite(held).all() for held in together["weights"].values())
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=slow), 3])
 def test_a_rank_with_nothing_to_count_changes_nothing(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, world_runs.with_few_targets)
     for together in ranks(size, world_runs.with_few_targets):
@@ -91,11 +96,11 @@ def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(rank
         assert largest(together["weights"], alone["weights"]) < 1e-9
 
 
-@pytest.mark.parametrize("samples", [1, 3, 24, 37])
-def test_scores_are_those_of_one_process_for_any_number_of_samples(ranks: Ranks, samples: int) -> None:
-    (alone,) = ranks(1, world_runs.scored, samples=samples)
-    for together in ranks(3, world_runs.scored, samples=samples):
-        assert together == pytest.approx(alone, abs=1e-6)
+def test_scores_are_those_of_one_process_for_any_number_of_samples(ranks: Ranks) -> None:
+    sizes = [{"samples": samples} for samples in (1, 3, 24, 37)]
+    together = ranks.each(3, world_runs.scored, sizes)
+    for found, (alone,) in zip(together, ranks.each(1, world_runs.scored, sizes), strict=True):
+        assert found == [pytest.approx(alone, abs=1e-6)] * 3
 
 
 def test_what_the_user_logs_is_averaged_over_all_ranks(ranks: Ranks) -> None:
@@ -113,11 +118,11 @@ def test_a_recipe_is_the_same_run_on_two_ranks(ranks: Ranks, recipe: str, tmp_pa
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)  # of weights that Adam has moved apart
 
 
-@pytest.mark.parametrize("name", ["sam", "gan"])
-def test_loops_of_ones_own_are_the_same_on_two_ranks(ranks: Ranks, name: str) -> None:
-    (alone,) = ranks(1, world_runs.of_example, name=name)
-    for together in ranks(2, world_runs.of_example, name=name):
-        assert largest(together, alone) < 1e-9
+def test_loops_of_ones_own_are_the_same_on_two_ranks(ranks: Ranks) -> None:
+    names = [{"name": "sam"}, {"name": "gan"}]
+    together = ranks.each(2, world_runs.of_example, names)
+    for found, (alone,) in zip(together, ranks.each(1, world_runs.of_example, names), strict=True):
+        assert max(largest(each, alone) for each in found) < 1e-9
 
 
 def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(ranks: Ranks) -> None:
@@ -141,7 +146,7 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
     assert largest(last["weights"], alone["weights"]) < 1e-9
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=slow)])
 def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
     whole = ranks(size, world_runs.trained, double=False, out=str(tmp_path / "whole"))
     ranks(size, world_runs.trained, double=False, out=str(tmp_path / "cut"), stop_after="7 steps")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from identities import strategy_runs, world_runs
@@ -38,34 +37,33 @@ def alone(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def test_in_float64_twenty_sharded_steps_are_those_of_one_process(ranks: Ranks) -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_in_float64_twenty_sharded_steps_are_those_of_one_process(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, strategy_runs.trained)
-    for together in ranks(4, strategy_runs.trained, sharding={}):
+    for together in ranks(size, strategy_runs.trained, sharding={}):
         assert_same(together, alone)
+
+
+OF_TWO: list[dict[str, Any]] = [
+    {"sharding": {"replicas": 2}},
+    {"sharding": {"reshard": False, "synchronise": "last", "offload": True}},
+    {"sharding": {"blocks": ["blocks", "kernel"], "unused": True}},
+    {"parallel": "ddp"},
+]
 
 
 @pytest.mark.parametrize(
-    ("size", "sharding"),
-    [
-        (1, {}),
-        (2, {}),
-        (4, {"replicas": 2, "synchronise": "last"}),
-        (2, {"replicas": 2}),
-        (2, {"reshard": False, "synchronise": "last", "offload": True}),
-        (2, {"blocks": ["blocks", "kernel"], "unused": True}),
-    ],
-    ids=str,
+    ("size", "ways"),
+    [(1, [{"sharding": {}}]), (2, OF_TWO), (4, [{"sharding": {"replicas": 2, "synchronise": "last"}}])],
+    ids=["one", "two", "four"],
 )
-def test_however_a_model_is_sharded_it_makes_the_same_run(
-    ranks: Ranks, alone: dict[str, Any], size: int, sharding: dict[str, Any]
+def test_however_a_model_is_spread_it_makes_the_same_run(
+    ranks: Ranks, alone: dict[str, Any], size: int, ways: list[dict[str, Any]]
 ) -> None:
-    for together in ranks(size, strategy_runs.trained, sharding=sharding, steps=6):
-        assert_same(together, alone)
-
-
-def test_ddp_and_fsdp_are_the_same_run(ranks: Ranks, alone: dict[str, Any]) -> None:
-    for together in ranks(2, strategy_runs.trained, parallel="ddp", steps=6):
-        assert_same(together, alone)
+    for way, found in zip(ways, ranks.each(size, strategy_runs.trained, ways, steps=6), strict=True):
+        print(way)  # shown where it is not
+        for together in found:
+            assert_same(together, alone)
 
 
 @pytest.mark.parametrize("how", ["blocks", "selective"])
@@ -94,9 +92,10 @@ def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_
             assert_same(found, alone[name])
 
 
-def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(ranks: Ranks) -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, strategy_runs.of_each_limit)
-    for together in ranks(4, strategy_runs.of_each_limit, sharding={}):
+    for together in ranks(size, strategy_runs.of_each_limit, sharding={}):
         for clip, found in together.items():
             assert found["clipped"] == pytest.approx(alone[clip]["clipped"], abs=1e-6), clip
             assert largest(found["weights"], alone[clip]["weights"]) < 1e-9, clip
@@ -112,11 +111,11 @@ def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks:
         assert largest(found["weights"], alone["weights"]) < 1e-9
 
 
-@pytest.mark.parametrize("synchronise", ["last", "every"])
-def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks, synchronise: str) -> None:
+def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks) -> None:
     (alone,) = ranks(1, strategy_runs.with_unused)
-    for together in ranks(2, strategy_runs.with_unused, sharding={"unused": True, "synchronise": synchronise}):
-        assert largest(together, alone) < 1e-9
+    ways = [{"sharding": {"unused": True, "synchronise": when}} for when in ("last", "every")]
+    for found in ranks.each(2, strategy_runs.with_unused, ways):
+        assert max(largest(together, alone) for together in found) < 1e-9
 
 
 def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_same(ranks: Ranks) -> None:
@@ -126,7 +125,7 @@ def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_sam
 
 
 def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
-    settings = {"optimizer": "sgd", "double": False, "ema": None}
+    settings = {"optimizer": "sgd", "double": False, "ema": None, "steps": 10}
     (alone,) = ranks(1, strategy_runs.trained, **settings)
     for together in ranks(2, strategy_runs.trained, sharding={}, **settings):
         assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-4)
@@ -153,7 +152,7 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "schedule-free"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("schedule-free", marks=pytest.mark.slow)])
 def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
     settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
     (alone,) = ranks(1, strategy_runs.trained, **settings)
@@ -174,22 +173,23 @@ def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(ra
         assert resumed["steps"] == whole[rank]["steps"][4:]
 
 
-@pytest.mark.parametrize("name", ["sam", "gan"])
-def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks, name: str) -> None:
-    (alone,) = ranks(1, world_runs.of_example, name=name)
-    for together in ranks(2, world_runs.of_example, name=name, parallel="fsdp"):
-        assert largest(together, alone) < 1e-9
+def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks) -> None:
+    names = [{"name": "sam"}, {"name": "gan"}]
+    together = ranks.each(2, world_runs.of_example, names, parallel="fsdp")
+    for found, (alone,) in zip(together, ranks.each(1, world_runs.of_example, names), strict=True):
+        assert max(largest(each, alone) for each in found) < 1e-9
 
 
-@pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "adaptive 0.05"), ("muon", "value 0.01")])
-def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
-    assert ranks(2, strategy_runs.read_on_the_host, sharding={}, optimizer=optimizer, clip=clip) == [5, 5]
+def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks) -> None:
+    ways = [{"optimizer": "adamw", "clip": "adaptive 0.05"}, {"optimizer": "muon", "clip": "value 0.01"}]
+    assert ranks.each(2, strategy_runs.read_on_the_host, ways, sharding={}) == [[5, 5], [5, 5]]
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw8bit", "Muon", "Mine"])
-def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(ranks: Ranks, optimizer: str) -> None:
-    (said,) = ranks(1, strategy_runs.refused, optimizer=optimizer)
-    assert said.startswith(f"parallel = fsdp: {optimizer} cannot train parts of a parameter: ")
-    assert "--parallel ddp" in said
-    assert len(said.splitlines()) < 6
-    assert torch.get_default_dtype() is torch.float32
+def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(ranks: Ranks) -> None:
+    names = ("adafactor", "adamw8bit", "Muon", "Mine")
+    for name, (said,) in zip(
+        names, ranks.each(1, strategy_runs.refused, [{"optimizer": name} for name in names]), strict=True
+    ):
+        assert said.startswith(f"parallel = fsdp: {name} cannot train parts of a parameter: ")
+        assert "--parallel ddp" in said
+        assert len(said.splitlines()) < 6

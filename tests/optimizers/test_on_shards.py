@@ -13,12 +13,10 @@ from surefoot.optimizers.settings import KINDS
 from surefoot.optimizers.sharded_muon import shared_out
 
 
-@pytest.mark.parametrize(("double", "nesterov"), [(False, True), (True, False)])
-def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(
-    ranks: Ranks, double: bool, nesterov: bool
-) -> None:
-    for equal in ranks(3, shard_runs.muon_steps, double=double, nesterov=nesterov):
-        assert equal == [True] * 2 * len(shard_runs.SHAPES)
+def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:
+    ways = [{"double": False, "nesterov": True}, {"double": True, "nesterov": False}]
+    for found in ranks.each(3, shard_runs.muon_steps, ways):
+        assert found == [[True] * 2 * len(shard_runs.SHAPES)] * 3
 
 
 def test_a_kernel_is_one_matrix_and_no_rank_applies_a_bad_step(ranks: Ranks) -> None:
@@ -31,15 +29,15 @@ def test_a_kernel_is_one_matrix_and_no_rank_applies_a_bad_step(ranks: Ranks) -> 
     assert sum(each["bytes"] for each in found) == found[0]["whole_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("clip", "number"), [("norm", 0.5), ("value", 0.3), ("adaptive", 0.4), ("auto", 0.5), ("off", 0.0)]
-)
-def test_parts_of_gradients_are_limited_as_the_whole_is(ranks: Ranks, clip: str, number: float) -> None:
-    for found in ranks(3, shard_runs.limited_by, clip=clip, number=number):
-        assert found["difference"] < 1e-12
-        if found["fractions"]:
-            whole, of_parts = found["fractions"]
-            assert of_parts == pytest.approx(whole, abs=1e-6)
+def test_parts_of_gradients_are_limited_as_the_whole_is(ranks: Ranks) -> None:
+    limits = {"norm": 0.5, "value": 0.3, "adaptive": 0.4, "auto": 0.5, "off": 0.0}
+    ways = [{"clip": clip, "number": number} for clip, number in limits.items()]
+    for way, by_rank in zip(ways, ranks.each(3, shard_runs.limited_by, ways), strict=True):
+        for found in by_rank:
+            assert found["difference"] < 1e-12, way
+            if found["fractions"]:
+                whole, of_parts = found["fractions"]
+                assert of_parts == pytest.approx(whole, abs=1e-6), way
 
 
 def test_each_rank_makes_about_as_many_multiplications_and_every_matrix_is_made_once() -> None:
