@@ -138,6 +138,7 @@ def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
     assert [torch.equal(a, b) for a, b in zip(one, other, strict=True)] == [True] * len(one)
 
 
+_OF_RESNET = ("fp32", "blocks")  # eleven million weights take their time
 MODELS = {
     "gpt": gpt,
     "seq2seq": seq2seq,
@@ -148,7 +149,7 @@ MODELS = {
     "computing parts of itself again": of(Itself),
 }
 CASES = [
-    (name, precision, how)
+    pytest.param(name, precision, how, marks=[pytest.mark.slow] * (name == "resnet" and (precision, how) != _OF_RESNET))
     for name in MODELS
     for precision in ("fp32", "bf16")
     for how in ("blocks", "selective")

@@ -14,6 +14,9 @@ import pytest
 import torch
 
 import surefoot as sf
+from forked import Forked
+from forked_ranks import until
+from on_ranks import forks
 from small_runs import build
 from two_machines import ADDRESSES, Machines, two_machines
 
@@ -63,6 +66,14 @@ def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
+def told_by_forked(processes: list[Forked], said: list[Path]) -> list[Any]:
+    """As `told`, of processes that this one has forked."""
+    assert until(lambda: all(process.poll() is not None for process in processes), seconds=120)
+    outputs = [path.read_text() for path in said]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
 def is_one_run_of_both(told_by_each: list[Any], program: str) -> None:
     """Both were there to the end of the run that rank 0 wrote, and have its weights: those of one process, to rounding."""
     (rank, size, local_rank, hosts, step, weight), other = sorted(told_by_each)
@@ -76,9 +87,15 @@ def is_one_run_of_both(told_by_each: list[Any], program: str) -> None:
     assert (Path(program).parent / "run" / "checkpoints" / "step-00000013").is_dir()
 
 
-def test_srun_alone(machines: Machines, program: str) -> None:
-    started = [machines.start(place, [sys.executable, program], in_step(place)) for place in range(2)]
-    is_one_run_of_both(told(started), program)
+@forks
+def test_srun_alone(machines: Machines, program: str, tmp_path: Path) -> None:
+    said = [tmp_path / f"said-{place}" for place in range(2)]
+
+    def run() -> None:
+        exec(compile(Path(program).read_text(), program, "exec"), {})
+
+    processes = [machines.fork(place, run, in_step(place), said=said[place]) for place in range(2)]
+    is_one_run_of_both(told_by_forked(processes, said), program)
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ def told_to_others(problem: BaseException | None, parts: Parts) -> RankLostError
         heart.goodbye()  # as all of them do
     elif lost is None:
         heart.failed(problem)
+        if parts.saving is not None:
+            parts.saving.writer.hurry()
     return lost
 
 

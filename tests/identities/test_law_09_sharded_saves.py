@@ -293,6 +293,19 @@ def test_where_the_process_wants_to_end_a_rank_is_not_waited_for_long(
         save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Messages(), save=1), protected=())
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_by_itself_does_not_wait_for_those_that_this_ends(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.checkpoint.together._LAST_PATIENCE_S", 0.05)
+    writer = Writer(Store(tmp_path), rank=rank, mail=Messages())
+    writer.submit(of_rank(whole(1), rank, 2))
+    writer.hurry()
+    writer.close()
+    assert "has said nothing for" in str(writer.failure())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_connection_that_is_lost_is_said_and_nothing_is_saved(tmp_path: Path) -> None:
     class Lost(Messages):
         def check(self, keys: list[str]) -> bool:

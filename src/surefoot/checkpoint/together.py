@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError
 
 _PATIENCE_S = 1800.0  # with a rank that says nothing; one that has died is noticed much earlier, by its heartbeat
-_LAST_PATIENCE_S = 20.0  # where this process wants to end
+_LAST_PATIENCE_S = 20.0  # where this process wants to end, or those that it waits for are ended
 _PAUSE_S = 0.2  # at most, between two looks
 
 
@@ -35,10 +35,20 @@ class Mail(Protocol):
 
 
 class Board:
-    """The messages of one save. All ranks save as often as each other, so they count alike which it is."""
+    """The messages of one save. All ranks save as often as each other, so they count alike which it is.
 
-    def __init__(self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S) -> None:
-        self.mail, self.save, self.patience_s = mail, save, patience_s
+    `hurried` tells whether to wait for the others no longer than a moment.
+    """
+
+    def __init__(
+        self,
+        mail: Mail,
+        *,
+        save: int,
+        patience_s: float = _PATIENCE_S,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
 
     def say(self, what: str, value: Any) -> None:
         """Leave a message; `CheckpointError` where nobody takes it."""
@@ -59,7 +69,7 @@ class Board:
             except RuntimeError as problem:
                 raise _cut_off(problem) from problem
             now = time.monotonic()
-            if ending is None and not threading.main_thread().is_alive():
+            if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
                 ending = now
             if now - begun > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
                 raise CheckpointError(f"{of} has said nothing for {now - begun:,.0f} s")

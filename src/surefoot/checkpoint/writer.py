@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from threading import Thread
+from threading import Event, Thread
 from traceback import clear_frames
 
 from surefoot.checkpoint.format import Contents
@@ -28,6 +28,7 @@ class Writer:
         self._failure: CheckpointError | None = None
         self._thread: Thread | None = None
         self._begun = 0  # saves
+        self._hurried = Event()
 
     def submit(self, contents: Contents, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
@@ -47,6 +48,10 @@ class Writer:
             self._thread.join()
             self._thread = None
 
+    def hurry(self) -> None:
+        """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
+        self._hurried.set()
+
     def close(self) -> None:
         """Finish the save in flight. Closing twice is no error, nor is submitting afterwards."""
         self.wait()
@@ -65,10 +70,12 @@ class Writer:
         try:
             if self.mail is None:
                 self.store.save(contents, protected=protected)
-            elif self.rank == 0:
-                save_leading(self.store, contents, Board(self.mail, save=self._begun), protected=protected)
             else:
-                save_following(self.store, contents, Board(self.mail, save=self._begun), rank=self.rank)
+                board = Board(self.mail, save=self._begun, hurried=self._hurried.is_set)
+                if self.rank == 0:
+                    save_leading(self.store, contents, board, protected=protected)
+                else:
+                    save_following(self.store, contents, board, rank=self.rank)
         except NotPrunedError as problem:
             del contents
             _let_go(problem)
