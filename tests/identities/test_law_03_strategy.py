@@ -68,7 +68,7 @@ def test_ddp_and_fsdp_are_the_same_run(ranks: Ranks, alone: dict[str, Any]) -> N
         assert_same(together, alone)
 
 
-@pytest.mark.parametrize("how", ["blocks", "selective"])
+@pytest.mark.parametrize("how", ["blocks", pytest.param("selective", marks=pytest.mark.slow)])
 def test_sharded_blocks_that_are_computed_again_make_the_same_run(
     ranks: Ranks, alone: dict[str, Any], how: str
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "schedule-free"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("schedule-free", marks=pytest.mark.slow)])
 def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
     settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
     (alone,) = ranks(1, strategy_runs.trained, **settings)
