@@ -79,6 +79,7 @@ def wait_until(holds: object, *, timeout_s: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_pre_empted_job_is_requeued_and_ends_with_the_bits_of_one_that_was_left_alone(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], 
     return both
 
 
+@pytest.mark.slow
 def test_who_has_met_is_waited_for_longer_than_who_has_not(ranks) -> None:
     def call(rank: int) -> None:
         joined = world.joined("cpu")

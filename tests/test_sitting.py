@@ -462,7 +462,7 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
         run.train()
     said = capsys.readouterr().out
     assert "the evaluation after step 26 is left to the resume" in said
-    assert "stopped at step 26 of 26, before it was evaluated" in said
+    assert "stopped by Ctrl-C at step 26 of 26, before it was evaluated" in said
     assert "saved; go on with:" in said
     assert "finished" not in said
     assert samples == []

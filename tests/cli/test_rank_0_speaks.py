@@ -23,6 +23,7 @@ def outcomes(ranks: Ranks, size: int, *arguments: str) -> list[Outcome]:
     return ranks.outcomes(ranks.start(size, typed, arguments=list(arguments)))
 
 
+@pytest.mark.slow
 def test_an_error_that_all_ranks_meet_is_said_once(ranks: Ranks) -> None:
     first, second = outcomes(ranks, 2, "train", PROGRAM, "--batch-size", "12", "--micro-batch-size", "4")
     assert first.status == second.status == 2

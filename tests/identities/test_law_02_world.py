@@ -12,12 +12,11 @@ from torch import Tensor
 from identities import world_runs
 from ranks import Ranks
 
-slow = pytest.mark.slow
 SPLITS = [
-    (2, 4),
     (4, 4),
-    pytest.param(2, 8, marks=slow),
-]  # ranks, micro-batch size of 16 samples: accumulation 2, 1 and 1
+    pytest.param(2, 4, marks=pytest.mark.slow),
+    (2, 8),
+]  # ranks, and the micro-batch size of 16 samples: accumulation 2, 1 and 1
 
 
 def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
@@ -31,7 +30,7 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("size", "micro_batch_size"), SPLITS)
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=slow)])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
     ranks: Ranks, size: int, micro_batch_size: int, optimizer: str
 ) -> None:
@@ -80,7 +79,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(ranks: Ran
         assert all(torch.isfinite(held).all() for held in together["weights"].values())
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=slow), 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_with_nothing_to_count_changes_nothing(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, world_runs.with_few_targets)
     for together in ranks(size, world_runs.with_few_targets):
@@ -146,7 +145,7 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
     assert largest(last["weights"], alone["weights"]) < 1e-9
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=slow)])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
     whole = ranks(size, world_runs.trained, double=False, out=str(tmp_path / "whole"))
     ranks(size, world_runs.trained, double=False, out=str(tmp_path / "cut"), stop_after="7 steps")

@@ -66,7 +66,7 @@ def test_however_a_model_is_spread_it_makes_the_same_run(
             assert_same(together, alone)
 
 
-@pytest.mark.parametrize("how", ["blocks", "selective"])
+@pytest.mark.parametrize("how", ["blocks", pytest.param("selective", marks=pytest.mark.slow)])
 def test_sharded_blocks_that_are_computed_again_make_the_same_run(
     ranks: Ranks, alone: dict[str, Any], how: str
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_rank_0_that_is_stopped_is_named_too(out: Path, tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
         assert until(lambda: steps_made(out) >= 4)
@@ -91,6 +92,7 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path
     assert [len(ids) for ids in report["samples"]] == [2, 2], "this rank's two micro-batches of the step"
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(out: Path, tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--out", str(out)) as group:
         assert group.wait() == 9
@@ -107,6 +109,7 @@ def test_ctrl_c_while_starting_says_that_nothing_was_begun(out: Path, tmp_path: 
     assert group.said.split() == ["nothing", "was", "begun"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "script") as group:
         assert group.wait() == 7

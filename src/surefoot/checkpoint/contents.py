@@ -136,7 +136,9 @@ def load_optimizer(
 ) -> None:
     """Put an optimizer's state back from whole tensors."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    parameters = {name_of(parameter, names): parameter for parameter in trained}
+    # those that are frozen now too: what else is not as it was says more
+    parameters = {name: held for held, name in names.items()}
+    parameters |= {name_of(parameter, names): parameter for parameter in trained}
     optimizer.state.clear()
     for key, value in {**tensors, **plain}.items():
         name, _, entry = key.rpartition("/")

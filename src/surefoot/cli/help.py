@@ -128,7 +128,7 @@ files that all machines share.
   --logs DIR           logs and submitit's files, in DIR/JOB (default: slurm)
   --local              on this machine instead, to try it
 
-  surefoot submit gpt --hours 12 --nodes 2 --gpus-per-node 8 --out runs/large
+  surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large
   surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
 """,
     "evaluate": """surefoot evaluate RUN [--checkpoint WHICH] [--on WHAT]... [settings]

@@ -61,7 +61,7 @@ class Training:
 def submit(arguments: list[str]) -> None:
     """`surefoot submit RECIPE|FILE.py:build --hours H [--nodes N] [--gpus-per-node N] [settings]`: train as a job of Slurm."""
     if not arguments or arguments[0].startswith("-"):
-        raise ConfigError("submit what? surefoot submit gpt --hours 12 --nodes 2 --gpus-per-node 8 --out runs/large")
+        raise ConfigError("submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large")
     if {"-h", "--help"} & set(arguments):
         print(f"{VERBS['submit']}\nSettings, which come before or after these:\n", flush=True)
     local = "--local" in arguments
@@ -116,7 +116,7 @@ def _asked(given: Mapping[str, str | None]) -> dict[str, Any]:
     }
 
 
-def check_training(arguments: Sequence[str], *, tasks: int, local: bool) -> None:
+def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
     """Raise where the run would be refused by its settings alone or by so many tasks, or could not go on."""
     program = programs.found(arguments[0])
     given, several = processes.taken(program, arguments[1:])
