@@ -69,6 +69,8 @@ def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
 def told_by_forked(processes: list[Forked], said: list[Path]) -> list[Any]:
     """As `told`, of processes that this one has forked."""
     assert until(lambda: all(process.poll() is not None for process in processes), seconds=120)
+    for process in processes:
+        process.stdin.close()
     outputs = [path.read_text() for path in said]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     return [json.loads(output.splitlines()[-1]) for output in outputs]
