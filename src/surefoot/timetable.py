@@ -26,9 +26,7 @@ class Timetable:
     def begun_with(self, began: Length) -> Timetable:
         """The same for a run that began with another length, of which its percentages are, as are those of its schedule."""
         found = _intervals(self.written, began)
-        return replace(
-            self, log=found["log"], evaluate=found["evaluate"], sample=found["sample"], watch=found["watch"]
-        )
+        return replace(self, log=found["log"], evaluate=found["evaluate"], sample=found["sample"], watch=found["watch"])
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
