@@ -152,8 +152,8 @@ def of_gathered_halves() -> dict[str, Any]:
 
 
 def read_on_the_host(**changes: Any) -> int:
-    """Steps under the guards of law 12, which raise where one reads a tensor; how many were made."""
-    from identities.test_law_12_no_waiting import NothingDue, nothing_read
+    """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor; how many were made."""
+    from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
     from surefoot.loop import steps
 
     run = _run(bad=40, **changes)
@@ -164,6 +164,7 @@ def read_on_the_host(**changes: Any) -> int:
         "record": run.parts.whole.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
+        "watch": layers(run).watch,
     }
     with nothing_read():
         made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))
