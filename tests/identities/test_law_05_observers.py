@@ -114,7 +114,6 @@ EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every"
         {"optimizer": sf.schedule_free(1e-2), "ema": None, "schedule": None},
         {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3), "clip": "auto 0.9"},
         {"model": WithFrozenPart},
-        pytest.param({"compile": True}, marks=pytest.mark.slow),
     ],
     ids=",".join,
 )
@@ -143,6 +142,15 @@ def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks:
         assert unwatched["layers"] == []
         assert watched["weights"].keys() == unwatched["weights"].keys()
         assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
+
+
+@pytest.mark.slow
+def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
+    cases: list[dict[str, Any]] = [{"watch_every": "1 steps"}, {"watch_every": None}]
+    (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
+    assert len(watched["layers"]) == 4
+    assert all(record["activation_norm"] == {} for record in watched["layers"])
+    assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
 
 
 def test_of_several_ranks_the_layers_are_those_of_one_process(of_ranks: dict[str, list[Any]], ranks: Ranks) -> None:
