@@ -25,6 +25,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
+from surefoot.remarks import remarks_of
 from surefoot.replicas import Comparison
 from surefoot.signals import Signals, to_terminal
 from surefoot.wishes import Wishes
@@ -72,6 +73,7 @@ class Sitting:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
+            self.journal.sinks += remarks_of(self.parts, resumed=now.found is not None)
             make_ready(self.parts)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
