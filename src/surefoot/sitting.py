@@ -73,7 +73,7 @@ class Sitting:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
-            self.journal.sinks += remarks_of(self.parts, resumed=now.found is not None)
+            self.journal.sinks[1:1] = remarks_of(self.parts, resumed=now.found is not None)  # behind the console
             make_ready(self.parts)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
