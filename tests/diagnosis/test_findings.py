@@ -214,7 +214,10 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
         lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
     ],
-    "train-validation-overlap": [lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}}))],
+    "train-validation-overlap": [
+        lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
+        lambda: history(train(), data(overlap={"train": {"looked_at": 100, "found": 100, "same": True}})),
+    ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
     "dead-units": [
         lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.49})),
@@ -433,15 +436,21 @@ def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, cla
     assert smoothed_floor(smoothing, classes) == pytest.approx(float(best), rel=1e-5)
 
 
-def test_a_resumed_run_is_one_curve_and_a_marker_is_no_end() -> None:
-    records = [
-        *train(count=30),
-        {"kind": "event", "step": 300, "what": "stopped by SIGTERM"},
-        {"kind": "resumed", "step": 300},
-        *train()[30:],
-    ]
-    assert found("ended-early", history(records)) is None
-    assert verdict("ended-early", history(records[:-20], standing="running")).message == "the run goes on"
+def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end() -> None:
+    marker: Record = {"kind": "resumed", "step": 300}
+    records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
+    going = history(records, standing="running")
+    assert verdict("ended-early", going).message == "the run goes on"
+    assert going.step == 500
+    dead = found("ended-early", history(records))
+    assert dead is not None
+    assert dead.evidence[0] == "500 of 600 steps; killed, or lost with its machine"
+    assert found("ended-early", history([*records, *train()[50:]])) is None
+
+
+def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> None:
+    ending = history(train(learning_rate=lambda _: 1e-3), event("finished"), standing="running")
+    assert found("high-rate-at-end", ending) is not None
 
 
 def test_while_it_trains_nothing_is_said_of_its_end() -> None:

@@ -30,6 +30,8 @@ class Collected:
         kind = record["kind"]
         if kind == "sample":
             return
+        if kind == "resumed":  # what ended the sittings before is over
+            self.kinds.pop("event", None)
         kept = self.kinds.setdefault(kind, [])
         kept.append(record)
         if len(kept) > MOST.get(kind, len(kept)):

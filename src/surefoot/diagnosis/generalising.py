@@ -82,7 +82,7 @@ def overlap(history: History) -> Verdict:
     shares = {
         split: (int(counts.get("found") or 0), int(counts.get("looked_at") or 0))
         for split, counts in (found.items() if isinstance(found, dict) else ())
-        if isinstance(counts, dict) and counts.get("looked_at")
+        if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
     }
     if not shares:
         return Unclear(name, "the records do not say how many samples are in both parts")

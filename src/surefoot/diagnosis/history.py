@@ -73,37 +73,31 @@ class History:
     scores: tuple[Record, ...] = ()
     layers: tuple[Record, ...] = ()
     events: tuple[Record, ...] = ()
+    last_event: Record | None = None  # of the last sitting
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
 
     @cached_property
     def step(self) -> int:
         """Steps made, as far as the records tell."""
-        return max(
-            (int(records[-1]["step"]) for records in (self.train, self.scores, self.events) if records), default=0
-        )
+        ended = () if self.last_event is None else (self.last_event,)
+        return max((int(records[-1]["step"]) for records in (self.train, self.scores, ended) if records), default=0)
 
-    @cached_property
+    @property
     def ended_by(self) -> str | None:
-        """What the last event says, where no step was recorded after it: "finished", "stopped by SIGTERM", "diverged" ..."""
-        if not self.events:
-            return None
-        last, begun = self.events[-1], max(self.resumed, default=-1)
-        later = self.train[-1]["step"] > last["step"] if self.train else False
-        if later or (self.described.standing == "running" and begun >= last["step"]):
-            return None
-        return str(last.get("what"))
+        """How the last sitting ended: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
+        return None if self.last_event is None else str(self.last_event.get("what"))
 
     @property
     def over(self) -> bool:
         """Whether no step is being made."""
-        return self.described.standing != "running"
+        return self.described.standing != "running" or self.last_event is not None
 
     @property
     def complete(self) -> bool:
-        """Whether all steps were made, or the run ended by itself."""
+        """Whether all steps were made, or early stopping ended the run."""
         steps = self.described.steps
-        return (steps is not None and self.step >= steps) or self.ended_by == "finished"
+        return (steps is not None and self.step >= steps) or self.ended_by in ("finished", "stopped early")
 
     def column(self, name: str) -> Series:
         """A value of the training records that have it; null is NaN."""
@@ -153,9 +147,12 @@ class History:
 def history_of(records: Iterable[Record], described: Described) -> History:
     """A history from records as they were written (of one curve: what a resume superseded is left out before)."""
     by_kind: dict[str, list[Record]] = {}
+    last_event: Record | None = None
     for record in records:
         if isinstance(record.get("step"), int) and isinstance(record.get("kind"), str):
             by_kind.setdefault(record["kind"], []).append(record)
+            if record["kind"] in ("event", "resumed"):
+                last_event = record if record["kind"] == "event" else None
     data = by_kind.get("data", [])
     return History(
         described,
@@ -163,6 +160,7 @@ def history_of(records: Iterable[Record], described: Described) -> History:
         scores=tuple(by_kind.get("scores", ())),
         layers=tuple(by_kind.get("layers", ())),
         events=tuple(by_kind.get("event", ())),
+        last_event=last_event,
         data=data[-1] if data else {},
         resumed=tuple(record["step"] for record in by_kind.get("resumed", ())),
     )

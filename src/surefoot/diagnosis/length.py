@@ -28,17 +28,17 @@ def ended_early(history: History) -> Verdict:
         return Unclear(name, "the run goes on")
     if steps is None:
         return Unclear(name, "how long it was to be is not known")
-    if made >= steps or history.ended_by == "finished":
+    if history.complete:
         return Well(name, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
-    how = history.ended_by
+    how, stop = history.ended_by, described.present("stop_after")
+    asked = (how is not None and how.startswith("stopped")) or (how is None and stop is not None)
     rate, highest = _rates(history)
     evidence = [f"{made:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine")]
     if highest > 0:
         evidence.append(f"the rate was {rate:g} then, {rate / highest:.0%} of the highest: the schedule was not over")
-    stop = described.present("stop_after")
     return Finding(
         name,
-        "note" if how is not None or stop is not None else "warning",
+        "note" if asked else "warning",
         f"The run ended early, at step {made:,} of {steps:,}.",
         evidence=tuple(evidence),
         causes=(
