@@ -166,7 +166,8 @@ class Sitting:
         """Record what is seen of the data before the first step."""
         supply, splits = self.parts.supply, self.parts.scoring.splits
         looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
-        self.journal.write({"kind": "data", "step": self.state.step, **looked})
+        alike = [name for name, split in splits.items() if split.loss]
+        self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 
     def _happened(self, what: str) -> None:
         """Record what ended the sitting; no checkpoint holds that, and a resume goes on after it."""

@@ -60,10 +60,15 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(), layers(update=lambda name, place: 1.01))),
         ("error", lambda: history(train(flat), layers(update=lambda name, place: 3.0))),
         ("error", lambda: history(train(lambda place: 2.3 + 0.1 * place))),
+        (
+            "warning",
+            lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (place > 12))),
+        ),  # it bounced
     ],
     "rate-too-low": [
         ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
         ("warning", lambda: history(train(), layers(update=lambda name, place: 9e-5))),
+        ("warning", lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3))),  # 600 times are 0.096
     ],
     "diverged": [
         ("error", lambda: history(train(lambda place: falling(place) if place < 40 else 9.0))),
@@ -108,7 +113,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("error", lambda: history(train(flat, norm=lambda _: 0.0))),
     ],
     "growing-gradient": [("warning", lambda: history(train(norm=lambda place: 0.1 * 1.1**place)))],
-    "often-clipped": [("warning", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 2.0)))],
+    "often-clipped": [
+        ("note", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 2.0))),
+        ("warning", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 10.0))),
+    ],
     "never-updated": [
         ("warning", lambda: history(train(), layers(never_updated=lambda _: ["9.weight"]))),
         ("warning", lambda: history(train(), layers(update=lambda name, place: 0.0 if name[0] == "2" else 0.01))),
@@ -191,9 +199,13 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
+        lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
+        lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 50) - 0.1 * (place > 50))),
     ],
     "rate-too-low": [
         lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),
+        lambda: history(train(), layers(update=lambda name, place: 1.6e-3)),
+        lambda: history(train(flat), layers(update=lambda name, place: 1.7e-3)),
         lambda: history(train(lambda place: 2.3 - 0.02 * place, learning_rate=lambda _: 1e-5)),  # a line, but it learns
         lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), learning_rate=lambda _: 1e-5)),
     ],
@@ -409,7 +421,7 @@ def test_errors_come_first() -> None:
     severities = [
         finding.severity
         for finding in findings(
-            history(train(flat, waiting_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 9.0))
+            history(train(flat, waiting_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
         )
     ]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)

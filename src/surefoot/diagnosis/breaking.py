@@ -28,6 +28,8 @@ NEIGHBOURS = 10
 """Records to each side: enough for a median and its deviation, few enough for the loss to have stayed where it was."""
 SIGMAS = 8.0
 """Of the neighbours' deviation. Losses have heavy tails: with six, one record in thousands would be a spike of nothing."""
+NOTHING = 0.01
+"""Of the loss at the start: jumps among the last hundredth of it, where all is learnt, matter to nobody."""
 ABOVE = 0.25
 """Of the neighbours' median, at least: a jump by less is none, however quiet they are."""
 
@@ -127,6 +129,8 @@ def loss_spikes(history: History) -> Verdict:
         around = np.concatenate([before, series.value[place + 1 : place + 1 + NEIGHBOURS]])
         middle, deviation = level(around), spread(around)
         here = series.value[place]
+        if here - middle < NOTHING * series.value[0]:
+            continue
         if here > max(middle + SIGMAS * deviation, middle + ABOVE * abs(middle)) and here > before.max():
             spikes.append((int(series.step[place]), float(here), middle, deviation))
     if not spikes:

@@ -16,6 +16,8 @@ EVALUATIONS = 4
 WORSE = 0.02
 """Of the best loss: two evaluations in a row that are worse by 2 % are beyond what batches of one size do to an average over a split
 (their noise is under 1 % from a few hundred samples on)."""
+NOTHING = 0.01
+"""Of the first evaluation's loss: less is a rise among what is all but 0."""
 NEARLY_ALL = 0.95
 """Of the targets: who always gives the commonest answer is right in 19 of 20 cases, so a high accuracy says nothing."""
 SHARED = 0.01
@@ -36,6 +38,8 @@ def overfitting(history: History) -> Verdict:
         if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[place])):
             continue
         rise = min(after[-1], after[-2]) / series.value[place] - 1 if series.value[place] > 0 else 0.0
+        if min(after[-1], after[-2]) - series.value[place] < NOTHING * series.value[0]:
+            continue
         if rise > WORSE and (worst is None or rise > worst[0]):
             worst = (float(rise), split, series, place)
     if worst is None:
@@ -153,6 +157,11 @@ def smoothed_perplexity(history: History) -> Verdict:
         return Well(name, "no label smoothing is among the settings")
     if described.program == "recipe":
         return Well(name, "the recipes score the loss without smoothing")
+    trained_on = history.data.get("scored_by_training_loss")
+    if isinstance(trained_on, list):
+        scores = [score for score in scores if score.rpartition("/")[0] in trained_on]
+    if not scores:
+        return Well(name, "it is not of the loss that is trained on")
     targets = history.data.get("targets")
     distinct = int(targets.get("distinct") or 0) if isinstance(targets, dict) else 0
     floor = smoothed_floor(smoothing, distinct) if distinct > 1 else math.nan

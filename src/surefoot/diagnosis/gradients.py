@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from surefoot.diagnosis.finding import Finding, Unclear, Verdict, Well
 from surefoot.diagnosis.history import History
@@ -19,13 +20,16 @@ OFTEN = 0.9
 that acts in nine of ten steps is what sets the size of the steps, and the rate no longer does."""
 FAR_BELOW = 2.0
 """Times the limit: they set it to between half of the usual norm and ten times it, so one below half acts all the time."""
+FAR_ABOVE = 10.0
+"""Times the limit: steps of a tenth of what the gradient says. Below, it is a smaller rate for SGD, and nothing for Adam."""
 GREW = 10.0
 """From the first to the last third: a norm varies by two or three within a run that is well, and falls or rises slowly."""
 SURE = 3.0
 """Standard deviations of a trend: one run in a thousand has such a one by chance."""
 GONE = 1e-4
-"""Of the largest layer's gradient, each as a part of its weight. Every layer of a plain network with sigmoids takes a factor of 4 or
-more (Hochreiter 1991; Glorot and Bengio 2010); in networks that train, layers are within a hundred of each other."""
+"""Of the largest layer's gradient, each times its weight: what a change of the layer by a given part of itself does to the loss, in
+whatever units it has its weights. Every layer of a plain network with sigmoids takes a factor of 4 or more (Hochreiter 1991;
+Glorot and Bengio 2010); in networks that train, layers are within some hundreds of each other."""
 NOISY = 10.0
 """Noise scale over batch size. With a batch of B, a step is worth B / (B + noise scale) of one with the true gradient (McCandlish et al.
 2018, equation 2.7, https://arxiv.org/abs/1812.06162): below a tenth, twice the batch is all but twice the progress."""
@@ -58,7 +62,7 @@ def often_clipped(history: History) -> Verdict:
     )
     return Finding(
         name,
-        "warning",
+        "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
         f"The gradient was limited in {share:.0%} of the later steps: the limit, {written}, sets their size.",
         evidence=(
             f"norm of the gradient {norm:.3g} in the middle of them"
@@ -108,7 +112,7 @@ def growing_gradient(history: History) -> Verdict:
 
 
 def vanishing_gradient(history: History) -> Verdict:
-    """Gradients of layers, as parts of their weights, against the largest; and a gradient that is 0 altogether."""
+    """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
     name = "vanishing-gradient"
     norms, gradients, weights = (
         history.column("norm").finite,
@@ -138,7 +142,7 @@ def vanishing_gradient(history: History) -> Verdict:
     for parameter in names:
         gradient = gradients.value[1:, gradients.names.index(parameter)]  # without the first: a head may start at 0
         weight = weights.value[1:, weights.names.index(parameter)]
-        part = level(gradient) / level(weight) if level(weight) > 0 else math.nan
+        part = level(gradient) * level(weight)
         if math.isfinite(part) and part > 0:
             relative[parameter] = part
     if len(relative) < 2:
@@ -157,7 +161,7 @@ def vanishing_gradient(history: History) -> Verdict:
         "warning",
         f"The gradient vanishes on its way to {listed(list(gone))}.",
         evidence=(
-            f"as a part of the weights, that of {smallest} is {gone[smallest]:.1g} of that of {largest}",
+            f"times the weight, that of {smallest} is {gone[smallest]:.1g} of that of {largest}",
             f"{len(gone)} of {len(relative)} matrices are below {GONE:g}",
         ),
         causes=(
@@ -188,19 +192,15 @@ def noisy_batch(history: History) -> Verdict:
             f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED}): give micro_batch_size for them",
         )
     batch = float(np.median(rows[:, 2]))
-    scale = noise_scale(rows)
-    # as if each watched step had not been: the spread of these is the error (jackknife: Efron 1982)
-    without = np.array([noise_scale(np.delete(rows, place, axis=0)) for place in range(len(rows))])
-    count = len(rows)
-    error = (
-        math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        if np.isfinite(without).all()
-        else math.inf
-    )
-    surely = scale - 2 * error
-    if not math.isfinite(scale) or not surely > NOISY * batch:
-        uncertain = not math.isfinite(scale) or error > abs(scale)
-        if uncertain:
+    gradient, noise = gradient_and_noise(rows)
+    error = float(gradient.std(ddof=1)) / math.sqrt(len(rows))
+    surely = float(noise.mean()) / max(
+        float(gradient.mean()) + 2 * error, 1e-300
+    )  # were the gradient as large as it may be
+    known = float(gradient.mean()) > 2 * error
+    scale = noise_scale(rows) if known else surely
+    if not surely > NOISY * batch:
+        if not known:
             return Unclear(name, "the noise of the gradient is not known well enough yet")
         return Well(name, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
     described = history.described
@@ -211,9 +211,9 @@ def noisy_batch(history: History) -> Verdict:
     return Finding(
         name,
         "warning" if surely > NOISY**2 * batch else "note",
-        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {scale:.3g}.",
+        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
         evidence=(
-            f"from {count} watched steps; with an error of {error:.2g}",
+            f"from {len(rows)} watched steps; at least {surely:.3g}, were the gradient two of its errors larger than measured",
             f"a step is worth {batch / (batch + scale):.2g} of one with the true gradient",
         ),
         causes=("a batch smaller than the task needs; late in training all gradients are noisier",),
@@ -222,11 +222,11 @@ def noisy_batch(history: History) -> Verdict:
             "with it, a higher rate: about as its square root for Adam, in proportion for SGD",
             "or a lower rate at the end, which averages as a larger batch does",
         ),
-        numbers={"noise_scale": scale, "batch": batch, "error": error},
+        numbers={"noise_scale": scale, "at_least": surely, "batch": batch},
     )
 
 
-def noise_scale(rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
+def noise_scale(rows: NDArray[np.float64]) -> float:
     """Targets at which noise and gradient are equal, from rows of (small count, its squared norm, big count, its squared norm).
 
     Infinite where the gradient is lost in the noise. McCandlish et al. 2018, equations A.2 and A.3.
@@ -234,10 +234,15 @@ def noise_scale(rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> floa
     >>> noise_scale(np.array([[1.0, 1.0 + 8.0, 4.0, 1.0 + 2.0]]))  # gradient 1, noise 8 / count
     8.0
     """
+    gradient, noise = gradient_and_noise(rows)
+    return float(noise.mean() / gradient.mean()) if gradient.mean() > 0 else math.inf
+
+
+def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each row an unbiased estimate of the true gradient's squared norm, and of the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
-    gradient = float(((big * big_squared - small * small_squared) / (big - small)).mean())
-    variance = float(((small_squared - big_squared) / (1 / small - 1 / big)).mean())
-    return variance / gradient if gradient > 0 else math.inf
+    gradient = (big * big_squared - small * small_squared) / (big - small)
+    return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
 
 
 def _layers_that_grew(history: History) -> tuple[str, ...]:

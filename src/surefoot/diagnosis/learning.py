@@ -27,6 +27,12 @@ WILD = 0.1
 """Of a weight's norm in one step: ten times the upper end of the usual range of updates (`weights.USUAL`)."""
 TIMID = 1e-5
 """Of a weight's norm in one step: a tenth of the lower end of the usual range, and 10,000 steps to move by a tenth."""
+MOVED = 0.1
+"""Of a weight's norm, over the whole run: a model whose weights are all within a tenth of where they began is still about the one that
+it was made as. The sum of all updates is more than how far they came (triangle inequality), so this is told only where it is sure."""
+REBOUND = 0.03
+"""Of the level that the loss had in the first third, which is lost when the rate is full and not made good before it falls: what a rate
+loses that is too high. Levels of a few records differ by 1 % or so by chance alone."""
 ABOVE_START = 1.05
 """Times the first loss: chance level is where a model begins, and only updates that are too large take it above that."""
 
@@ -113,6 +119,9 @@ def rate_too_high(history: History) -> Verdict:
         if worst > ABOVE_START * found.start + CERTAIN * found.error and found.start > 0:
             evidence.append(f"the loss rose above where it began: from {found.start:.4g} to a level of {worst:.4g}")
             severity = "warning" if found.quarters[-1] < found.start else "error"
+        elif (rebound := _rebound(history)) is not None:
+            evidence.append(rebound)
+            severity = "warning"
         elif severity is not None and not found.fallen:
             evidence.append(f"the loss has not fallen below {found.start:.4g}, where it began")
             severity = "error"
@@ -154,6 +163,11 @@ def rate_too_low(history: History) -> Verdict:
         evidence.append(
             f"a step at the highest rates changes the weights by {ratio:.2g} of their norm (usual: 1e-4 to 1e-2)"
         )
+    moved = ratio * history.step
+    if moved < MOVED and curve is not None and curve[1] + curve[2] < LITTLE * curve[0]:
+        evidence.append(
+            f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
+        )
     if curve is not None and described.made.get("init") is None:
         start, first, second, error = curve
         total = first + second
@@ -186,6 +200,33 @@ def rate_too_low(history: History) -> Verdict:
     )
 
 
+def _rebound(history: History) -> str | None:
+    """A sentence where the loss fell in the first third of the run, rose, and stayed above that for as long as the rate was high."""
+    loss, described = history.loss, history.described
+    width = max(3, len(loss) // 10)
+    levels = np.array([level(loss.value[place : place + width]) for place in range(len(loss) - width + 1)])
+    third = len(levels) // 3
+    if third < 2:
+        return None
+    place = int(np.argmin(levels[:third]))
+    early, error = float(levels[place]), 1.2533 * noise(loss.value) / math.sqrt(width)
+    rates = history.column("learning_rate").finite
+    if described.shape in ("restarts", "one-cycle", "joined") or not len(rates):  # whose rates rise and fall on purpose
+        return None
+    rate = np.interp(loss.step[width // 2 :][: len(levels)], rates.step, rates.value)
+    high = (rate >= 0.5 * rates.value.max()) & (np.arange(len(levels)) >= place + width)
+    later = levels[high]
+    risen = len(later) >= third and float(later.max()) > (1 + REBOUND) * early + 2 * CERTAIN * error
+    fell = loss.value[0] - early > max(SMALLEST_FALL * loss.value[0], 2 * CERTAIN * error)
+    if not fell or not risen or float(later.min()) < early - CERTAIN * error:
+        return None
+    step = int(loss.step[place + width // 2])
+    return (
+        f"the loss fell to {early:.4g} by step {step:,}, rose to {later.max():.4g},"
+        " and was not lower again while the rate was above half of its highest"
+    )
+
+
 def _halves(history: History) -> tuple[float, float, float, float] | None:
     """The start, and by how much the loss fell over the first and the second half of all rate; with the error of a level."""
     loss = history.loss
@@ -197,7 +238,7 @@ def _halves(history: History) -> tuple[float, float, float, float] | None:
     if spent[-1] <= spent[0]:
         return None
     part = (spent - spent[0]) / (spent[-1] - spent[0])
-    ends = [loss.value[part <= 0.2], loss.value[(part >= 0.4) & (part <= 0.6)], loss.value[part >= 0.8]]
+    ends = [loss.value[:3], loss.value[(part >= 0.45) & (part <= 0.55)], loss.value[part >= 0.95]]
     if min(len(end) for end in ends) < 2:
         return None
     start, middle, last = (level(end) for end in ends)

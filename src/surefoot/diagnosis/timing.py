@@ -14,6 +14,8 @@ FEWEST = 12
 """Records of a throughput: thirds of four."""
 LEAST_S = 1.0
 """Of time in all: what a run of less spends on anything is not worth a word."""
+LONG_ENOUGH_S = 3.0
+"""Of steps in all, for their speed to be judged: other processes come and go within seconds."""
 WAITING = 0.1
 """Of the time of steps: less is lost in the noise of a shared machine."""
 MUCH_WAITING = 0.3
@@ -96,8 +98,11 @@ def falling_throughput(history: History) -> Verdict:
     """Targets a second in the last third of the run against the first."""
     name, speed = "falling-throughput", history.column("targets_per_s").finite
     speed = speed.where(np.arange(len(speed)) > 0)  # the first steps warm up
-    if len(speed) < FEWEST:
-        return Unclear(name, f"{len(speed)} records of the throughput are too few (at least {FEWEST})")
+    if len(speed) < FEWEST or history.total("training_s") + history.total("waiting_s") < LONG_ENOUGH_S:
+        return Unclear(
+            name,
+            f"{len(speed)} records of the throughput, or {history.total('training_s'):.1f} s of training, are too few",
+        )
     third = len(speed) // 3
     before, now = level(speed.value[:third]), level(speed.value[-third:])
     sure = -trend(speed.value)
@@ -132,8 +137,11 @@ def jittering_throughput(history: History) -> Verdict:
     """How much targets a second differ from one record to the next."""
     name, speed = "jittering-throughput", history.column("targets_per_s").finite
     speed = speed.where(np.arange(len(speed)) > 0)
-    if len(speed) < FEWEST:
-        return Unclear(name, f"{len(speed)} records of the throughput are too few (at least {FEWEST})")
+    if len(speed) < FEWEST or history.total("training_s") + history.total("waiting_s") < LONG_ENOUGH_S:
+        return Unclear(
+            name,
+            f"{len(speed)} records of the throughput, or {history.total('training_s'):.1f} s of training, are too few",
+        )
     middle = level(speed.value)
     share = noise(speed.value) / middle if middle > 0 else 0.0
     if share < UNEVEN:
@@ -189,7 +197,8 @@ def _more_seldom(history: History, setting: str, times: float) -> str:
     if setting == "save_every":
         return history.described.typed(setting, "5 min")
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
-    return history.described.typed(setting, f"{math.ceil(between * times):d} steps")
+    wanted = min(math.ceil(between * times), history.described.steps or history.step)
+    return history.described.typed(setting, f"{wanted} steps")
 
 
 def _grew(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

@@ -67,7 +67,7 @@ def unusual_updates(history: History) -> Verdict:
     if not medians:
         return Unclear(name, f"{len(table)} watched steps at the higher rates are too few (at least {WATCHED})")
     low, high = USUAL[0] / FAR, USUAL[1] * FAR
-    small = [parameter for parameter in medians if 0 < medians[parameter] < low]
+    small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
     if not small and not large:
@@ -141,7 +141,7 @@ def _medians(table: Table) -> dict[str, float]:
     found = {}
     for place, parameter in enumerate(table.names):
         values = table.value[:, place]
-        values = values[np.isfinite(values)]
+        values = values[np.isfinite(values) & (values > 0)]  # what does not move at all is `never_updated`
         if values.size >= WATCHED:
             found[parameter] = float(np.median(values))
     return found
