@@ -296,6 +296,19 @@ def evaluating_long() -> dict[str, Any]:
     }
 
 
+def noisy() -> dict[str, Any]:
+    """A linear regression whose targets are a signal and ten times as much noise, each sample's its own."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2000, 64, generator=generator) / 8
+    signal = inputs @ torch.randn(64, 10, generator=generator)
+    data = TensorDataset(inputs, signal + 10 * torch.randn(2000, 10, generator=generator))
+
+    def squared(model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    return {"model": lambda: nn.Linear(64, 10), "loss": squared, "train": data, "evaluate": {}}
+
+
 def growing() -> dict[str, Any]:
     return {"loss": Counting(lambda calls, found: found * 1.04**calls)}
 
@@ -328,7 +341,7 @@ HEALTHY = [
 ]
 
 FAULTY = [
-    Planted("gpt, rate 100 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=0.3)),
+    Planted("gpt, rate 100 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=0.3, watch_every="1 steps")),
     Planted("translation, rate 300 times the usual", "rate-too-high", recipe("translation", optimizer__lr=1.0)),
     Planted("images, rate 100 times too low", "rate-too-low", recipe("images", optimizer__lr=3e-5)),
     Planted("own, rate 300 times too low", "rate-too-low", own(optimizer=sf.adamw(lr=1e-5))),
@@ -375,9 +388,9 @@ FAULTY = [
     Planted("gpt, ended early", "ended-early", recipe("gpt", stop_after="70 steps")),
     Planted("own, smoothed loss as perplexity", "smoothed-perplexity", own(with_perplexity)),
     Planted(
-        "own, batches of 2",
+        "own, batches of 2 with noisy targets",
         "batch-too-small",
-        own(batch_size=2, micro_batch_size=1, watch_every="4 steps", length="800 steps"),
+        own(noisy, batch_size=2, micro_batch_size=1, watch_every="4 steps", length="800 steps"),
     ),
     Planted(
         "own, a jump at step 90",

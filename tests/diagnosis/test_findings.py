@@ -64,6 +64,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
             "warning",
             lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (place > 12))),
         ),  # it bounced
+        (
+            "warning",
+            lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 3 else 0.5})),
+        ),  # killed
     ],
     "rate-too-low": [
         ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
@@ -198,9 +202,13 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.11 if place < 3 else 0.5})),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 3 else 0.49})),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
         lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
-        lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 50) - 0.1 * (place > 50))),
+        lambda: history(
+            train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 20) - 0.1 * (place >= 20))
+        ),
     ],
     "rate-too-low": [
         lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),

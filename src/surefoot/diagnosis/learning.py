@@ -10,7 +10,9 @@ import numpy as np
 from surefoot.diagnosis.finding import Finding, Severity, Unclear, Verdict, Well
 from surefoot.diagnosis.history import History, Series
 from surefoot.diagnosis.robust import level, noise
-from surefoot.diagnosis.weights import ratio_at_full_rate
+from surefoot.diagnosis.units import died
+from surefoot.diagnosis.weights import ratio_at_full_rate, unmoved
+from surefoot.diagnosis.words import listed
 
 FEWEST = 12
 """Records of a loss: quarters of three, the fewest that have a median apart from their extremes."""
@@ -115,16 +117,23 @@ def rate_too_high(history: History) -> Verdict:
         severity = "warning"
     if len(loss) >= FEWEST:
         found = course(loss)
-        worst = max(found.quarters[1:])
-        if worst > ABOVE_START * found.start + CERTAIN * found.error and found.start > 0:
-            evidence.append(f"the loss rose above where it began: from {found.start:.4g} to a level of {worst:.4g}")
-            severity = "warning" if found.quarters[-1] < found.start else "error"
+        began = level(loss.value[:3])
+        worst = max(found.quarters)
+        if worst > ABOVE_START * began + CERTAIN * found.error and began > 0:
+            evidence.append(f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}")
+            severity = "warning" if found.quarters[-1] < began else "error"
         elif (rebound := _rebound(history)) is not None:
             evidence.append(rebound)
             severity = "warning"
         elif severity is not None and not found.fallen:
             evidence.append(f"the loss has not fallen below {found.start:.4g}, where it began")
             severity = "error"
+    dead = died(history)
+    if dead:
+        evidence.append(
+            f"units that were alive at first have been killed, as by steps that are too large: {listed(dead)}"
+        )
+        severity = severity or "warning"
     if severity is None:
         return Well(
             name, "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
@@ -164,7 +173,7 @@ def rate_too_low(history: History) -> Verdict:
             f"a step at the highest rates changes the weights by {ratio:.2g} of their norm (usual: 1e-4 to 1e-2)"
         )
     moved = ratio * history.step
-    if moved < MOVED and curve is not None and curve[1] + curve[2] < LITTLE * curve[0]:
+    if moved < MOVED and not unmoved(history) and curve is not None and curve[1] + curve[2] < LITTLE * curve[0]:
         evidence.append(
             f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
         )
@@ -216,7 +225,7 @@ def _rebound(history: History) -> str | None:
     rate = np.interp(loss.step[width // 2 :][: len(levels)], rates.step, rates.value)
     high = (rate >= 0.5 * rates.value.max()) & (np.arange(len(levels)) >= place + width)
     later = levels[high]
-    risen = len(later) >= third and float(later.max()) > (1 + REBOUND) * early + 2 * CERTAIN * error
+    risen = len(later) >= width and float(later.max()) > (1 + REBOUND) * early + 2 * CERTAIN * error
     fell = loss.value[0] - early > max(SMALLEST_FALL * loss.value[0], 2 * CERTAIN * error)
     if not fell or not risen or float(later.min()) < early - CERTAIN * error:
         return None

@@ -12,6 +12,8 @@ from surefoot.diagnosis.words import listed
 DEAD = 0.5
 """Of a layer's units, in the middle of the watched steps: half of what it costs is for nothing. (Trained networks with ReLU use few of
 their units on any one token, but different ones: Li et al. 2023, https://arxiv.org/abs/2210.06313; here none of the whole batch.)"""
+ALIVE = 0.1
+"""Of a layer's units at the start: with weights as usual hardly any is 0 for all samples of a batch."""
 ALL_FLAT = 0.99
 """Of the outputs of a rectifier (ReLU and its like), of which half are 0 at the start, and nine tenths or more in a trained sparse one."""
 FLAT = 0.5
@@ -88,6 +90,19 @@ def saturated_units(history: History) -> Verdict:
         step=int(history.layers[-1]["step"]),
         numbers={"worst": worst},
     )
+
+
+def died(history: History) -> list[str]:
+    """Layers of which a tenth of the units at most was dead in one of the first watched steps, and half or more are in the last third."""
+    rows = history.watched("zero_rows")
+    if len(rows) < 2 * WATCHED:
+        return []
+    found = []
+    for place, parameter in enumerate(rows.names):
+        first, last = rows.value[:WATCHED, place], rows.value[-(len(rows) // 3) :, place]
+        if np.nanmin(first, initial=1.0) <= ALIVE and np.nanmedian(last) >= DEAD and not _is_lookup(history, parameter):
+            found.append(f"{parameter} ({float(np.nanmin(first)):.0%}, then {float(np.nanmedian(last)):.0%})")
+    return found
 
 
 def _above(table: Table, most: float) -> dict[str, float]:

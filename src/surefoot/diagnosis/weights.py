@@ -26,11 +26,7 @@ def never_updated(history: History) -> Verdict:
         return Unclear(name, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
     without = [str(held) for held in history.layers[-1].get("never_updated") or ()]
     moved = history.watched("update_norm")
-    still = [
-        parameter
-        for place, parameter in enumerate(moved.names)
-        if (values := moved.value[:, place][np.isfinite(moved.value[:, place])]).size >= WATCHED and not values.any()
-    ]
+    still = unmoved(history)
     still = [parameter for parameter in still if parameter not in without]
     learning = [record for record in history.train if record.get("learning_rate")]
     if not without and (not still or not learning):
@@ -96,6 +92,18 @@ def unusual_updates(history: History) -> Verdict:
         ),
         numbers={"median": typical, "small": len(small), "large": len(large)},
     )
+
+
+def unmoved(history: History) -> list[str]:
+    """Parameters whose weights no watched step has changed, of those that were seen often enough."""
+    moved = history.watched("update_norm")
+    found = []
+    for place, parameter in enumerate(moved.names):
+        values = moved.value[:, place]
+        values = values[np.isfinite(values)]
+        if values.size >= WATCHED and not values.any():
+            found.append(parameter)
+    return found
 
 
 def ratio_at_full_rate(history: History) -> float:
