@@ -28,6 +28,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
+from surefoot.remarks import remarks_of
 from surefoot.replicas import Comparison
 from surefoot.signals import Signals, to_terminal
 from surefoot.watching import UNWATCHED, Watch, Watched
@@ -84,8 +85,9 @@ class Sitting:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
-                if now.found is None:
-                    self._look_at_data()
+            self.journal.sinks[1:1] = remarks_of(self.parts, resumed=now.found is not None)  # behind the console
+            if self.journal.metrics is not None and now.found is None:
+                self._look_at_data()
             make_ready(self.parts)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
@@ -164,7 +166,8 @@ class Sitting:
         """Record what is seen of the data before the first step."""
         supply, splits = self.parts.supply, self.parts.scoring.splits
         looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
-        self.journal.write({"kind": "data", "step": self.state.step, **looked})
+        alike = [name for name, split in splits.items() if split.loss]
+        self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 
     def _happened(self, what: str) -> None:
         """Record what ended the sitting; no checkpoint holds that, and a resume goes on after it."""
