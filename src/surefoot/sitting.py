@@ -27,6 +27,7 @@ from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.replicas import Comparison
 from surefoot.signals import Signals, to_terminal
+from surefoot.sinks.tracking.names import refuse_missing
 from surefoot.wishes import Wishes
 
 
@@ -65,6 +66,7 @@ class Sitting:
         )
         try:
             refuse_unequal(self.parts.world, self.parts.compared())
+            refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = opened(self.parts, configuration=self.configuration)
             self.parts = now.parts
@@ -72,6 +74,7 @@ class Sitting:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
+                self.journal.follow(now.parts.trackers, now.parts.directory, settings=now.parts.described)
             make_ready(self.parts)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
