@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         sgd,
     )
     from surefoot.plateau import Plateau
+    from surefoot.profiling.profile import Profile, profile
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -98,6 +99,7 @@ __all__ = [
     "Pairs",
     "Parallel",
     "Plateau",
+    "Profile",
     "Question",
     "RankLostError",
     "Rates",
@@ -162,6 +164,7 @@ __all__ = [
     "picture_as_input",
     "polynomial",
     "prepare_shards",
+    "profile",
     "radam",
     "save_gpt2",
     "scaling",
@@ -244,6 +247,7 @@ _HOME = {
         "warmup_cosine",
         "warmup_stable_decay",
     ),
+    "profiling.profile": ("Profile", "profile"),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
     "tune.find_batch": ("find_batch",),

@@ -112,7 +112,9 @@ def test_of_wandb_the_file_holds_every_point_once_in_one_run(tracked: Callable[[
     config = {u.key: u.value_json for e in found if e.HasField("config") for u in e.config.update}
     assert json.loads(config["seed"]) == 0
     assert json.loads(config["optimizer"])["lr"] == 1e-2
-    points = [{"/".join(item.nested_key): item.value_json for item in e.history.item} for e in found if e.HasField("history")]
+    points = [
+        {"/".join(item.nested_key): item.value_json for item in e.history.item} for e in found if e.HasField("history")
+    ]
     for name in TOLD:
         assert [(int(p["step"]), float(p[name])) for p in points if name in p] == expected(out, name)
     (text,) = [json.loads(point["sample/path"]) for point in points if "sample/path" in point]
