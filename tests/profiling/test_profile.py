@@ -142,7 +142,7 @@ def test_what_is_written_can_be_read(of_slow_data: tuple[sf.Profile, Path]) -> N
     assert held["mfu"] == found.flops.model / found.phases.step_s / 1e10
     text = (place / "profile.txt").read_text()
     assert text == f"{found}\n"
-    assert max(map(len, text.splitlines())) <= 100 + len(str(place))
+    assert max(map(len, text.partition("written")[0].splitlines())) <= 100
     assert "waiting for data" in text
     assert (place / "memory.svg").read_text().startswith("<?xml")
     assert sorted(path.name for path in place.iterdir()) == sorted(Path(name).name for name in found.files)
@@ -279,10 +279,10 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
     assert [one.problem for one in found] == [None] * len(found)
     assert [one.flag for one in found] == [
         "--precision bf16",
-        "--micro-batch-size 2",
-        "--micro-batch-size 8",
         "AdamW(..., fused=True)",
         "model.to(memory_format=torch.channels_last), and the pictures too",
+        "--micro-batch-size 2",
+        "--micro-batch-size 8",
     ]
     assert "--compile" in offered
     assert {"batch normalisation sees so many at once"} == {one.changes for one in found if "micro" in one.flag}
@@ -357,7 +357,7 @@ def own_loop() -> sf.Run:
     [
         ([], "profile of what?"),
         (["--tries", "wrokers"], "did you mean workers?"),
-        (["--tries", "colour"], "there are: none, usual, all, precision"),
+        (["--tries", "colour"], "there are: none, usual, all, workers"),
         (["--steps", "2"], "4 or more"),
         (["--peak", "much"], "as in --peak 989e12"),
         (["--limit", "long"], "is not a number"),

@@ -103,11 +103,11 @@ Measure where the time of a step goes, its operators, memory and arithmetic, and
 try what may make it quicker, each in turn with the run as it is. Settings are
 those of surefoot train. Trains nothing; takes about half a minute.
 
-  --tries WHAT       usual (default), none, all, or some of: precision, workers,
-                     micro-batch, fused, channels-last, checkpointing, compile
+  --tries WHAT       usual (default), none, all, or some of: workers, precision,
+                     fused, checkpointing, channels-last, micro-batch, compile
                      (not usual: compiling takes 20 seconds or more)
   --steps N          steps that are timed, after a warm-up (default: 12)
-  --limit SECONDS    about how long all of it may take (default: 25)
+  --limit SECONDS    about how long all of it may take (default: 20)
   --peak NUMBER      operations a second of this device (default: measured)
   --shapes           tell operators apart by the shapes of their inputs
   --out DIR          profile.json and .txt, trace.json.gz (for ui.perfetto.dev),

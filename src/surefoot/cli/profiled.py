@@ -21,7 +21,7 @@ def profile(arguments: list[str]) -> None:
     shapes = "--shapes" in rest
     rest = [argument for argument in rest if argument != "--shapes"]
     count = whole("--steps", steps or "12", least=4)
-    limit_s = number("--limit", limit or "25", example="60")
+    limit_s = number("--limit", limit or "20", example="60")
     from surefoot.profiling.peak import given_peak
     from surefoot.profiling.tries import tries_of
 

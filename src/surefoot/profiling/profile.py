@@ -89,7 +89,7 @@ def profile(
     tries: Sequence[str] = USUAL,
     peak: float | None = None,
     shapes: bool = False,
-    limit_s: float = 25.0,
+    limit_s: float = 20.0,
     watch: Callable[[str], None] | None = None,
 ) -> Profile:
     """Measure where the steps of a run go, and what would make them quicker.

@@ -11,7 +11,7 @@ from surefoot.config import nearest
 from surefoot.errors import ConfigError
 from surefoot.profiling.watched import Stepping
 
-NAMES = ("precision", "workers", "micro-batch", "fused", "channels-last", "checkpointing", "compile")
+NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
 USUAL = NAMES[:-1]
 
 

@@ -79,12 +79,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
     """Step by step in turn, each first every other time."""
     ratios: list[float] = []
-    begun = perf_counter()
     with variant.entered():
         steps = variant.make()
         first_s = steps.seconds()
         steps.seconds()
     base.seconds()
+    steps.begin(base.next)  # a pair is made with the same samples
     begun = perf_counter()
     while len(ratios) < _PAIRS[0] or (len(ratios) < _PAIRS[1] and perf_counter() - begun < limit_s):
         took_s: dict[bool, float] = {}
@@ -117,7 +117,7 @@ def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float
 
 def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
     """The first step, and four after what was read ahead is used up."""
-    steps.feed.start(steps.next)
+    steps.begin(steps.next)
     first_s = steps.seconds()
     for _ in range(2 * workers):
         steps.seconds()

@@ -31,8 +31,12 @@ class Stepping:
     def __init__(self, task: Task, state: State, feed: Feed, watch: Stopwatch) -> None:
         self.plain_state, self.feed, self.watch = state, feed, watch
         self.task = replace(task, factors=lambda _: 0.0)
-        self.next = state.step
-        feed.start(self.next)
+        self.begin(state.step)
+
+    def begin(self, step: int) -> None:
+        """Let the next step be this one."""
+        self.next = step
+        self.feed.start(step)
 
     def step(self) -> dict[str, float]:
         """Make the next step and wait for the device to have made it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from surefoot.memory import in_words as bytes_in_words
@@ -18,6 +19,7 @@ _NAMES = {
     "rest": "Python and the rest",
 }
 _SHOWN = 12  # operators
+_COLUMNS = 96
 
 
 def in_words(profile: Profile) -> str:
@@ -25,23 +27,23 @@ def in_words(profile: Profile) -> str:
     sections = [_time(profile), _operators(profile), _memory(profile), _arithmetic(profile), _suggestions(profile)]
     if profile.files:
         sections.append("\n".join(["written", *(f"  {name}" for name in profile.files)]))
-    return "\n\n".join(sections)
+    return "\n".join(line.rstrip() for line in "\n\n".join(sections).splitlines())
 
 
 def _time(profile: Profile) -> str:
     phases = profile.phases
     lines = [
-        f"profile of {profile.what}: {profile.setting}",
+        *wrap(f"profile of {profile.what}: {profile.setting}", _COLUMNS, subsequent_indent="  "),
         f"a step takes {_ms(phases.step_s)} ms (the middle half of {phases.steps}: {_ms(phases.low_s)} to {_ms(phases.high_s)})",
         "",
-        f"{'where it goes':<24}{'ms':>10}{'share':>8}",
+        f"{'where it goes':<24}{'ms':>10}{'share':>8}{'memory at its peak':>22}",
     ]
     lines += [
-        f"  {_NAMES.get(name, name):<22}{_ms(phases.seconds[name]):>10}{phases.share(name):>8.0%}"
+        f"  {_NAMES.get(name, name):<22}{_ms(phases.seconds[name]):>10}{phases.share(name):>8.0%}{_peak_of(profile, name):>22}"
         for name in PHASES
-        if name in phases.seconds and (name != "communication" or phases.share(name) > 0.005)
+        if name in phases.seconds
     ]
-    lines.append(f"  {'together':<22}{_ms(phases.step_s):>10}{1:>8.0%}")
+    lines.append(f"  {'together':<22}{_ms(phases.step_s):>10}{1:>8.0%}{bytes_in_words(profile.memory.peak.total):>22}")
     if profile.busy_s is not None:
         idle = max(0.0, 1 - profile.busy_s / phases.step_s)
         lines.append(f"  the device works {_ms(profile.busy_s)} ms of it and is idle for {idle:.0%}")
@@ -76,9 +78,12 @@ def _memory(profile: Profile) -> str:
         for name, size in parts.items()
         if size
     ]
-    shown = [name for name in PHASES if name in memory.phases]
-    peaks = ", ".join(f"{_NAMES.get(name, name)} {bytes_in_words(memory.phases[name].total)}" for name in shown)
-    return "\n".join([*lines, f"  peaks: {peaks}"])
+    return "\n".join(lines)
+
+
+def _peak_of(profile: Profile, phase: str) -> str:
+    held = profile.memory.phases.get(phase)
+    return "" if held is None else bytes_in_words(held.total)
 
 
 def _arithmetic(profile: Profile) -> str:
