@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         sgd,
     )
     from surefoot.plateau import Plateau
+    from surefoot.profiling.profile import Profile, profile
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -100,6 +101,7 @@ __all__ = [
     "Pairs",
     "Parallel",
     "Plateau",
+    "Profile",
     "Question",
     "RankLostError",
     "Rates",
@@ -165,6 +167,7 @@ __all__ = [
     "picture_as_input",
     "polynomial",
     "prepare_shards",
+    "profile",
     "radam",
     "save_gpt2",
     "scaling",
@@ -248,6 +251,7 @@ _HOME = {
         "warmup_cosine",
         "warmup_stable_decay",
     ),
+    "profiling.profile": ("Profile", "profile"),
     "snapshot": ("load_weights",),
     "stopping": ("EarlyStopping",),
     "tune.find_batch": ("find_batch",),

@@ -66,6 +66,7 @@ class Parts:
     files: dict[str, str]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are
+    trackers: tuple[str, ...]  # names
 
     @property
     def device(self) -> torch.device:

@@ -42,6 +42,7 @@ from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
 from surefoot.shardable import gathered
 from surefoot.sinks import RankLog, screen
+from surefoot.sinks.tracking.names import trackers_of
 from surefoot.sitting import Sitting
 from surefoot.snapshot import Whole
 from surefoot.stopping import EarlyStopping, watched
@@ -75,6 +76,8 @@ class Run:
         them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
         by name or class. Changes no bit.
     sync_batch_norm: on CUDA, batch normalisation over the micro-batches of all processes together.
+    trackers: experiment trackers that are told as well: "wandb", "mlflow", "trackio", or several; nothing that happens to
+        them stops a run.
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
@@ -115,6 +118,7 @@ class Run:
         save_every: str = "5 min",
         watch_every: str | None = "100 steps",
         compare_ranks_every: str = "1000 steps",
+        trackers: str | Sequence[str] | None = None,
         keep: int = 3,
         keep_every: str | None = None,
         stop_after: str | None = None,
@@ -152,6 +156,7 @@ class Run:
             save_every=save_every,
             watch_every=watch_every,
             compare_ranks_every=compare_ranks_every,
+            trackers=trackers,
             keep=keep,
             keep_every=keep_every,
             stop_after=stop_after,
@@ -293,6 +298,7 @@ class Run:
             files=checked_files(files or {}),
             example=example,
             about_data=tuple(about_data),
+            trackers=trackers_of(trackers, out=out),
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

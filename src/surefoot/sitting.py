@@ -31,6 +31,7 @@ from surefoot.parts import Parts
 from surefoot.remarks import remarks_of
 from surefoot.replicas import Comparison
 from surefoot.signals import Signals, to_terminal
+from surefoot.sinks.tracking.names import refuse_missing
 from surefoot.watching import UNWATCHED, Watch, Watched
 from surefoot.wishes import Wishes
 
@@ -78,6 +79,7 @@ class Sitting:
         )
         try:
             refuse_unequal(self.parts.world, self.parts.compared())
+            refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = opened(self.parts, configuration=self.configuration)
             self.parts = now.parts
@@ -85,6 +87,7 @@ class Sitting:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
+                self.journal.follow(now.parts.trackers, now.parts.directory, settings=now.parts.described)
             self.journal.sinks[1:1] = remarks_of(self.parts, resumed=now.found is not None)  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()

@@ -7,6 +7,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot plan ...               what train would run; trains nothing
   surefoot find-lr ...            try learning rates, and suggest one
   surefoot find-batch ...         measure micro-batch sizes, and recommend one
+  surefoot profile RECIPE         where a step's time goes, and what would be quicker
   surefoot resume RUN             go on from the newest intact checkpoint
   surefoot submit ...             train as a job of Slurm that goes on by itself
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
@@ -96,6 +97,27 @@ accumulation that keeps the batch. Trains nothing and writes nothing.
 
   surefoot find-batch gpt --batch-size 64
   surefoot find-batch images --preset cifar10 --data.path DIR --memory 4GB
+""",
+    "profile": """surefoot profile RECIPE|FILE.py:build|RUN [settings] [--tries WHAT]
+
+Measure where the time of a step goes, its operators, memory and arithmetic, and
+try what may make it quicker, each in turn with the run as it is. Settings are
+those of surefoot train. Trains nothing; takes about half a minute.
+
+  --tries WHAT       usual (default), none, all, or some of: workers, precision,
+                     fused, checkpointing, channels-last, micro-batch, compile
+                     (not usual: compiling takes 20 seconds or more)
+  --steps N          steps that are timed, after a warm-up (default: 12)
+  --limit SECONDS    about how long all of it may take (default: 20)
+  --peak NUMBER      operations a second of this device (default: measured)
+  --shapes           tell operators apart by the shapes of their inputs
+  --out DIR          profile.json and .txt, trace.json.gz (for ui.perfetto.dev),
+                     memory.png and .svg (default: runs/profile)
+  --checkpoint WHICH of a RUN: newest, best, or that of a step
+
+  surefoot profile gpt
+  surefoot profile images --preset cifar10 --data.path DIR --tries all
+  surefoot profile gpt --preset gpt2-124m --data.path shards/ --peak 989e12
 """,
     "resume": """surefoot resume RUN [settings]
 
