@@ -97,6 +97,11 @@ class RunDirectory:
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
 
+def held_here(path: Path) -> bool:
+    """Whether a run of this process holds a directory: its lock must then not be touched, since any close lets go of it."""
+    return path.resolve() in _OPEN
+
+
 def directory_of_start(run: Path) -> str | None:
     """Where the command was given that began a run; None where that is not known."""
     try:

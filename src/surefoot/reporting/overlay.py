@@ -1,0 +1,170 @@
+"""Several runs on one page: one colour each, their curves over each other, and only the settings in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from surefoot.reporting import tables
+from surefoot.reporting.charts import Chart, Line, Mark
+from surefoot.reporting.reading import RunTold
+from surefoot.reporting.thinning import Curve, smoothed
+from surefoot.reporting.ticks import written
+from surefoot.reporting.verdict import State, direction_of, headline
+
+_MOST_SCORES = 12
+_DOTS = 60
+
+
+@dataclass(frozen=True)
+class Named:
+    """A run with a name that no other on the page has."""
+
+    label: str
+    run: RunTold
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The best value of one score in one run, its step where that was not the last, and whether no other run was better."""
+
+    value: str
+    step: str
+    best: bool
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run in the table."""
+
+    name: str
+    state: str
+    steps: str
+    time: str
+    colour: int
+    dashes: int
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Overlaid:
+    """What the page of several runs shows."""
+
+    title: str
+    verdict: str
+    runs: list[Named]
+    score_names: list[str]
+    rows: list[RunRow]
+    differing: list[tuple[str, list[str]]]
+    overlaid: list[Chart]
+
+
+def overlaid(runs: Sequence[RunTold], states: Sequence[State], *, stretches: int) -> Overlaid:
+    """Runs next to each other, in the order in which they are given."""
+    named = [Named(label, run) for label, run in zip(labels(runs), runs, strict=True)]
+    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_SCORES]
+    cells = [_cells(name, runs) for name in names]
+    rows = [
+        RunRow(
+            name=one.label,
+            state=state if state != "silent" else "not running",
+            steps=f"{one.run.recorded.last_step:,}",
+            time=written(sum(one.run.recorded.spent_s.values()), "seconds"),
+            colour=place % 7,
+            dashes=place // 7 % 5,
+            cells=[column[place] for column in cells],
+        )
+        for place, (one, state) in enumerate(zip(named, states, strict=True))
+    ]
+    return Overlaid(
+        title=" · ".join(one.label for one in named) if len(named) <= 3 else f"{named[0].label} and {len(named) - 1} more",
+        verdict=_verdict(named),
+        runs=named,
+        score_names=names,
+        rows=rows,
+        differing=tables.differing(runs),
+        overlaid=overlaid_charts(named, names, stretches),
+    )
+
+
+def labels(runs: Sequence[RunTold]) -> list[str]:
+    """The name of each run's directory, with as much of its path as tells it from the others."""
+    parts = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max(len(path) for path in parts) + 1):
+        found = ["/".join(path[-depth:]) for path in parts]
+        if len(set(found)) == len(set(parts)):
+            return found
+    return [str(run.path) for run in runs]
+
+
+def overlaid_charts(named: Sequence[Named], score_names: Sequence[str], stretches: int) -> list[Chart]:
+    """Training loss, each score, learning rate, gradient norm and speed, one line a run."""
+    found = [_chart(named, "loss", "Training loss, smoothed", lambda run: run.recorded.train.get("loss"), stretches, wide=True)]
+    for name in score_names:
+        curves: Callable[[RunTold], Curve | None] = lambda run, name=name: run.recorded.scores.get(name)  # type: ignore[misc]
+        found.append(_chart(named, f"score-{name}", name, curves, stretches, best=direction_of(name)))
+    for key, title in (
+        ("learning_rate", "Learning rate"),
+        ("norm", "Gradient norm, mean"),
+        ("targets_per_s", "Targets a second"),
+    ):
+        curves = lambda run, key=key: run.recorded.train.get(key)  # type: ignore[misc]  # noqa: E731
+        found.append(_chart(named, key, title, curves, stretches, zero=key != "norm"))
+    return [chart for chart in found if chart.lines]
+
+
+def _chart(
+    named: Sequence[Named],
+    name: str,
+    title: str,
+    curve_of: Callable[[RunTold], Curve | None],
+    stretches: int,
+    *,
+    best: str | None = None,
+    wide: bool = False,
+    zero: bool = False,
+) -> Chart:
+    lines, marks = [], []
+    for place, one in enumerate(named):
+        curve = curve_of(one.run)
+        if curve is None or not curve.count:
+            continue
+        points = smoothed(curve) if name == "loss" else curve.points(stretches)
+        kept = tuple((float(step), value) for step, value in points)
+        lines.append(Line(one.label, kept, place % 7, place // 7 % 5, dots=curve.count < _DOTS and best is not None))
+        end = curve.largest if best == "max" else curve.least
+        if best is not None and end is not None:
+            marks.append((end[1], Mark("best", end[0], end[1], f"best {written(end[1])}", place % 7)))
+    chosen = (max if best == "max" else min)(marks, key=lambda mark: mark[0], default=None)
+    return Chart(name, title, tuple(lines), () if chosen is None else (chosen[1],), zero=zero, wide=wide)
+
+
+def _cells(name: str, runs: Sequence[RunTold]) -> list[Cell]:
+    direction = direction_of(name)
+    found = []
+    for run in runs:
+        curve = run.recorded.scores.get(name)
+        found.append(None if curve is None else curve.largest if direction == "max" else curve.least)
+    known = [best[1] for best in found if best is not None]
+    winner = None if not known else max(known) if direction == "max" else min(known)
+    cells = []
+    for run, best in zip(runs, found, strict=True):
+        if best is None:
+            cells.append(Cell("\u2013", "", best=False))
+            continue
+        last = run.recorded.scores[name].last
+        at = "" if last is not None and last[1] == best[1] else f"at {best[0]:,}"
+        cells.append(Cell(written(best[1]), at, best=best[1] == winner))
+    return cells
+
+
+def _verdict(named: Sequence[Named]) -> str:
+    """Which run is best by the score that the first is judged by."""
+    found = [(headline(one.run), one.label) for one in named]
+    first = found[0][0]
+    known = [(head.best, label) for head, label in found if head is not None and first is not None and head.name == first.name]
+    if first is None or not known:
+        return f"{len(named)} runs"
+    value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])
+    rest = "" if len(known) == len(named) else f" ({len(known)} of {len(named)} runs have it)"
+    return f"{label} has the best {first.name}, {written(value)}{rest}"
