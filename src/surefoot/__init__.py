@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         warmup_cosine,
         warmup_stable_decay,
     )
+    from surefoot.showing import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
     from surefoot.tune.find_batch import find_batch
@@ -136,15 +137,18 @@ __all__ = [
     "check_settings",
     "checkpoint",
     "choice_accuracy",
+    "classification_panels",
     "classification_scores",
     "classified",
     "cloze",
+    "confusion_panel",
     "constant",
     "continuation_accuracy",
     "cross_entropy",
     "data",
     "ddp",
     "encode_documents",
+    "examples_by_score",
     "exponential",
     "export",
     "find_batch",
@@ -179,6 +183,7 @@ __all__ = [
     "perplexity",
     "phrases",
     "picture_as_input",
+    "picture_png",
     "polynomial",
     "prepare_shards",
     "radam",
@@ -191,6 +196,7 @@ __all__ = [
     "split_scores",
     "stdlib_documents",
     "step_decay",
+    "tinted_by_loss",
     "tokenizer_from_json",
     "top_k_accuracy",
     "update",
@@ -259,6 +265,13 @@ _HOME = {
         "Pictures",
         "TintedText",
         "read_panels",
+    ),
+    "showing": (
+        "classification_panels",
+        "confusion_panel",
+        "examples_by_score",
+        "picture_png",
+        "tinted_by_loss",
     ),
     "plateau": ("Plateau",),
     "run": ("Run",),

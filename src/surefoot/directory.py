@@ -107,7 +107,16 @@ def directory_of_start(run: Path) -> str | None:
 
 def checked_files(files: Mapping[str, str]) -> dict[str, str]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
-    ours = {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "crash", "report.html"}
+    ours = {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "crash",
+        "report.html",
+        "panels.json",
+    }
     wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
     if wrong:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
