@@ -65,7 +65,7 @@ class Parts:
     init: str | None
     sample: Callable[[Any], str] | None
     panels: Makes | None
-    files: dict[str, str]  # of the run's directory, by name
+    files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are
 

@@ -73,7 +73,7 @@ class Run:
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
     panels: a function of the model that returns or yields what the report shows of the task (`surefoot.classification_panels`, say):
         called once, when the run is over. After 60 seconds no further panel is asked for.
-    files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    files: {name: text or bytes} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
     activation_checkpointing: "blocks" computes the model's repeated blocks again in the backward pass instead of keeping what is in
         them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
         by name or class. Changes no bit.
@@ -129,7 +129,7 @@ class Run:
         init: str | Path | None = None,
         sample: Callable[[Any], str] | None = None,
         panels: Makes | None = None,
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         settings: Mapping[str, Any] | None = None,
         example: str | None = None,
         about_data: Sequence[str] = (),

@@ -129,20 +129,27 @@ def picture_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Seque
     >>> picture_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
     """
+    return base64.b64encode(png_file(image_CHW, mean=mean, std=std, side=_SIDE)).decode()
+
+
+def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
+    """The same as the bytes of the file, with no side longer than `side` pixels (None: as it is).
+
+    >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
+    b'PNG'
+    """
     from PIL import Image
 
-    channels = image_CHW.shape[0]
-    if image_CHW.ndim != 3 or channels not in (1, 3):
-        raise ConfigError(
-            f"picture_png: an image of shape {tuple(image_CHW.shape)}: (C, H, W) of 1 or 3 channels is shown"
-        )
+    if image_CHW.ndim != 3 or image_CHW.shape[0] not in (1, 3):
+        raise ConfigError(f"an image of shape {tuple(image_CHW.shape)}: (C, H, W) of 1 or 3 channels can be shown")
     pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
     bytes_HWC = (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    picture = Image.fromarray(bytes_HWC[:, :, 0] if channels == 1 else np.ascontiguousarray(bytes_HWC))
-    picture.thumbnail((_SIDE, _SIDE))  # which makes none larger
+    picture = Image.fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
+    if side is not None:
+        picture.thumbnail((side, side))  # which makes none larger
     file = io.BytesIO()
     picture.save(file, "png", optimize=True)
-    return base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
 
 
 def classification_panels(

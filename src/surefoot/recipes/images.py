@@ -247,8 +247,8 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         panels=panels,
         best=BEST,
-        files={pictures.FILE: keep.to_json()},
-        example="picture.png",
+        files={pictures.FILE: keep.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
+        example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
         about_data=_in_words(found, data.path),
         settings={
             "data": {"classes": names, "left_out": _left_out(found)},
