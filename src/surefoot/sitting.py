@@ -137,8 +137,18 @@ class Sitting:
         went_on = self.state.step > self.first_step or bool(evaluations.scores) or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
             evaluations.sample()
+        if went_on and parts.finished and not due and self.wishes.ended_by is None:
+            self._show()
         if went_on or self.wishes.ended_by is not None:
             parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=self.wishes.told_by))
+
+    def _show(self) -> None:
+        """What is shown of a run that is over, when all of it is safe."""
+        if self.parts.panels is not None and self.parts.directory is not None:
+            self.whole.clock.enter("evaluating")
+            self.evaluations.show(stop=lambda: self.signals.stop is not None)
+            self.whole.clock.enter("saving")
+        self.evaluations.conclude()
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
