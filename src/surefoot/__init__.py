@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         read_panels,
     )
     from surefoot.plateau import Plateau
+    from surefoot.reporting.writing import report
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -188,6 +189,7 @@ __all__ = [
     "prepare_shards",
     "radam",
     "read_panels",
+    "report",
     "save_gpt2",
     "scaling",
     "schedule_free",
@@ -274,6 +276,7 @@ _HOME = {
         "tinted_by_loss",
     ),
     "plateau": ("Plateau",),
+    "reporting.writing": ("report",),
     "run": ("Run",),
     "schedules": (
         "constant",

@@ -241,9 +241,8 @@ def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finishe
     if not finished:
         return [f"saved; go on with:  {resume_command(directory)}"]
     told = []
-    report = directory.path / "report.html"
-    if report.is_file():
-        told.append(f"see {shlex.quote(str(report))}")
+    if parts.report:
+        told.append(f"see {shlex.quote(str(directory.path / 'report.html'))}")
     if _by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:

@@ -68,6 +68,7 @@ class Parts:
     files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are
+    report: bool  # a page on the run is written at the end of each sitting
 
     @property
     def device(self) -> torch.device:

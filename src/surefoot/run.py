@@ -81,6 +81,7 @@ class Run:
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
+    report: write a page on the run into `out` at its end (`surefoot.report`); changes no result.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -133,6 +134,7 @@ class Run:
         settings: Mapping[str, Any] | None = None,
         example: str | None = None,
         about_data: Sequence[str] = (),
+        report: bool = True,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -295,6 +297,7 @@ class Run:
             files=checked_files(files or {}),
             example=example,
             about_data=tuple(about_data),
+            report=report,
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

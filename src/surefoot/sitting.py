@@ -26,6 +26,7 @@ from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.replicas import Comparison
+from surefoot.reporting.writing import report_at_end
 from surefoot.signals import Signals, to_terminal
 from surefoot.wishes import Wishes
 
@@ -103,6 +104,7 @@ class Sitting:
         finally:
             self.release()
             self.heart.closed()
+            self._report()
         stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
         if self.wishes.ended_by is not None and (problem is None or stopped_too):
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -117,6 +119,12 @@ class Sitting:
                 last_first.callback(self.parts.saving.writer.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
+
+    def _report(self) -> None:
+        """Write the page on the run, once all else is on disk; it never breaks what it tells of."""
+        parts = self.parts
+        if parts.report and parts.directory is not None and parts.world.is_main:
+            report_at_end(parts.directory.path, warn=parts.say)
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations

@@ -51,6 +51,7 @@ class Chart:
     unit: Unit = "number"
     scale: Literal["auto", "linear", "log"] = "auto"
     x_scale: Literal["linear", "log"] = "linear"
+    x_from: float = 0.0  # runs begin at 0
     zero: bool = False
     note: str = ""
     wide: bool = False
@@ -104,7 +105,7 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     if chart.x_scale == "log":
         horizontal = Axis(left, right if right > left else 2 * left, logarithmic=True)
     else:
-        left = 0 if left <= 0.1 * right else left  # runs begin at 0
+        left = max(0.0, chart.x_from)
         horizontal = Axis(left, right if right > left else left + 1)
     return horizontal, _vertical(chart, values)
 

@@ -143,10 +143,9 @@ def _cell(value: float | None, low: float, high: float, logarithmic: bool) -> in
         return _MISSING
     if not math.isfinite(value):
         return _STRANGE
-    if logarithmic:
-        part = 0.0 if value <= 0 else math.log(value / low) / math.log(high / low)
-    else:
-        part = (value - low) / (high - low)
+    if logarithmic and value <= 0:
+        return 0
+    part = math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
     return min(_COLOURS - 1, max(0, round(part * (_COLOURS - 1))))
 
 

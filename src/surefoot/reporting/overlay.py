@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.reporting import tables
-from surefoot.reporting.charts import Chart, Line, Mark
+from surefoot.reporting.charts import Chart, Line, Mark, Points
 from surefoot.reporting.reading import RunTold
 from surefoot.reporting.thinning import Curve, smoothed
 from surefoot.reporting.ticks import written
@@ -14,6 +14,7 @@ from surefoot.reporting.verdict import State, direction_of, headline
 
 _MOST_SCORES = 12
 _DOTS = 60
+_MORE = {"learning_rate": "Learning rate", "norm": "Gradient norm, mean", "targets_per_s": "Targets a second"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def overlaid(runs: Sequence[RunTold], states: Sequence[State], *, stretches: int
         for place, (one, state) in enumerate(zip(named, states, strict=True))
     ]
     return Overlaid(
-        title=" · ".join(one.label for one in named) if len(named) <= 3 else f"{named[0].label} and {len(named) - 1} more",
+        title=" · ".join(one.label for one in named)
+        if len(named) <= 3
+        else f"{named[0].label} and {len(named) - 1} more",
         verdict=_verdict(named),
         runs=named,
         score_names=names,
@@ -99,52 +102,56 @@ def labels(runs: Sequence[RunTold]) -> list[str]:
 
 def overlaid_charts(named: Sequence[Named], score_names: Sequence[str], stretches: int) -> list[Chart]:
     """Training loss, each score, learning rate, gradient norm and speed, one line a run."""
-    found = [_chart(named, "loss", "Training loss, smoothed", lambda run: run.recorded.train.get("loss"), stretches, wide=True)]
+    trained = [one.run.recorded.train for one in named]
+    labels = [one.label for one in named]
+    losses = [
+        None if (curve := train.get("loss")) is None or not curve.count else tuple(smoothed(curve)) for train in trained
+    ]
+    found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in score_names:
-        curves: Callable[[RunTold], Curve | None] = lambda run, name=name: run.recorded.scores.get(name)  # type: ignore[misc]
-        found.append(_chart(named, f"score-{name}", name, curves, stretches, best=direction_of(name)))
-    for key, title in (
-        ("learning_rate", "Learning rate"),
-        ("norm", "Gradient norm, mean"),
-        ("targets_per_s", "Targets a second"),
-    ):
-        curves = lambda run, key=key: run.recorded.train.get(key)  # type: ignore[misc]  # noqa: E731
-        found.append(_chart(named, key, title, curves, stretches, zero=key != "norm"))
+        curves = [one.run.recorded.scores.get(name) for one in named]
+        points = [_points(curve, stretches) for curve in curves]
+        dots = max((curve.count for curve in curves if curve is not None), default=0) < _DOTS
+        lines = _lines(labels, points, dots=dots)
+        found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
+    for key, title in _MORE.items():
+        lines = _lines(labels, [_points(train.get(key), stretches) for train in trained])
+        found.append(Chart(key, title, lines, zero=key != "norm"))
     return [chart for chart in found if chart.lines]
 
 
-def _chart(
-    named: Sequence[Named],
-    name: str,
-    title: str,
-    curve_of: Callable[[RunTold], Curve | None],
-    stretches: int,
-    *,
-    best: str | None = None,
-    wide: bool = False,
-    zero: bool = False,
-) -> Chart:
-    lines, marks = [], []
-    for place, one in enumerate(named):
-        curve = curve_of(one.run)
-        if curve is None or not curve.count:
-            continue
-        points = smoothed(curve) if name == "loss" else curve.points(stretches)
-        kept = tuple((float(step), value) for step, value in points)
-        lines.append(Line(one.label, kept, place % 7, place // 7 % 5, dots=curve.count < _DOTS and best is not None))
-        end = curve.largest if best == "max" else curve.least
-        if best is not None and end is not None:
-            marks.append((end[1], Mark("best", end[0], end[1], f"best {written(end[1])}", place % 7)))
-    chosen = (max if best == "max" else min)(marks, key=lambda mark: mark[0], default=None)
-    return Chart(name, title, tuple(lines), () if chosen is None else (chosen[1],), zero=zero, wide=wide)
+def _points(curve: Curve | None, stretches: int) -> Points | None:
+    if curve is None or not curve.count:
+        return None
+    return tuple((float(step), value) for step, value in curve.points(stretches))
+
+
+def _lines(labels: Sequence[str], curves: Sequence[Points | None], *, dots: bool = False) -> tuple[Line, ...]:
+    """One line for each run that has the curve, in the run's colour."""
+    return tuple(
+        Line(label, points, place % 7, place // 7 % 5, dots=dots)
+        for place, (label, points) in enumerate(zip(labels, curves, strict=True))
+        if points
+    )
+
+
+def _best_of_all(curves: Sequence[Curve | None], direction: str) -> tuple[Mark, ...]:
+    """The best value of any run."""
+    ends = [(place, _best(curve, direction)) for place, curve in enumerate(curves)]
+    known = [(place, *best) for place, best in ends if best is not None]
+    if not known:
+        return ()
+    place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])
+    return (Mark("best", step, value, f"best {written(value)}", place % 7),)
+
+
+def _best(curve: Curve | None, direction: str) -> tuple[int, float] | None:
+    return None if curve is None else curve.largest if direction == "max" else curve.least
 
 
 def _cells(name: str, runs: Sequence[RunTold]) -> list[Cell]:
     direction = direction_of(name)
-    found = []
-    for run in runs:
-        curve = run.recorded.scores.get(name)
-        found.append(None if curve is None else curve.largest if direction == "max" else curve.least)
+    found = [_best(run.recorded.scores.get(name), direction) for run in runs]
     known = [best[1] for best in found if best is not None]
     winner = None if not known else max(known) if direction == "max" else min(known)
     cells = []
@@ -162,7 +169,11 @@ def _verdict(named: Sequence[Named]) -> str:
     """Which run is best by the score that the first is judged by."""
     found = [(headline(one.run), one.label) for one in named]
     first = found[0][0]
-    known = [(head.best, label) for head, label in found if head is not None and first is not None and head.name == first.name]
+    known = [
+        (head.best, label)
+        for head, label in found
+        if head is not None and first is not None and head.name == first.name
+    ]
     if first is None or not known:
         return f"{len(named)} runs"
     value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])

@@ -10,12 +10,13 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from surefoot.errors import SurefootError
+from surefoot.panels import Panels
 from surefoot.reporting import tables
 from surefoot.reporting.charts import Chart
 from surefoot.reporting.commands import commands
 from surefoot.reporting.heat import CIVIDIS
 from surefoot.reporting.overlay import overlaid
+from surefoot.reporting.panels import chart_of, shaded, tinted
 from surefoot.reporting.reading import RunTold
 from surefoot.reporting.run_charts import charts
 from surefoot.reporting.svg import svg
@@ -49,6 +50,17 @@ class Room:
     left_out: str = ""
 
 
+@dataclass(frozen=True)
+class Told:
+    """A finding as the page shows it: how bad, in a sentence, by which numbers, why perhaps, and what to try."""
+
+    severity: str
+    message: str
+    evidence: str = ""
+    causes: tuple[str, ...] = ()
+    tries: tuple[str, ...] = ()
+
+
 # tried one after the other until the page is small enough
 _ROOMS = (
     Room(None, 9, True),
@@ -57,25 +69,34 @@ _ROOMS = (
 )
 
 
-def run_page(run: RunTold, *, running: bool = False, script: str = "", policy: str = POLICY) -> str:
+def run_page(
+    run: RunTold,
+    *,
+    findings: Sequence[Told] = (),
+    panels: Panels | None = None,
+    running: bool = False,
+    script: str = "",
+    policy: str = POLICY,
+) -> str:
     """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
     state = state_of(run, running=running)
-    held = _of_run(run, state) | {"script": script, "policy": policy}
+    held = _of_run(run, state) | {"findings": findings, "script": script, "policy": policy}
+    held |= {"panels_step": 0 if panels is None else panels.step}
     page = ""
     for room in _ROOMS:
-        page = _rendered("run.html", held | _in_room(run, room, held))
+        page = _rendered("run.html", held | _in_room(run, room, panels))
         if len(page.encode()) <= MOST_BYTES:
             break
     return page
 
 
-def runs_page(runs: Sequence[RunTold], *, running: Sequence[bool]) -> str:
+def runs_page(runs: Sequence[RunTold], *, running: Sequence[bool], script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: what differs between them, their scores, and their curves over each other."""
     states = [state_of(run, running=one) for run, one in zip(runs, running, strict=True)]
     page = ""
     for stretches in (max(20, 300 // len(runs)), 40, 20):
         held = overlaid(runs, states, stretches=stretches)
-        page = _rendered("runs.html", vars(held) | {"script": "", "policy": POLICY, "state": "", "left_out": ""})
+        page = _rendered("runs.html", vars(held) | {"script": script, "policy": policy, "state": "", "left_out": ""})
         if len(page.encode()) <= MOST_BYTES:
             break
     return page
@@ -110,13 +131,14 @@ def _of_run(run: RunTold, state: State) -> dict[str, Any]:
     }
 
 
-def _in_room(run: RunTold, room: Room, held: dict[str, Any]) -> dict[str, Any]:
+def _in_room(run: RunTold, room: Room, panels: Panels | None) -> dict[str, Any]:
     """The parts of a page that are cut where it would be too large."""
     drawn = charts(run, stretches=room.stretches)
     kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
     for chart in drawn:
         kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
-    return {**kinds, "samples": run.recorded.samples[-room.samples :], "left_out": room.left_out}
+    shown = panels.panels if panels is not None and room.panels else ()
+    return {**kinds, "panels": shown, "samples": run.recorded.samples[-room.samples :], "left_out": room.left_out}
 
 
 _KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}
@@ -153,6 +175,9 @@ def _environment() -> Environment:
         "svg": lambda chart: Markup(svg(chart)),
         "cividis": ",".join(CIVIDIS),
         "written": written,
+        "tinted": tinted,
+        "shaded": shaded,
+        "panel_chart": chart_of,
         "version": _version(),
     }
     return made

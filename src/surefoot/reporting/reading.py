@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from surefoot.config import origins, program, values
 from surefoot.errors import ConfigError
@@ -28,7 +28,13 @@ PHASES = {
     "saving": "saving",
     "user": "your own code",
 }
-_SURELY_OWN = {"memory_bytes", "device_memory_bytes", "loss_max", "loss_max_step", "skipped_steps"}  # also of newer versions
+_SURELY_OWN = {
+    "memory_bytes",
+    "device_memory_bytes",
+    "loss_max",
+    "loss_max_step",
+    "skipped_steps",
+}  # also of newer versions
 _MOST_CURVES = 60  # names of one kind: more are left out
 _MOST_EVENTS = 200
 _MOST_SAMPLES = 8
@@ -116,7 +122,9 @@ class Recorded:
             which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
             more = ", ..." if which and skipped > 5 else ""
             counted = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-            self._tell(Event(step, f"{counted} skipped, for a gradient or loss that was not finite{which}{more}", "skipped"))
+            self._tell(
+                Event(step, f"{counted} skipped, for a gradient or loss that was not finite{which}{more}", "skipped")
+            )
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if name not in curves:
@@ -276,5 +284,5 @@ def _json(path: Path) -> Any:
         return None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from surefoot.reporting.charts import Chart, Line, Mark, Points
 from surefoot.reporting.reading import RunTold
 from surefoot.reporting.thinning import Curve, smoothed
@@ -11,6 +14,7 @@ from surefoot.reporting.verdict import headline
 _SMOOTHED = 40  # points; fewer are few enough to be seen
 _DOTS = 60
 _MOST_SCORES, _MOST_USERS = 16, 8  # charts of the kind
+_LATE = 8  # points of the second half that are worth a chart of their own
 _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 
 
@@ -51,11 +55,16 @@ def loss_charts(run: RunTold, stretches: int | None = None) -> list[Chart]:
         positive = all(value > 0 for line in lines for _, value in line.points)
         seen = tuple(line for line in lines if len([1 for x, _ in line.points if x > 0]) > 1)
         best = tuple(mark for mark in marks if mark.kind == "best")
-        scale = "log" if positive else "linear"
+        scale: Literal["log", "linear"] = "log" if positive else "linear"
         if seen:
             charts.append(
                 Chart("loss-log", "Loss, both axes logarithmic", seen, best, scale=scale, x_scale="log", wide=False)
             )
+    middle = max((line.points[-1][0] for line in lines if line.points), default=0.0) / 2
+    late = tuple(replace(line, points=tuple(point for point in line.points if point[0] >= middle)) for line in lines)
+    if any(line.named and len(line.points) >= _LATE for line in late) and middle > 0:
+        best = tuple(mark for mark in marks if mark.kind == "best" and mark.x >= middle)
+        charts.append(Chart("loss-late", "Loss, second half", late, best, x_from=middle))
     return charts
 
 
@@ -76,8 +85,8 @@ def _score_charts(run: RunTold, stretches: int | None) -> list[Chart]:
         for place, split in enumerate(splits, 1):
             if main is not None and main.name == f"{split}/{score}":
                 marks.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", place))
-        title = score.replace("_", " ")
-        found.append(Chart(f"score-{score}", title[:1].upper() + title[1:], lines, tuple(marks)))
+        title = f"{next(iter(splits))}/{score}".lstrip("/") if len(splits) == 1 else score
+        found.append(Chart(f"score-{score}", title, lines, tuple(marks)))
     return found
 
 
@@ -117,7 +126,12 @@ def _machine_charts(run: RunTold, stretches: int | None) -> list[Chart]:
     ]
     return [
         Chart(
-            "throughput", "Targets a second", tuple(rate), zero=True, scale="linear", note="training and waiting for data"
+            "throughput",
+            "Targets a second",
+            tuple(rate),
+            zero=True,
+            scale="linear",
+            note="training and waiting for data",
         ),
         Chart("memory", "Memory", tuple(memory), unit="bytes", zero=True, scale="linear"),
     ]
@@ -130,7 +144,6 @@ def _users_charts(run: RunTold, stretches: int | None) -> list[Chart]:
             name,
             (Line(name, _points(curve, stretches), colour=3, dots=curve.count < _DOTS),),
             tuple(_strange(curve, name)),
-            note="logged by the run's own code",
         )
         for name, curve in list(run.recorded.users.items())[:_MOST_USERS]
     ]

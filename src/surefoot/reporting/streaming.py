@@ -1,4 +1,7 @@
-"""The records of a run one at a time, however many there are: those that a later resume has superseded are left out."""
+"""The records of a run one at a time, however many there are.
+
+Those that a later resume has superseded are left out, but for what happened to the run.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def streamed(path: Path) -> Iterator[Record]:
             if record is None:
                 continue
             later = bisect_right(ends, end)
-            if later < len(steps) and record["step"] > steps[later]:
+            if later < len(steps) and record["step"] > steps[later] and record["kind"] != "event":
                 continue
             yield record
 
@@ -69,8 +72,8 @@ def _record(text: bytes) -> Record | None:
         except (TypeError, ValueError):
             continue
         held = record.get(outer)
-        if name in record:
+        if name in record or not isinstance(held, dict):  # a score has a slash in its name too
             record[name] = value
-        elif isinstance(held, dict) and inner in held:
+        else:
             held[inner] = value
     return record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
 from surefoot.reporting.charts import Axis, Chart, Line, Mark, axes
 from surefoot.reporting.ticks import on_axis, ticks, written
@@ -32,8 +33,12 @@ def svg(chart: Chart) -> str:
         *[_line(line, horizontal, vertical) for line in chart.lines if line.points],
         "</svg>",
         *[_event(mark, horizontal) for mark in chart.marks if mark.kind == "event"],
-        *_bands(chart, horizontal, vertical),
-        *[_mark(mark, horizontal, vertical) for mark in chart.marks if mark.kind != "event"],
+        *_bands(chart, horizontal),
+        *[
+            _mark(mark, horizontal, vertical, worded=chart.x_scale == "linear")
+            for mark in chart.marks
+            if mark.kind != "event"
+        ],
         "</svg>",
     ]
     return "".join(parts)
@@ -71,7 +76,7 @@ def _grid(horizontal: Axis, vertical: Axis) -> list[str]:
 
 
 def _line(line: Line, horizontal: Axis, vertical: Axis) -> str:
-    places = []
+    places: list[tuple[int, int]] = []
     for x, y in line.points:
         if horizontal.logarithmic and x <= 0:
             continue
@@ -94,7 +99,7 @@ def _event(mark: Mark, horizontal: Axis) -> str:
     return f'<g class="event"><line {ends}/><line class="near" {ends}/><title>{escape(mark.title)}</title></g>'
 
 
-def _mark(mark: Mark, horizontal: Axis, vertical: Axis) -> str:
+def _mark(mark: Mark, horizontal: Axis, vertical: Axis, *, worded: bool) -> str:
     place = horizontal.place(mark.x)
     title, x = f"<title>{escape(mark.title)}</title>", f"{100 * place:.2f}%"
     if mark.kind == "strange" or mark.y is None:
@@ -103,24 +108,27 @@ def _mark(mark: Mark, horizontal: Axis, vertical: Axis) -> str:
     y = f"{100 * up:.2f}%"
     side = "end" if place > _RIGHT else "start" if place < 1 - _RIGHT else "middle"
     below = up < 0.2  # no room above
-    return (
-        f'<g class="best k{mark.colour % 7}"><circle cx="{x}" cy="{y}" r="5.5"/>{title}'
-        f'<text x="{x}" y="{y}" dy="{20 if below else -12}" text-anchor="{side}">{escape(mark.title)}</text></g>'
-    )
+    words = f'<text x="{x}" y="{y}" dy="{20 if below else -12}" text-anchor="{side}">{escape(mark.title)}</text>'
+    circle = f'<circle cx="{x}" cy="{y}" r="5.5"/>{title}'
+    return f'<g class="best k{mark.colour % 7}">{circle}{words if worded else ""}</g>'
 
 
-def _bands(chart: Chart, horizontal: Axis, vertical: Axis) -> list[str]:
+def _bands(chart: Chart, horizontal: Axis) -> list[str]:
     """Stripes from top to bottom, each with what the lines are there."""
     steps = sorted({x for line in chart.lines for x, _ in line.points if not horizontal.logarithmic or x > 0})
-    centres = steps if len(steps) <= _BANDS else [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
+    centres = (
+        steps if len(steps) <= _BANDS else [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
+    )
     places = [100 * horizontal.place(step) for step in centres]
-    edges = [0.0, *[(one + other) / 2 for one, other in zip(places, places[1:], strict=False)], 100.0]
+    edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 100.0]
     found = []
     for centre, place, left, right in zip(centres, places, edges, edges[1:], strict=False):
         if right - left < 0.01:
             continue
         told = [
-            f"{line.name} {value}" for line in chart.lines if (value := _value(line, centre, left, right, horizontal, chart))
+            f"{line.name} {value}"
+            for line in chart.lines
+            if (value := _value(line, centre, left, right, horizontal, chart))
         ]
         if not told:
             continue

@@ -176,6 +176,8 @@ def _device(machine: Mapping[str, Any]) -> str:
 def _data(held: Any) -> str | None:
     if not isinstance(held, dict):
         return None
-    plain = {name: value for name, value in held.items() if isinstance(value, str | int | float)}
-    told = [f"{name} {value[:16] if name == 'sha256' else value}" for name, value in plain.items() if name != "seed"]
-    return ", ".join(str(words) for words in told) or None
+    told = []
+    for name, value in held.items():
+        if isinstance(value, str | int | float) and name != "seed":
+            told.append(f"{name} {str(value)[:16] if name == 'sha256' else value}")
+    return ", ".join(told) or None

@@ -11,7 +11,24 @@ from surefoot.reporting.thinning import Curve, smoothed
 from surefoot.reporting.ticks import written
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "silent"]
-_RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")  # in names of what is better when larger
+_RISES = (
+    "accuracy",
+    "bleu",
+    "chrf",
+    "f1",
+    "top",
+    "acc",
+    "correct",
+    "rate",
+    "score",
+)  # in names of what is better when larger
+_ENDS: dict[str, State] = {  # by the first word of the event
+    "finished": "finished",
+    "stopped": "stopped",
+    "left": "stopped",
+    "diverged": "diverged",
+    "failed": "failed",
+}
 _LATE = 0.8  # of a run: what is after that is its end
 _MOVED = 0.02  # of all that a score has moved in the run
 
@@ -37,9 +54,8 @@ def state_of(run: RunTold, *, running: bool) -> State:
     """What became of a run; `running`: a process trains into its directory now."""
     recorded = run.recorded
     words = (recorded.over or "").split(maxsplit=1)
-    for state in ("finished", "stopped", "diverged", "failed"):
-        if words and words[0].rstrip(":") == state:
-            return state
+    if words and (state := _ENDS.get(words[0].rstrip(":"))) is not None:
+        return state
     if running:
         return "running"
     if run.planned_steps is not None and recorded.last_step >= run.planned_steps:
@@ -153,7 +169,7 @@ def _trend(found: Headline, curve: Curve) -> str:
     'still falling'
     """
     points: Sequence[tuple[float, float]] = smoothed(curve, width=0.03)
-    if len(points) < 5:
+    if len(points) < 4:
         return ""
     values = [value for _, value in points]
     moved = max(values) - min(values)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from surefoot.errors import ConfigError
-from surefoot.reporting.page import run_page, runs_page
+from surefoot.errors import ConfigError, DataError
+from surefoot.panels import Panels, read_panels
+from surefoot.reporting.page import POLICY, run_page, runs_page
 from surefoot.reporting.reading import read_run
 
 FILE = "report.html"  # in a run's directory
+_FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
+_FLOCK_KIND = 3 if sys.platform == "darwin" else 0
 
 
 def report(*paths: str | Path, out: str | Path | None = None) -> Path:
@@ -24,27 +29,44 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
     if not paths:
         raise ConfigError("report on which run? give the directory of one, or of several")
     places = [Path(path) for path in paths]
-    target = Path(out) if out is not None else places[0] / FILE if len(places) == 1 else Path(FILE)
+    target = target_of(places, None if out is None else Path(out))
     write(page_of(places), target)
     return target
 
 
-def page_of(places: list[Path]) -> str:
-    """The page on some runs as they are now."""
+def target_of(places: Sequence[Path], out: Path | None) -> Path:
+    """The file that a page on some runs is written to."""
+    if out is not None:
+        return out / FILE if out.is_dir() else out
+    return places[0] / FILE if len(places) == 1 else Path(FILE)
+
+
+def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str = "", policy: str = POLICY) -> str:
+    """The page on some runs as they are now; `panels` in the place of those that one has in its directory."""
     for place in places:
         refuse_no_run(place)
-    runs = [read_run(place) for place in places]
     running = [is_running(place) for place in places]
-    return run_page(runs[0], running=running[0]) if len(runs) == 1 else runs_page(runs, running=running)
+    runs = [read_run(place) for place in places]
+    if len(runs) > 1:
+        return runs_page(runs, running=running, script=script, policy=policy)
+    run = runs[0]
+    if panels is None:
+        try:
+            panels = read_panels(run.path)
+        except DataError as problem:
+            run = replace(run, problems=(*run.problems, str(problem).partition("\n")[0]))
+    return run_page(run, panels=panels, running=running[0], script=script, policy=policy)
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
     """Write the page of a run that this process has just trained; whatever goes wrong with it is one warning."""
     try:
-        write(run_page(read_run(path)), path / FILE)
+        write(page_of([path]), path / FILE)
     except Exception as problem:  # looking at a run never breaks it
         told = str(problem).partition("\n")[0]
-        warn(f"warning: no {path / FILE}: {told if isinstance(problem, ConfigError) else f'{type(problem).__name__}: {told}'}")
+        warn(
+            f"warning: no {path / FILE}: {told if isinstance(problem, ConfigError) else f'{type(problem).__name__}: {told}'}"
+        )
 
 
 def write(page: str, target: Path) -> None:
@@ -79,12 +101,14 @@ def is_running(path: Path) -> bool:
     import fcntl
 
     try:
-        lock = (path / ".lock").open("r+")
+        with (path / ".lock").open("rb") as lock:
+            asked = _lock_of_whole_file(fcntl.F_WRLCK)
+            kind = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))[_FLOCK_KIND]
     except OSError:  # there is none, or it is another user's
         return False
-    with lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def _lock_of_whole_file(kind: int) -> bytes:
+    """A `struct flock`, to ask who holds a file without holding it for a moment, in which a run might want to start."""
+    return struct.pack(_FLOCK, *(0, 0, 0, kind, 0) if sys.platform == "darwin" else (kind, 0, 0, 0, 0))
