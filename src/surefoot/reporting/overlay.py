@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 from surefoot.reporting import tables
 from surefoot.reporting.charts import Chart, Line, Mark, Points
@@ -96,8 +98,19 @@ def labels(runs: Sequence[RunTold]) -> list[str]:
     for depth in range(1, max(len(path) for path in parts) + 1):
         found = ["/".join(path[-depth:]) for path in parts]
         if len(set(found)) == len(set(parts)):
-            return found
+            return _without_common_begin(found)
     return [str(run.path) for run in runs]
+
+
+def _without_common_begin(names: list[str]) -> list[str]:
+    """Names without the settings that all of them begin with, as a comparison has called them.
+
+    >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
+    (['width=8', 'width=16'], ['a', 'a,b'])
+    """
+    begin = re.match(r"(.*[,/])?", commonprefix(names))
+    length = len(begin[0]) if begin is not None else 0
+    return [name[length:] for name in names] if all(len(name) > length for name in names) else names
 
 
 def overlaid_charts(named: Sequence[Named], score_names: Sequence[str], stretches: int) -> list[Chart]:

@@ -118,7 +118,7 @@ def tiles(run: RunTold, state: State) -> list[Tile]:
         row.append(Tile("targets a second", written(float(f"{recorded.targets / trained:.3g}")), "while training"))
     resumed = sum(event.kind == "resumed" for event in recorded.events)
     if resumed:
-        row.append(Tile("resumed", str(resumed), "once" if resumed == 1 else "times"))
+        row.append(Tile("resumed", "once" if resumed == 1 else f"{resumed:,} times"))
     if recorded.skipped:
         row.append(Tile("steps skipped", f"{recorded.skipped:,}", "not finite"))
     return row
