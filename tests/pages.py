@@ -36,7 +36,6 @@ class Elements(HTMLParser):
         self.text.append(data)
 
 
-
 def titles(page: str) -> list[str]:
     """The headings of its sections."""
     return re.findall(r"<h2[^>]*>([^<]*)", page)

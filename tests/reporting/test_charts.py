@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -27,7 +28,7 @@ def test_ticks_are_inside_evenly_spaced_few_and_at_least_two(low: float, wide: f
     assert 2 <= len(found) <= 8
     room = 1e-6 * wide + 1e-3 * wide
     assert all(axis.low - room <= value <= axis.high + room for value in found)
-    distances = [other - one for one, other in zip(found, found[1:], strict=False)]
+    distances = [other - one for one, other in pairwise(found)]
     assert max(distances) == pytest.approx(min(distances), rel=1e-3)
 
 
@@ -62,7 +63,7 @@ def test_axes_hold_every_point(points: tuple[tuple[float, float], ...]) -> None:
 
 def test_an_axis_is_logarithmic_where_one_value_would_flatten_all_others() -> None:
     def logarithmic(last: float) -> bool:
-        found = axes(chart(Line("a", tuple((float(x), 1.0) for x in range(9)) + ((9.0, last),))))
+        found = axes(chart(Line("a", (*((float(x), 1.0) for x in range(9)), (9.0, last)))))
         assert found is not None
         return found[1].logarithmic
 
@@ -89,7 +90,9 @@ def test_a_picture_is_well_formed_and_its_lines_stay_inside(count: int, x_scale:
     inner = root.find("svg")
     assert inner is not None
     for path in inner.iter("path"):
-        numbers = [float(word) for word in path.attrib["d"].replace("M", " ").replace("L", " ").replace("h0", "").split()]
+        numbers = [
+            float(word) for word in path.attrib["d"].replace("M", " ").replace("L", " ").replace("h0", "").split()
+        ]
         assert all(0 <= x <= 2000 for x in numbers[::2])
         assert all(0 <= y <= 1000 for y in numbers[1::2])
     titles = [title.text for title in root.iter("title")]
@@ -142,7 +145,9 @@ def test_there_is_no_heat_map_of_nothing() -> None:
 
 
 def test_many_parameters_are_grouped_by_their_modules() -> None:
-    names = [f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")]
+    names = [
+        f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")
+    ]
     assert list(grouped(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
     assert list(grouped(names, most=30)) == [f"blocks.{block}" for block in range(24)]
     assert len(grouped([f"p{n}" for n in range(500)])) == 48

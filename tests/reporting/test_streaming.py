@@ -76,11 +76,9 @@ def test_of_many_samples_a_few_at_even_distances_and_the_last_are_kept(tmp_path:
 def test_a_run_of_many_records_is_read_in_little_memory(tmp_path: Path) -> None:
     import tracemalloc
 
-    run = written(tmp_path / "run", falling(30_000))
-    size = (run / "metrics.jsonl").stat().st_size
-    assert size > 1_000_000
+    run = written(tmp_path / "run", falling(20_000))
     tracemalloc.start()
     read_run(run)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 3_500_000  # 16 curves of 600 stretches
+    assert peak < 3_500_000  # 20 curves of at most 600 stretches: as many for any longer run

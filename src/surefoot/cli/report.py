@@ -96,8 +96,8 @@ def _watch(runs: Sequence[Path], *, port: int) -> None:
     from surefoot.reporting.watching import HERE, served
 
     with served(runs, port=port) as server:
-        print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
         try:
+            print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
             server.serve_forever()
         except KeyboardInterrupt:
             print("\nno longer served", file=sys.stderr)

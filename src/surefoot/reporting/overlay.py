@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 
 from surefoot.reporting import tables
 from surefoot.reporting.charts import Chart, Line, Mark, Points
@@ -108,9 +107,11 @@ def _without_common_begin(names: list[str]) -> list[str]:
     >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
     (['width=8', 'width=16'], ['a', 'a,b'])
     """
-    begin = re.match(r"(.*[,/])?", commonprefix(names))
-    length = len(begin[0]) if begin is not None else 0
-    return [name[length:] for name in names] if all(len(name) > length for name in names) else names
+    pieces = [re.split(r"(?<=[,/])", name) for name in names]
+    alike = 0
+    while all(len(held) > alike + 1 and held[alike] == pieces[0][alike] for held in pieces):
+        alike += 1
+    return ["".join(held[alike:]) for held in pieces]
 
 
 def overlaid_charts(named: Sequence[Named], score_names: Sequence[str], stretches: int) -> list[Chart]:

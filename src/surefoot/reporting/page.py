@@ -47,6 +47,8 @@ class Room:
     stretches: int | None
     samples: int
     panels: bool
+    rows: int  # of settings, and of events
+    letters: int  # of a setting
     left_out: str = ""
 
 
@@ -63,9 +65,9 @@ class Told:
 
 # tried one after the other until the page is small enough
 _ROOMS = (
-    Room(None, 9, True),
-    Room(75, 3, True, "Curves are thinned further, and samples left out, to keep the page small."),
-    Room(40, 1, False, "Curves are thinned further, samples and panels left out, to keep the page small."),
+    Room(None, 9, True, 300, 400),
+    Room(75, 3, True, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
+    Room(40, 1, False, 80, 80, "Curves are thinned further, and much is left out, to keep the page small."),
 )
 
 
@@ -105,7 +107,6 @@ def runs_page(runs: Sequence[RunTold], *, running: Sequence[bool], script: str =
 def _of_run(run: RunTold, state: State) -> dict[str, Any]:
     """What of a page does not depend on how much room there is."""
     recorded = run.recorded
-    chosen, left_alone = tables.settings(run)
     shares = tables.shares(run)
     return {
         "run": run,
@@ -119,12 +120,7 @@ def _of_run(run: RunTold, state: State) -> dict[str, Any]:
         "total": written(sum(recorded.spent_s.values()), "seconds"),
         "heats": recorded.layers.maps(),
         "never_updated": recorded.layers.never_updated[:40],
-        "events": recorded.events,
-        "more_events": recorded.more_events,
         "crash": _crash(run, state),
-        "chosen": chosen,
-        "left_alone": left_alone,
-        "has_origins": any(row.origin for row in chosen),
         "surroundings": tables.surroundings(run),
         "commands": commands(run, state),
         "records": recorded.count,
@@ -137,8 +133,19 @@ def _in_room(run: RunTold, room: Room, panels: Panels | None) -> dict[str, Any]:
     kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
     for chart in drawn:
         kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
-    shown = panels.panels if panels is not None and room.panels else ()
-    return {**kinds, "panels": shown, "samples": run.recorded.samples[-room.samples :], "left_out": room.left_out}
+    chosen, left_alone = tables.settings(run, most=room.rows, longest=room.letters)
+    events = run.recorded.events
+    return {
+        **kinds,
+        "panels": panels.panels if panels is not None and room.panels else (),
+        "samples": run.recorded.samples[-room.samples :],
+        "chosen": chosen,
+        "left_alone": left_alone,
+        "has_origins": any(row.origin for row in chosen),
+        "events": events[: room.rows],
+        "more_events": run.recorded.more_events + len(events[room.rows :]),
+        "left_out": room.left_out,
+    }
 
 
 _KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}

@@ -37,6 +37,7 @@ _SURELY_OWN = {
 }  # also of newer versions
 _MOST_CURVES = 60  # names of one kind: more are left out
 _MOST_EVENTS = 200
+_LONGEST_EVENT = 500  # letters
 _MOST_SAMPLES = 8
 _LONGEST_SAMPLE = 6_000  # letters
 _LARGEST_FILE = 20_000_000  # bytes
@@ -101,7 +102,7 @@ class Recorded:
             case "resumed":
                 self._tell(Event(step, f"resumed after step {step:,}", "resumed"))
             case "event" if isinstance(record.get("what"), str):
-                self._tell(Event(step, record["what"]))
+                self._tell(Event(step, record["what"][:_LONGEST_EVENT]))
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():

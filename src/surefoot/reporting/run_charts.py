@@ -14,6 +14,7 @@ from surefoot.reporting.verdict import headline
 _SMOOTHED = 40  # points; fewer are few enough to be seen
 _DOTS = 60
 _MOST_SCORES, _MOST_USERS = 16, 8  # charts of the kind
+_MOST_LINES = 14  # of a chart
 _LATE = 8  # points of the second half that are worth a chart of their own
 _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 
@@ -33,7 +34,7 @@ def charts(run: RunTold, *, stretches: int | None = None) -> list[Chart]:
 def loss_charts(run: RunTold, stretches: int | None = None) -> list[Chart]:
     """Training loss, raw and smoothed, with the losses of splits on it; once more with logarithmic axes."""
     train, scores = run.recorded.train, run.recorded.scores
-    losses = {name: curve for name, curve in scores.items() if name.endswith("/loss")}
+    losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
     lines, marks = [], []
     if "loss" in train:
         loss = train["loss"]
@@ -79,7 +80,7 @@ def _score_charts(run: RunTold, stretches: int | None) -> list[Chart]:
     for score, splits in list(by_score.items())[:_MOST_SCORES]:
         lines = tuple(
             Line(split or score, _points(curve, stretches), colour=place, dots=curve.count < _DOTS)
-            for place, (split, curve) in enumerate(splits.items(), 1)
+            for place, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
         )
         marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
         for place, split in enumerate(splits, 1):

@@ -7,11 +7,13 @@ shows at a step appears where the pointer is, by style alone.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from surefoot.reporting.charts import Axis, Chart, Line, Mark, axes
+from surefoot.reporting.charts import Axis, Chart, Line, Mark, Unit, axes
 from surefoot.reporting.ticks import on_axis, ticks, written
 
 _WIDTH, _HEIGHT = 2000, 1000  # of the stretched picture
@@ -115,7 +117,8 @@ def _mark(mark: Mark, horizontal: Axis, vertical: Axis, *, worded: bool) -> str:
 
 def _bands(chart: Chart, horizontal: Axis) -> list[str]:
     """Stripes from top to bottom, each with what the lines are there."""
-    steps = sorted({x for line in chart.lines for x, _ in line.points if not horizontal.logarithmic or x > 0})
+    lines = [_Placed.of(line, horizontal) for line in chart.lines]
+    steps = sorted({x for line in lines for x, _ in line.points})
     centres = (
         steps if len(steps) <= _BANDS else [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
     )
@@ -125,11 +128,7 @@ def _bands(chart: Chart, horizontal: Axis) -> list[str]:
     for centre, place, left, right in zip(centres, places, edges, edges[1:], strict=False):
         if right - left < 0.01:
             continue
-        told = [
-            f"{line.name} {value}"
-            for line in chart.lines
-            if (value := _value(line, centre, left, right, horizontal, chart))
-        ]
+        told = [f"{line.name} {value}" for line in lines if (value := line.told(centre, left, right, chart.unit))]
         if not told:
             continue
         head = f"step {written(centre)}"
@@ -143,15 +142,27 @@ def _bands(chart: Chart, horizontal: Axis) -> list[str]:
     return found
 
 
-def _value(line: Line, centre: float, left: float, right: float, horizontal: Axis, chart: Chart) -> str:
-    """What a line is in a stripe: its value, of a faint one its least and largest; nothing where it has none there."""
-    near: Sequence[tuple[float, float]] = [
-        point for point in line.points if left <= 100 * horizontal.place(point[0]) <= right
-    ]
-    if not near:
-        return ""
-    if line.faint:
-        low, high = min(y for _, y in near), max(y for _, y in near)
-        if low != high:
-            return f"{written(low, chart.unit)} \u2013 {written(high, chart.unit)}"
-    return written(min(near, key=lambda point: abs(point[0] - centre))[1], chart.unit)
+@dataclass(frozen=True)
+class _Placed:
+    """A line with where its points stand, in percent of the width."""
+
+    name: str
+    faint: bool
+    points: Sequence[tuple[float, float]]
+    places: Sequence[float]
+
+    @classmethod
+    def of(cls, line: Line, horizontal: Axis) -> _Placed:
+        points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
+        return cls(line.name, line.faint, points, [100 * horizontal.place(x) for x, _ in points])
+
+    def told(self, centre: float, left: float, right: float, unit: Unit) -> str:
+        """What the line is in a stripe: its value, of a faint one its least and largest; nothing where it has none there."""
+        near = self.points[bisect_left(self.places, left) : bisect_right(self.places, right)]
+        if not near:
+            return ""
+        if self.faint:
+            low, high = min(y for _, y in near), max(y for _, y in near)
+            if low != high:
+                return f"{written(low, unit)} \u2013 {written(high, unit)}"
+        return written(min(near, key=lambda point: abs(point[0] - centre))[1], unit)

@@ -44,13 +44,13 @@ class Tile:
     beside: str = ""
 
 
-def settings(run: RunTold) -> tuple[list[Setting], list[Setting]]:
+def settings(run: RunTold, *, most: int = _MOST, longest: int = _LONGEST) -> tuple[list[Setting], list[Setting]]:
     """The settings that somebody chose, and those left as they are; where origins are not known, all are among the first."""
     rows = [
-        Setting(name, shown(value), run.origins.get(name, ""))
+        Setting(name, shown(value, longest=longest), run.origins.get(name, ""))
         for name, value in run.settings.items()
         if value is not None
-    ][:_MOST]
+    ][:most]
     chosen = [row for row in rows if row.origin != "default"]
     return chosen, [row for row in rows if row.origin == "default"]
 
@@ -66,7 +66,7 @@ def differing(runs: Sequence[RunTold]) -> list[tuple[str, list[str]]]:
     return found[:_MOST]
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, *, longest: int = _LONGEST) -> str:
     """A setting as one line.
 
     >>> shown(3e-4), shown(True), shown(None), shown(["a", 1]), shown("5%")
@@ -80,7 +80,7 @@ def shown(value: Any) -> str:
         text = ", ".join(shown(held) for held in value)
     else:
         text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} \u2026"
+    return text if len(text) <= longest else f"{text[:longest]} \u2026"
 
 
 def shares(run: RunTold) -> list[Share]:

@@ -104,12 +104,13 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: who looks is one person on this machine."""
 
+    server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
+    server.daemon_threads, server.allow_reuse_address = True, True
     try:
-        server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
-        server.daemon_threads, server.allow_reuse_address = True, True
         server.server_bind()
         server.server_activate()
     except OSError as problem:
+        server.server_close()
         raise ConfigError(
             f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or none for a free one"
         ) from problem
