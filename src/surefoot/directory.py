@@ -154,10 +154,19 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "numpy": _version("numpy"),
         "processors": os.cpu_count(),
+        "memory_bytes": machine_memory_bytes(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "directory": os.getcwd(),
         "git_commit": _git_commit(),
     }
+
+
+def machine_memory_bytes() -> int | None:
+    """The memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # the first: on Windows there is no sysconf
+        return None
 
 
 def _make(path: Path) -> None:
