@@ -165,7 +165,7 @@ PARTS = (
     ),
     Part(
         "Meter row",
-        "Index, loss, count, norm, how much was limited, skipped: a row of tensors that wait on the device until the next log reads them all"
+        "Index, loss, count, norm, how much was limited, skipped: a row of tensors that wait on the device until a log reads them all"
         " at once. A checkpoint holds the rows that were not logged yet.",
         (Line("record(step)"),),
     ),
