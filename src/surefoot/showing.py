@@ -60,7 +60,7 @@ def tinted_by_loss(
     for place, loss in enumerate([None, *losses]):
         if tokens[place] == tokenizer.end:
             continue
-        held += 0.0 if loss is None else max(0.0, loss)  # rounding makes a sure thing's loss -0.0 or a little less
+        held += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets pass what is not a number
         text = tokenizer.decode(tokens[: place + 1])
         if len(text) > done and whole.startswith(text):  # no character is begun and not ended
             number = held if place and math.isfinite(held) else None
