@@ -10,6 +10,7 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnosis import Finding
 from surefoot.panels import Panels
 from surefoot.reporting import tables
 from surefoot.reporting.charts import Chart
@@ -52,17 +53,6 @@ class Room:
     left_out: str = ""
 
 
-@dataclass(frozen=True)
-class Told:
-    """A finding as the page shows it: how bad, in a sentence, by which numbers, why perhaps, and what to try."""
-
-    severity: str
-    message: str
-    evidence: str = ""
-    causes: tuple[str, ...] = ()
-    tries: tuple[str, ...] = ()
-
-
 # tried one after the other until the page is small enough
 _ROOMS = (
     Room(None, 9, True, 300, 400),
@@ -74,7 +64,7 @@ _ROOMS = (
 def run_page(
     run: RunTold,
     *,
-    findings: Sequence[Told] = (),
+    findings: Sequence[Finding] = (),
     panels: Panels | None = None,
     running: bool = False,
     script: str = "",

@@ -73,6 +73,6 @@ def on_axis(value: float, unit: Unit = "number") -> str:
         if 10_000 <= size < 1e12 and size >= power:
             return f"{value / power:.4g}{letter}"
     if size >= 1e12 or 0 < size < 1e-3:
-        digits, _, power = f"{value:.2e}".partition("e")
-        return f"{float(digits):g}e{int(power)}"
+        digits, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{int(exponent)}"
     return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"

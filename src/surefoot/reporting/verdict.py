@@ -30,7 +30,7 @@ _ENDS: dict[str, State] = {  # by the first word of the event
     "failed": "failed",
 }
 _LATE = 0.8  # of a run: what is after that is its end
-_MOVED = 0.02  # of all that a score has moved in the run
+_MOVED = 0.02  # of all that a score has moved in the run; half of that, of what it was before, is a movement too
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ def _trend(found: Headline, curve: Curve) -> str:
     moved = max(values) - min(values)
     late_at = points[0][0] + _LATE * (points[-1][0] - points[0][0])
     late = [value for step, value in points if step <= late_at][-1]
-    change = (values[-1] - late) / moved if moved else 0.0
-    if abs(change) < _MOVED:
+    change = values[-1] - late
+    if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
         return "level"
     verb = "falling" if change < 0 else "rising"
     better = (change < 0) == (found.direction == "min")

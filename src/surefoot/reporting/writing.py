@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from surefoot.diagnosis import Finding, findings, history_in
 from surefoot.errors import ConfigError, DataError
 from surefoot.panels import Panels, read_panels
 from surefoot.reporting.page import POLICY, run_page, runs_page
 from surefoot.reporting.reading import read_run
 
 FILE = "report.html"  # in a run's directory
+_MOST_BYTES_READ = 64_000_000  # by findings, which hold all records: five times as much memory
 _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
 _FLOCK_KIND = 3 if sys.platform == "darwin" else 0
 
@@ -55,7 +57,10 @@ def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str
             panels = read_panels(run.path)
         except DataError as problem:
             run = replace(run, problems=(*run.problems, str(problem).partition("\n")[0]))
-    return run_page(run, panels=panels, running=running[0], script=script, policy=policy)
+    found, note = _findings(run.path)
+    if note:
+        run = replace(run, problems=(*run.problems, note))
+    return run_page(run, findings=found, panels=panels, running=running[0], script=script, policy=policy)
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
@@ -79,6 +84,18 @@ def write(page: str, target: Path) -> None:
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConfigError(f"cannot write {target}: {why}\n  choose another place: --out FILE") from problem
+
+
+def _findings(path: Path) -> tuple[list[Finding], str]:
+    """What is wrong with a run; and why that is not told, where there is too much to read or a fault of ours."""
+    try:
+        if (path / "metrics.jsonl").stat().st_size > _MOST_BYTES_READ:
+            return [], f"Findings are not looked for in so many records: surefoot diagnose {path}"
+        return findings(history_in(path)), ""
+    except FileNotFoundError:
+        return [], ""
+    except Exception as problem:
+        return [], f"Findings cannot be told: {type(problem).__name__}: {problem}"
 
 
 def refuse_no_run(path: Path) -> None:
