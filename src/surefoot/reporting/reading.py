@@ -28,13 +28,17 @@ PHASES = {
     "saving": "saving",
     "user": "your own code",
 }
-_SURELY_OWN = {
+_SPENT = {phase: f"{phase}_s" for phase in PHASES}
+_DRAWN = {
+    "loss",
+    "norm",
+    "norm_max",
+    "clipped",
+    "learning_rate",
+    "targets_per_s",
     "memory_bytes",
     "device_memory_bytes",
-    "loss_max",
-    "loss_max_step",
-    "skipped_steps",
-}  # also of newer versions
+}
 _MOST_CURVES = 60  # names of one kind: more are left out
 _MOST_EVENTS = 200
 _LONGEST_EVENT = 500  # letters
@@ -106,11 +110,13 @@ class Recorded:
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
-            if name in ("step", "kind") or not _is_number(value):
-                continue
-            self._add(self.train if name in OWN or name in _SURELY_OWN else self.users, name, step, value)
-        for phase in PHASES:
-            value = record.get(f"{phase}_s")
+            if name in _DRAWN:
+                if _is_number(value):
+                    self._add(self.train, name, step, value)
+            elif name not in OWN and _is_number(value):
+                self._add(self.users, name, step, value)
+        for phase, key in _SPENT.items():
+            value = record.get(key)
             if _is_number(value) and math.isfinite(value):
                 self.spent_s[phase] = self.spent_s.get(phase, 0.0) + value
         if _is_number(record.get("targets")):
