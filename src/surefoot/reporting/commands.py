@@ -26,7 +26,7 @@ def commands(run: RunTold, state: State) -> list[Command]:
     began = _words(first.get("command"))
     path = shlex.quote(str(run.path))
     found = []
-    if began and not began[0].endswith("pytest"):
+    if began:
         found.append(Command("Make it again", _with_place(_again(began), first)))
     by_verb = bool(began) and began[0] == "surefoot" and not run.script
     if state != "finished":
