@@ -58,6 +58,12 @@ def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -
     assert repr(found["held-out/loss"]) == "nan"
 
 
+def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(tmp_path: Path) -> None:
+    told = [train(1), train(2, float("nan"), loss_of_applied=1.5), train(3, float("nan"), loss_of_applied=0.0)]
+    loss = read_run(written(tmp_path / "run", told)).recorded.train["loss"]
+    assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], [2, 3])
+
+
 def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(tmp_path: Path) -> None:
     several = [layers(step, gradient_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
     held = read_run(written(tmp_path / "run", several)).recorded.layers

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.reporting.reading import PHASES, RunTold
+from surefoot.reporting.reading import RunTold
+from surefoot.reporting.recorded import PHASES
 from surefoot.reporting.ticks import written
 from surefoot.reporting.verdict import Headline, State, headline
 

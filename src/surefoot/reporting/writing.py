@@ -27,6 +27,12 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
     out: the file to write. Absent: report.html in the run's directory, or, of several runs, in the current one.
     The page needs no network and no other file, and has at most a megabyte. It is there whole or not at all. Raises
     `ConfigError` where a path is no directory of a run, or the file cannot be written.
+
+    >>> import tempfile
+    >>> run = Path(tempfile.mkdtemp())
+    >>> _ = (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 2.5}' + chr(10))
+    >>> report(run).name, report(run).read_text()[:15]
+    ('report.html', '<!DOCTYPE html>')
     """
     if not paths:
         raise ConfigError("report on which run? give the directory of one, or of several")
