@@ -55,8 +55,20 @@ if TYPE_CHECKING:
         schedule_free,
         sgd,
     )
+    from surefoot.panels import (
+        ConfusionMatrix,
+        Curves,
+        Example,
+        Examples,
+        Panels,
+        Picture,
+        Pictures,
+        TintedText,
+        read_panels,
+    )
     from surefoot.plateau import Plateau
     from surefoot.profiling.profile import Profile, profile
+    from surefoot.reporting.writing import report
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -71,6 +83,7 @@ if TYPE_CHECKING:
         warmup_cosine,
         warmup_stable_decay,
     )
+    from surefoot.showing import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
     from surefoot.tune.find_batch import find_batch
@@ -86,9 +99,13 @@ __all__ = [
     "Choices",
     "Classified",
     "ConfigError",
+    "ConfusionMatrix",
+    "Curves",
     "DataError",
     "DivergedError",
     "EarlyStopping",
+    "Example",
+    "Examples",
     "Exported",
     "Finding",
     "HeldOut",
@@ -99,7 +116,10 @@ __all__ = [
     "Mixed",
     "Mixture",
     "Pairs",
+    "Panels",
     "Parallel",
+    "Picture",
+    "Pictures",
     "Plateau",
     "Profile",
     "Question",
@@ -110,6 +130,7 @@ __all__ = [
     "Step",
     "SubwordTokenizer",
     "SurefootError",
+    "TintedText",
     "TokenShards",
     "Windows",
     "accuracy",
@@ -121,9 +142,11 @@ __all__ = [
     "check_settings",
     "checkpoint",
     "choice_accuracy",
+    "classification_panels",
     "classification_scores",
     "classified",
     "cloze",
+    "confusion_panel",
     "constant",
     "continuation_accuracy",
     "cross_entropy",
@@ -131,6 +154,7 @@ __all__ = [
     "ddp",
     "diagnose",
     "encode_documents",
+    "examples_by_score",
     "exponential",
     "export",
     "find_batch",
@@ -165,10 +189,13 @@ __all__ = [
     "perplexity",
     "phrases",
     "picture_as_input",
+    "picture_png",
     "polynomial",
     "prepare_shards",
     "profile",
     "radam",
+    "read_panels",
+    "report",
     "save_gpt2",
     "scaling",
     "schedule_free",
@@ -177,6 +204,7 @@ __all__ = [
     "split_scores",
     "stdlib_documents",
     "step_decay",
+    "tinted_by_loss",
     "tokenizer_from_json",
     "top_k_accuracy",
     "update",
@@ -236,7 +264,26 @@ _HOME = {
         "schedule_free",
         "sgd",
     ),
+    "panels": (
+        "ConfusionMatrix",
+        "Curves",
+        "Example",
+        "Examples",
+        "Panels",
+        "Picture",
+        "Pictures",
+        "TintedText",
+        "read_panels",
+    ),
+    "showing": (
+        "classification_panels",
+        "confusion_panel",
+        "examples_by_score",
+        "picture_png",
+        "tinted_by_loss",
+    ),
     "plateau": ("Plateau",),
+    "reporting.writing": ("report",),
     "run": ("Run",),
     "schedules": (
         "constant",

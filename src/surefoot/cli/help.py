@@ -14,6 +14,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
   surefoot diagnose RUN           what is wrong with a run, and what to try
+  surefoot report RUN...          a page on a run, or several over each other
   surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
@@ -241,6 +242,25 @@ it says what was looked at.
 
   surefoot diagnose latest
   surefoot diagnose runs/mine --all
+""",
+    "report": """surefoot report RUN... [--out FILE] [--png] [--watch [--port N]]
+
+Write one page on a run: how it went in a sentence, what is wrong with it, loss
+and scores, rate, norms, speed, memory and time, layers, what the model does,
+settings, and the commands to make it again. One file of HTML of at most a
+megabyte that needs no network; every run leaves one in its directory when it
+ends (--report False to leave it out). The run may be finished, running or dead.
+Several runs: their curves over each other, and the settings that differ.
+
+  --out FILE   where to (default: RUN/report.html; of several: report.html)
+  --png        the main curves as a picture too, .png and .svg beside the page
+  --watch      serve the page on this machine, made anew while the run goes on
+  --port N     of --watch (default: one that is free)
+  --no-panels  do not make what the model does anew, where the run left none
+
+  surefoot report latest
+  surefoot report runs/a runs/b --out compared.html
+  surefoot report runs/mine --watch
 """,
     "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, diagnose, export, finders, help, profiled, submit, trained, verbs
+from surefoot.cli import compare, data, diagnose, export, finders, help, profiled, report, submit, trained, verbs
 from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
 
@@ -24,6 +24,7 @@ _VERBS = {
     "predict": trained.predict,
     "compare": compare.compare,
     "diagnose": diagnose.diagnose,
+    "report": report.report,
     "export": export.export,
     "data": data.data,
 }
