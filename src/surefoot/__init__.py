@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
+    from surefoot.diagnosis import Finding, diagnose
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
     from surefoot.exporting import Exported, export
@@ -104,6 +105,7 @@ __all__ = [
     "Example",
     "Examples",
     "Exported",
+    "Finding",
     "HeldOut",
     "ImageFiles",
     "ImageSets",
@@ -147,6 +149,7 @@ __all__ = [
     "cross_entropy",
     "data",
     "ddp",
+    "diagnose",
     "encode_documents",
     "examples_by_score",
     "exponential",
@@ -235,6 +238,7 @@ _HOME = {
     ),
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
+    "diagnosis": ("Finding", "diagnose"),
     "exporting": ("Exported", "export"),
     "evaluate": ("Split", "accuracy", "perplexity"),
     "judging": ("split_scores",),

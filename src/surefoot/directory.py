@@ -101,6 +101,11 @@ class RunDirectory:
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
 
+def held_here(path: Path) -> bool:
+    """Whether a run of this process trains into a directory now."""
+    return path.resolve() in _OPEN
+
+
 def directory_of_start(run: Path) -> str | None:
     """Where the command was given that began a run; None where that is not known."""
     try:
@@ -149,10 +154,19 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "numpy": _version("numpy"),
         "processors": os.cpu_count(),
+        "memory_bytes": machine_memory_bytes(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "directory": os.getcwd(),
         "git_commit": _git_commit(),
     }
+
+
+def machine_memory_bytes() -> int | None:
+    """The memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # the first: on Windows there is no sysconf
+        return None
 
 
 def _make(path: Path) -> None:

@@ -12,6 +12,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
+  surefoot diagnose RUN           what is wrong with a run, and what to try
   surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
@@ -202,6 +203,22 @@ drops, and + and @ where one follows on another; all is every shape.
   surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
   surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
   surefoot compare --schedules all gpt --preset shakespeare --out rates
+""",
+    "diagnose": """surefoot diagnose RUN [--all] [--json] [--strict]
+
+Say what a run's records show to be wrong, or worth knowing: what was found, the
+numbers and steps that show it, likely causes, and what to try, with the value
+of now. The run may be finished, dead, or training now; it is not changed.
+Errors come first: the run is broken or of no use. Warnings cost quality or
+time. Notes are worth knowing, and nothing need be wrong. Where nothing is found
+it says what was looked at.
+
+  --all      tell too what was found well, and what too little is recorded of
+  --json     one JSON object: run, steps, findings, well, unclear
+  --strict   leave with 1 where an error is found (default: 0 with any finding)
+
+  surefoot diagnose latest
+  surefoot diagnose runs/mine --all
 """,
     "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from surefoot.record import Record
 
+_NO_CURVES = {"layers", "data", "event"}  # nested, or words
+
 
 class TensorBoard:
     """An event directory; `from_step` is the step a run goes on from, and nothing later of an older sitting is shown."""
@@ -29,7 +31,7 @@ class TensorBoard:
                 self._add_pictures(record)
             case "outcome":
                 self._add_outcome(record)
-            case kind:
+            case kind if kind not in _NO_CURVES:
                 prefix = "" if kind == "scores" else f"{kind}/"
                 self._add(
                     [self.summary.Value(tag=prefix + name, simple_value=value) for name, value in _numbers(record)],
