@@ -144,8 +144,12 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    assert text.pieces[0][1] is None
-    assert math.fsum(value for _, value in text.pieces if value) == pytest.approx(float(losses.sum()), rel=1e-5)
+    assert text.pieces[0] == (text.text[0], None)
+    left = losses.tolist()
+    for piece, value in text.pieces[1:]:
+        of_piece, left = left[: len(piece.encode())], left[len(piece.encode()) :]
+        assert value == pytest.approx(math.fsum(of_piece), rel=1e-5)
+    assert left == []
 
 
 def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(there: Ended) -> None:
