@@ -92,7 +92,7 @@ PARTS = (
         "Feed",
         "The samples of a step are computed from its number: position in the epoch's permutation, augmentation from (seed, epoch,"
         " sample). Nothing was remembered from the step before.",
-        (Line("step = Step(state.step, feed(state.step), task, state)", fed),),
+        (Line("step = Step(state.step, feed(state.step)", fed),),
     ),
     Part(
         "Seeding",

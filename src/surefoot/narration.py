@@ -6,12 +6,14 @@ import math
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from surefoot.data.buckets import Buckets
+from surefoot.diagnosis.finding import Finding
 from surefoot.directory import RunDirectory
 from surefoot.evaluations import Evaluations
 from surefoot.parts import Parts
@@ -21,6 +23,7 @@ from surefoot.sinks.console import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000
 _MUCH_OF_THE_START = 0.1
+_NAMED = 3  # findings at the end of a run
 
 
 def header(parts: Parts, *, precision_chosen: str | None) -> str:
@@ -73,10 +76,18 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     return "\n".join(lines)
 
 
-def ending(parts: Parts, evaluations: Evaluations, *, skipped: int, told_by: str | None = None) -> str:
+def ending(
+    parts: Parts,
+    evaluations: Evaluations,
+    *,
+    skipped: int,
+    told_by: str | None = None,
+    found: Sequence[Finding] = (),
+) -> str:
     """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
 
-    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came.
+    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came. What was
+    `found` to be wrong has a line between them.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
     stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
@@ -93,6 +104,8 @@ def ending(parts: Parts, evaluations: Evaluations, *, skipped: int, told_by: str
     if evaluations.at_end is not None:
         told += _at_end(parts, *evaluations.at_end)
     lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
+    if found:
+        lines.append(_findings(found, parts.directory))
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -208,6 +221,21 @@ def _where_the_time_went(parts: Parts) -> list[str]:
     times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
     return [", ".join(parted)] if parted else []
+
+
+def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
+    """What is wrong by name, and what to type to have it explained.
+
+    >>> _findings([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
+    '2 findings: overfitting since step 400, data-bound'
+    """
+    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    told = f"{len(found)} finding{'s' * (len(found) > 1)}: {', '.join([*names, *more])}"
+    if directory is None:
+        return told
+    command = typed(Path(sys.argv[0]) if _by_command() else Path(sys.executable).with_name("surefoot"))
+    return f"{told}: {command} diagnose {shlex.quote(str(directory.path))}"
 
 
 def _moved(

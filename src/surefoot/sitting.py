@@ -28,7 +28,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
-from surefoot.remarks import remarks_of
+from surefoot.remarks import Remarks, remarks_of
 from surefoot.replicas import Comparison
 from surefoot.reporting.writing import report_at_end
 from surefoot.signals import Signals, to_terminal
@@ -67,6 +67,7 @@ class Sitting:
             compiled=parts.compiled,
             seen=self.whole.seen,
         )
+        self.remarks: list[Remarks] = []
         self.evaluated_step = 0  # the last one after which scores or a sample were due
 
     # --- opening and closing -------------------------------------------------------------------------------------
@@ -89,7 +90,8 @@ class Sitting:
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
                 self.journal.follow(now.parts.trackers, now.parts.directory, settings=now.parts.described)
-            self.journal.sinks[1:1] = remarks_of(self.parts, resumed=now.found is not None)  # behind the console
+            self.remarks = remarks_of(self.parts, resumed=now.found is not None)
+            self.journal.sinks[1:1] = self.remarks  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
             make_ready(self.parts)
@@ -172,8 +174,10 @@ class Sitting:
         if went_on and parts.finished and not due and self.wishes.ended_by is None:
             self._show()
         if went_on or self.wishes.ended_by is not None:
-            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=self.wishes.told_by))
-            self._happened(events.ended(parts, self.wishes))
+            self._happened(events.ended(parts, self.wishes))  # first: findings know by it that the run is over
+            found = [finding for remarks in self.remarks for finding in remarks.at_end()]
+            told_by = self.wishes.told_by
+            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=told_by, found=found))
 
     def _look_at_data(self) -> None:
         """Record what is seen of the data before the first step."""

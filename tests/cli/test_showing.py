@@ -73,8 +73,10 @@ def there(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Ended:
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_the_end_of_a_run_is_two_lines(recipe: str, ended: Ended) -> None:
-    how, following = ended.said[recipe].splitlines()
+def test_the_end_of_a_run_is_two_lines_and_one_of_what_is_wrong(recipe: str, ended: Ended) -> None:
+    how, *found, following = ended.said[recipe].splitlines()
+    assert len(found) <= 1
+    assert all(re.fullmatch(rf"\d findings?: [^:]+: surefoot diagnose runs/{recipe}", line) for line in found)
     score = {"gpt": "held-out/loss", "translation": "validation/bleu", "images": "held-out/loss"}[recipe]
     assert re.search(rf"; {score} ((fell|rose) from [\d.]+ at step \d to )?[\d.]+", how)
     assert f"surefoot evaluate runs/{recipe}" in following
@@ -83,7 +85,7 @@ def test_the_end_of_a_run_is_two_lines(recipe: str, ended: Ended) -> None:
 @pytest.mark.parametrize("recipe", SETTINGS)
 def test_every_command_in_it_works(recipe: str, there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
     commands = [shlex.split(found) for found in re.findall(r"surefoot ([^;\n]+)", there.said[recipe])]
-    assert [command[0] for command in commands] == ["predict", "evaluate"]
+    assert [command[0] for command in commands if command[0] != "diagnose"] == ["predict", "evaluate"]
     for command in commands:
         main(command)
         assert capsys.readouterr().out
@@ -100,6 +102,18 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
     main(shlex.split(following.partition("surefoot ")[2]))
     assert "finished: 6 steps" in capsys.readouterr().out
     assert sf.read_panels("runs/stopped") is not None
+
+
+def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--data.path=text.txt", *SETTINGS["gpt"][1:], "--out=runs/wrong", "--precision=fp32"]
+    main(["train", "gpt", *settings, "--length=120 steps", "--log-every=1 steps", "--optimizer.lr=1e-9"])
+    *_, how, found, _ = capsys.readouterr().out.splitlines()
+    assert how.startswith("finished: 120 steps")
+    named = re.fullmatch(r"(\d) findings?: ([^:]+): surefoot diagnose runs/wrong", found)
+    assert named is not None
+    wrong = [one for one in sf.diagnose("runs/wrong") if one.severity != "note"]
+    assert int(named[1]) == len(wrong) > 0
+    assert named[2].startswith(wrong[0].name)
 
 
 # --- the panels of the recipes -----------------------------------------------------------------------------------------
@@ -130,8 +144,12 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    assert text.pieces[0][1] is None
-    assert math.fsum(value for _, value in text.pieces if value) == pytest.approx(float(losses.sum()), rel=1e-5)
+    assert text.pieces[0] == (text.text[0], None)
+    left = losses.tolist()
+    for piece, value in text.pieces[1:]:
+        of_piece, left = left[: len(piece.encode())], left[len(piece.encode()) :]
+        assert value == pytest.approx(math.fsum(of_piece), rel=1e-5)
+    assert left == []
 
 
 def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(there: Ended) -> None:

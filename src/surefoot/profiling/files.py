@@ -9,7 +9,7 @@ from pathlib import Path
 from surefoot.errors import ConfigError
 from surefoot.profiling.memory_line import MemoryLine
 from surefoot.profiling.profile import Profile
-from surefoot.tune.drawing import COLOURS, drawing, write
+from surefoot.drawing import COLOURS, drawing, write
 
 
 def written(profile: Profile, place: Path) -> Profile:

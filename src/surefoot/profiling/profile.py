@@ -23,7 +23,7 @@ from surefoot.profiling.trying import Tried, ranked, tried
 from surefoot.profiling.variants import stepping, variants
 from surefoot.profiling.watched import Stepping
 from surefoot.run import Run
-from surefoot.tune.drawing import made
+from surefoot.drawing import made
 from surefoot.tune.unchanged import unchanged
 
 _WARM_UP = 3  # steps
