@@ -211,14 +211,14 @@ def dead() -> nn.Module:
 def half_dead() -> nn.Module:
     model = network()
     with torch.no_grad():
-        model[2].bias[:30] = -100.0  # type: ignore[index]
+        nn.init.constant_(model[2].bias[:30], -100.0)  # type: ignore[index]
     return model
 
 
 def saturated() -> nn.Module:
     model = network(nn.Tanh)
     with torch.no_grad():
-        model[0].weight.mul_(100)  # type: ignore[operator,union-attr]
+        model[0].weight.mul_(100)  # type: ignore[operator]
     return model
 
 
@@ -232,7 +232,7 @@ def one_large() -> nn.Module:
     model = network()
     model[2] = Scaled(48, 48)
     with torch.no_grad():
-        model[2].weight.mul_(1e5)  # type: ignore[operator,union-attr]
+        model[2].weight.mul_(1e5)  # type: ignore[operator]
     return model
 
 
