@@ -34,13 +34,20 @@ Describe = Callable[[Any], str]
 
 
 def look(
-    step: Step, *, samples: int = _SHORT, describe: Describe | None = None, ranks: int = 1, pieces: int | None = None
+    step: Step,
+    *,
+    samples: int = _SHORT,
+    passed_alone: int = MOST_LOSSES,
+    describe: Describe | None = None,
+    ranks: int = 1,
+    pieces: int | None = None,
 ) -> Look:
     """Make the gradients of a step under the glass and say what is to be seen there; no update is made.
 
     `samples`: how many are described, those of the largest losses; 0 leaves the losses of single samples out. `describe` puts one
-    into words. `ranks` made the step's `pieces` micro-batches between them, in order. Weights, buffers, gradients, modes and
-    generators are afterwards as they were. Raises `ConfigError` for models that are spread over ranks.
+    into words, and at most `passed_alone` are passed by themselves. `ranks` made the step's `pieces` micro-batches between them,
+    in order. Weights, buffers, gradients, modes and generators are afterwards as they were. Raises `ConfigError` for models that
+    are spread over ranks.
     """
     loss, state = step.task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
@@ -69,7 +76,7 @@ def look(
         first = None if finite else before or _first(step, glass, parameters, probes)
         if first is not None and first.micro_batch is not None:
             first = replace(first, rank=rank_of[first.micro_batch])
-        told = _samples(probes, first, samples, describe)
+        told = _samples(probes, first, samples, passed_alone, describe)
     return Look(
         step=step.index,
         loss=value,
@@ -83,7 +90,7 @@ def look(
             for loss, count in [glass.losses.get(held.index, (0.0, 0))]
         ],
         samples=told,
-        notes=_notes(step, told, samples),
+        notes=_notes(step, told),
     )
 
 
@@ -168,7 +175,9 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
     return First("inputs", named, micro_batch=micro_batch.index, samples=samples)
 
 
-def _samples(probes: Mapping[int, Probe], first: First | None, most: int, describe: Describe | None) -> list[OfSample]:
+def _samples(
+    probes: Mapping[int, Probe], first: First | None, most: int, passed_alone: int, describe: Describe | None
+) -> list[OfSample]:
     """The samples of the step by their losses, what is not finite first; the first `most` of them in words."""
     if most == 0:
         return []
@@ -178,7 +187,7 @@ def _samples(probes: Mapping[int, Probe], first: First | None, most: int, descri
         micro_batch = probe.micro_batch
         for row, (sample, epoch) in enumerate(zip(micro_batch.ids, micro_batch.epochs, strict=True)):
             loss = norm = None
-            if probe.can_cut and len(found) < MOST_LOSSES:
+            if probe.can_cut and len(found) < passed_alone:
                 loss = probe.loss([row], mode="evaluation")
                 norm = probe.gradient_norm([row], mode="evaluation") if total <= MOST_GRADIENTS else None
             found.append((OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row))
@@ -208,14 +217,15 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
     return in_words(one)
 
 
-def _notes(step: Step, told: Sequence[OfSample], asked: int) -> list[str]:
+def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
     notes = []
-    if asked and told and all(sample.loss is None for sample in told):
+    passed = sum(sample.loss is not None for sample in told)
+    if told and not passed:
         notes.append(
             "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one"
         )
-    elif asked and len(told) > MOST_LOSSES:
-        notes.append(f"of {len(told):,} samples the first {MOST_LOSSES} were passed by themselves")
+    elif passed < len(told):
+        notes.append(f"of {len(told):,} samples {passed} were passed by themselves")
     if any(held.count == 0 for held in step.micro_batches):
         notes.append("micro-batches that count nothing are not passed")
     return notes

@@ -46,7 +46,7 @@ class Tally:
         """Over the values of both.
 
         >>> both = tally(torch.tensor([3.0, 0.0])) + tally(torch.tensor([-4.0, 0.0]))
-        >>> both.mean, both.rms, both.largest, both.zeros
+        >>> both.mean, round(both.rms, 12), both.largest, both.zeros
         (-0.25, 2.5, 4.0, 0.5)
         """
         own, others = self.numbers - self.nonfinite, other.numbers - other.nonfinite
