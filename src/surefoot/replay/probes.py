@@ -7,8 +7,8 @@ are afterwards as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.loop import State, Step
-from surefoot.loss_sum import scalar
-from surefoot.means import Mean
+from surefoot.loop import State, Step, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.gradients import clear
 from surefoot.parallel import Alone
@@ -75,21 +73,27 @@ class Probe:
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
-        with torch.no_grad():
-            return self._passed(chosen, mode, _counted)
+        task = self.task
+        assert task.loss is not None  # who makes steps again has one
+        found: float | None = None
+        with self._trying(mode), torch.no_grad():
+            seed_generators(fold(task.key, self.step.index, self.micro_batch.index))
+            with task.precision.autocast():
+                value, count = value_of(task.loss(task.forward, self.batch(chosen)))
+            found = None if count == 0 else value
+        return found
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The norm of the gradient of the mean loss over some of the samples; None where it cannot be computed of so few."""
-
-        def norm(result: Any) -> float:
-            mean = result[0] if isinstance(result, tuple) else result
-            if isinstance(mean, Mean):
-                mean = mean.total / max(float(mean.count), 1)
-            scalar(mean).backward()  # type: ignore[no-untyped-call]
-            return norm_of([held.grad for held in _parameters(self.step.state) if held.grad is not None])
-
-        found = self._passed(chosen, mode, norm)
-        clear(_parameters(self.step.state))
+        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
+        step = Step(self.step.index, [few], self.task, self.step.state)
+        found: float | None = None
+        with self._trying(mode):
+            forward_backward(step)
+            assert step.pending is not None
+            scale = self.task.precision.loss_scale
+            factor = float(step.pending[1]) / (1.0 if scale is None else float(scale.scale))
+            found = factor * norm_of([held.grad for held in _parameters(step.state) if held.grad is not None])
         return found
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
@@ -112,17 +116,17 @@ class Probe:
         halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
-    def _passed(self, chosen: Sequence[int], mode: Mode, taken: Callable[[Any], float | None]) -> float | None:
-        task, micro_batch = self.task, self.micro_batch
-        assert task.loss is not None  # who makes steps again has one
+    @contextmanager
+    def _trying(self, mode: Mode) -> Iterator[None]:
+        """Begin from the buffers of the step; what fails is left: so few samples, or another mode, may not be what a layer takes."""
+        state = self.step.state
         _put(self.buffers)
-        seed_generators(fold(task.key, self.step.index, micro_batch.index))
         try:
-            with _mode(self.step.state, mode), task.precision.autocast():
-                result = task.loss(task.forward, self.batch(chosen))
-            return taken(result)
-        except Exception:  # so few samples, or another mode, may be what a loss or a layer cannot take
-            return None
+            with _mode(state, mode), suppress(Exception):
+                yield
+        finally:
+            clear(_parameters(state))
+            state.buffers.undo()
 
 
 def norm_of(gradients: Sequence[Tensor]) -> float:
@@ -139,11 +143,6 @@ def wide_norm(tensor: Tensor) -> Tensor:
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
     return found
-
-
-def _counted(result: Any) -> float | None:
-    value, count = value_of(result)
-    return None if count == 0 else value
 
 
 @contextmanager
