@@ -7,8 +7,8 @@ are afterwards as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -63,7 +63,10 @@ class Probe:
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
         models: dict[str, Any] = dict(step.state.models)
         called = models["model"] if list(models) == ["model"] else models
-        self.task = replace(step.task, forward=called, ranks=Alone())
+        plain = replace(
+            step.task.precision, loss_scale=None
+        )  # a single sample's gradient would overflow where the mean's does not
+        self.task = replace(step.task, forward=called, ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
         """The batch of some of the samples."""
@@ -74,27 +77,29 @@ class Probe:
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
         task = self.task
-        assert task.loss is not None  # who makes steps again has one
-        found: float | None = None
-        with self._trying(mode), torch.no_grad():
+        loss = task.loss
+        assert loss is not None  # who makes steps again has one
+
+        def passed() -> float | None:
             seed_generators(fold(task.key, self.step.index, self.micro_batch.index))
-            with task.precision.autocast():
-                value, count = value_of(task.loss(task.forward, self.batch(chosen)))
-            found = None if count == 0 else value
-        return found
+            with torch.no_grad(), task.precision.autocast():
+                value, count = value_of(loss(task.forward, self.batch(chosen)))
+            return None if count == 0 else value
+
+        return self._tried(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The norm of the gradient of the mean loss over some of the samples; None where it cannot be computed of so few."""
         few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
         step = Step(self.step.index, [few], self.task, self.step.state)
-        found: float | None = None
-        with self._trying(mode):
+
+        def passed() -> float:
             forward_backward(step)
             assert step.pending is not None
-            scale = self.task.precision.loss_scale
-            factor = float(step.pending[1]) / (1.0 if scale is None else float(scale.scale))
-            found = factor * norm_of([held.grad for held in _parameters(step.state) if held.grad is not None])
-        return found
+            gradients = [held.grad for held in _parameters(step.state) if held.grad is not None]
+            return float(step.pending[1]) * norm_of(gradients)
+
+        return self._tried(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
         """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
@@ -116,14 +121,15 @@ class Probe:
         halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
-    @contextmanager
-    def _trying(self, mode: Mode) -> Iterator[None]:
-        """Begin from the buffers of the step; what fails is left: so few samples, or another mode, may not be what a layer takes."""
+    def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
+        """What passing comes to, from the buffers of the step on; None where it fails."""
         state = self.step.state
         _put(self.buffers)
         try:
-            with _mode(state, mode), suppress(Exception):
-                yield
+            with _mode(state, mode):
+                return passed()
+        except Exception:  # so few samples, or another mode, may not be what a layer takes
+            return None
         finally:
             clear(_parameters(state))
             state.buffers.undo()
