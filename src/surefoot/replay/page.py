@@ -98,7 +98,7 @@ def _described(sample: OfSample) -> list[str]:
 def _modules(look: Look) -> list[str]:
     if not look.modules:
         return []
-    numbers = f"{'mean':>9} {'rms':>9} {'largest':>9} {'zeros':>6} {'not finite':>11}"
+    numbers = f"{'mean':>9} {'rms':>9} {'largest':>9} {'zeros':>6} {'not finite':>10}"
     head = f"{'module, in the order of the forward pass':<{_NAME + 16}} {numbers}"
     chosen, left_out = _chosen(look.modules, [bool(held.output.nonfinite) for held in look.modules])
     return ["", head, *(_module(held) for held in chosen), *_left_out(left_out, "modules")]
@@ -110,7 +110,7 @@ def _module(held: OfModule) -> str:
     name = _short(held.name or "the model", _NAME)
     bad = str(told.nonfinite) if told.nonfinite else "-"
     zeros = f"{told.zeros:.0%}" if told.zeros else "-"
-    return f"{name:<{_NAME}} {_short(kind, 15):<15} {told.mean:>9.3g} {told.rms:>9.3g} {told.largest:>9.3g} {zeros:>6} {bad:>11}"
+    return f"{name:<{_NAME}} {_short(kind, 15):<15} {told.mean:>9.3g} {told.rms:>9.3g} {told.largest:>9.3g} {zeros:>6} {bad:>10}"
 
 
 def _parameters(look: Look) -> list[str]:
