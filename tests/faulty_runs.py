@@ -44,8 +44,10 @@ class Act(nn.Module):
         super().__init__()
         self.fault, self.step = config.fault, config.step
         self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.calls = nn.Buffer(torch.zeros(()), persistent=False)
 
     def forward(self, x_BC: Tensor) -> Tensor:
+        self.calls += 1
         match self.fault:
             case "magnitude":
                 return torch.where(x_BC.abs() > 0.2 * LARGE, x_BC.exp().square().exp(), torch.tanh(x_BC))
@@ -56,7 +58,7 @@ class Act(nn.Module):
                 return (x_BC * (x_BC.abs().amax(dim=1, keepdim=True) < 0.2 * LARGE)).abs().sqrt()
             case "step" if self.training:
                 self.steps += 1
-                return torch.tanh(x_BC) / (self.steps <= self.step)
+                return torch.tanh(x_BC) / (self.steps != self.step + 1)
         return torch.tanh(x_BC)
 
 

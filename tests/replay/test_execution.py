@@ -168,6 +168,7 @@ def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path: Path) -> None:
     def built() -> sf.Run:
         return small_runs.build(tmp_path / "run", keep=9, compile=True, length="6 steps", log_every="1 steps")

@@ -38,6 +38,7 @@ def after(run: sf.Run, steps: int) -> Step:
 def tensors(run: sf.Run) -> dict[str, Tensor]:
     contents = packed(run.parts.whole)
     found = {f"{file}/{name}": held for file in contents.files for name, held in contents.tensors(file).items()}
+    found |= {f"buffer/{name}": held for name, held in run.state.models["model"].named_buffers()}
     return found | {
         f"grad/{place}": held.grad for place, held in enumerate(run.state.parameters) if held.grad is not None
     }
@@ -69,15 +70,16 @@ def settings(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@pytest.mark.parametrize("fault", ["none", "magnitude"])
-def test_nothing_is_changed_by_a_look(fault: Any) -> None:
+@pytest.mark.parametrize(("fault", "samples"), [("none", 8), ("none", 0), ("magnitude", 8)])
+def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     config = Config(fault=fault)
     run = sf.Run(**settings(model=lambda: faulty_runs.Net(config), train=faulty_runs.data(config)[:2]))
     step = after(run, faulty_runs.first_step_of(config)[0])
     modes = [module.training for module in run.state.models["model"].modules()]
     before, drawn = {name: held.clone() for name, held in tensors(run).items()}, torch.get_rng_state()
-    look(step)
+    look(step, samples=samples)
     assert torch.equal(torch.get_rng_state(), drawn)
+    assert (run.state.buffers.passes, step.pending) == (0, None)
     assert [module.training for module in run.state.models["model"].modules()] == modes
     found = tensors(run)
     assert found.keys() == before.keys()
@@ -245,3 +247,10 @@ def replace_task(step: Step) -> Step:
 def test_a_step_without_a_fault_has_no_first() -> None:
     seen: Look = look(upcoming(linear(torch.randn(8, 2), torch.randn(8, 1))))
     assert (seen.first, seen.finite, seen.verdict) == (None, True, "everything in this step is finite")
+
+
+@pytest.mark.parametrize("checkpointing", ["blocks", "selective"])
+def test_what_is_computed_again_is_not_looked_at_twice(checkpointing: Any) -> None:
+    plain, again = (look(after(sf.Run(**settings(activation_checkpointing=how)), 1)) for how in ("off", checkpointing))
+    assert again.modules == plain.modules
+    assert {held.calls for held in again.modules} == {2}  # once in each micro-batch

@@ -109,6 +109,16 @@ def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(
     assert "everything in this step is finite" in page
 
 
+def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(command: Ran, tmp_path: Path) -> None:
+    """The state before the first bad step was saved after the record that tells of that step and of others."""
+    out = str(tmp_path / "run")
+    assert trained(command, Config(fault="sample", out=out, log_every="6 steps", save_every="24 steps"))[0] == 5
+    for step in ("4", "5"):
+        _, page, _ = command("replay", out, "--step", step, "--json", "--samples", "0")
+        found = json.loads(page)
+        assert (found["from_checkpoint"], found["logged"]) == (4, None)
+
+
 def test_a_norm_that_overflows_is_not_blamed_on_a_sample(command: Ran, tmp_path: Path) -> None:
     status, _, said = trained(command, Config(fault="norm", out=str(tmp_path / "run")))
     assert status == 5

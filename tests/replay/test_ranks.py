@@ -79,6 +79,13 @@ def test_steps_of_two_ranks_are_made_again_by_one_process_to_rounding(ranks: Ran
         torch.testing.assert_close(weights[name], held, rtol=1e-3, atol=1e-4)  # AdamW amplifies rounding
 
 
+def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: Ranks) -> None:
+    told = ranks(2, trained, fault="step", step=3)
+    seen = json.loads(told[1]["seen"])
+    assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
+    assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
+
+
 def looked_at_badly(**settings: Any) -> list[Any]:
     """A look that fails on rank 1 alone: what each rank is told of it."""
     run = faulty_runs.build(Config(**settings))

@@ -151,7 +151,7 @@ def replayed_from(
             say(f"note: {note}")  # type: ignore[misc]  # there is one
         for _ in again.steps(step):
             pass
-        coming, notes = again.next_step(), [*again.notes, *_notes(parts, known)]
+        coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=out)]
         with again.explaining(coming):
             seen = look(
                 coming,
@@ -213,7 +213,10 @@ def step_time_s(known: Sequence[Record]) -> float | None:
     return seconds / steps if steps > 0 else None
 
 
-def _notes(parts: Parts, known: Sequence[Record]) -> Iterator[str]:
+def _notes(parts: Parts, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
+    reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
+    if step > reached:
+        yield f"the run itself has made {reached} steps, as far as its records and checkpoints tell"
     if parts.compiled:
         yield "the step is looked at uncompiled: equal to rounding"
     if sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train") > 0:
