@@ -57,7 +57,7 @@ class Made:
     """
 
     step: Step
-    window: dict[str, float] | None = None
+    window: dict[str, Any] | None = None
 
     @property
     def index(self) -> int:
