@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from surefoot.plateau import Plateau
     from surefoot.profiling.profile import Profile, profile
+    from surefoot.replay.replaying import replayed
     from surefoot.reporting.writing import report
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -195,6 +196,7 @@ __all__ = [
     "profile",
     "radam",
     "read_panels",
+    "replayed",
     "report",
     "save_gpt2",
     "scaling",
@@ -284,6 +286,7 @@ _HOME = {
     ),
     "plateau": ("Plateau",),
     "reporting.writing": ("report",),
+    "replay.replaying": ("replayed",),
     "run": ("Run",),
     "schedules": (
         "constant",

@@ -15,6 +15,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
   surefoot diagnose RUN           what is wrong with a run, and what to try
   surefoot report RUN...          a page on a run, or several over each other
+  surefoot replay RUN --step N    make a past step again, and look into it
   surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
@@ -261,6 +262,24 @@ Several runs: their curves over each other, and the settings that differ.
   surefoot report latest
   surefoot report runs/a runs/b --out compared.html
   surefoot report runs/mine --watch
+""",
+    "replay": """surefoot replay RUN --step N [--samples K] [--json] [settings]
+surefoot replay RUN --bisect-nan
+
+Make step N (from 0) of a run again, from the nearest checkpoint before it, and
+show it: its samples with the loss of each, what every module put out, the
+gradient of every parameter, and what was first not finite, in which module and
+from which sample. On the same machine it is that step bit for bit, and where
+the records hold its loss, that is checked. Only reads the run's directory. It
+says first how many steps have to be made again, and about how long that takes.
+
+  --step N      the step, from 0
+  --bisect-nan  find the first bad step instead, and show it
+  --samples K   how many samples are shown (default: 8); 0 passes none alone
+  --json        everything as JSON
+
+  surefoot replay runs/mine --step 412
+  surefoot replay latest --bisect-nan
 """,
     "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
 
