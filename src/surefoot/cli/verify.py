@@ -49,7 +49,8 @@ def verify(arguments: list[str]) -> None:
             _told(problem.verdict, as_json=False, stream=sys.stderr)
             raise problem.cause from None
     _told(verdict, as_json=as_json, stream=sys.stdout)
-    sys.exit(verdict.exit_status)
+    if verdict.exit_status:
+        sys.exit(verdict.exit_status)
 
 
 class _NotBuiltError(Exception):

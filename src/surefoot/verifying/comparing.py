@@ -56,11 +56,11 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
     return found
 
 
-def tensors(saved: Contents, computed: Contents, *, exact: bool, rows: bool = True) -> list[Difference]:
+def tensors(saved: Contents, computed: Contents, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
     """The tensors, and what is plain beside them, in which a checkpoint differs from the state computed again.
 
-    Of each file the tensors that differ; one file is in memory at a time. Objects and values of the user's own are left out, and
-    with `rows` false the steps not yet on record too.
+    Of each file the tensors that differ, read one by one. Left out are objects and values of the user's own, and entries of the
+    state whose names begin as `without` says.
     """
     found = []
     for file in dict.fromkeys([*saved.files, *computed.files]):
@@ -69,7 +69,7 @@ def tensors(saved: Contents, computed: Contents, *, exact: bool, rows: bool = Tr
             found.append(_absent(f"{file}.safetensors", saved=there))
             continue
         for name in dict.fromkeys([*saved.files[file], *computed.files[file]]):
-            if name.startswith(_OF_THE_USER) or (file == "state" and name.startswith("meter/") and not rows):
+            if file == "state" and name.startswith((*_OF_THE_USER, *without)):
                 continue
             where = f"{file}.safetensors, {name}"
             if name not in saved.files[file] or name not in computed.files[file]:
@@ -80,7 +80,7 @@ def tensors(saved: Contents, computed: Contents, *, exact: bool, rows: bool = Tr
                 found.append(difference)
     for name in _PLAIN if exact else ():
         one, other = saved.state.get(name), computed.state.get(name)
-        if one != other and (rows or name != "skipped_in_a_row"):
+        if one != other and not name.startswith(without):
             found.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(one, other)))
     return found
 

@@ -145,7 +145,7 @@ def _problem(
             step=wrong.step,
             file=FILE,
         )
-    meant = [line for line in lines if line.stop > proved and line.start < wrong.length]
+    meant = _meant(lines, wrong, proved)
     if not meant:
         where = "all of its lines are gone"
     elif len(meant) == 1:
@@ -159,6 +159,17 @@ def _problem(
         step=wrong.step,
         file=FILE,
     )
+
+
+def _meant(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
+    """The lines among which the change is: by their places, and by their steps where it moved those that follow."""
+    after = [line for line in lines if line.stop > proved]
+    count = sum(line.start < wrong.length for line in after)
+    while count and after[count - 1].record is not None and _step(after[count - 1]) > wrong.step:
+        count -= 1
+    while count < len(after) and 0 <= _step(after[count]) <= wrong.step and after[count].record["kind"] != "resumed":  # type: ignore[index]
+        count += 1
+    return after[:count]
 
 
 def _is_prefix(data: bytes, lines: Sequence[Line], proved: int) -> bool:

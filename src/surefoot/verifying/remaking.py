@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from surefoot import divergence
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import CheckpointError, first_line
@@ -132,8 +133,8 @@ class _Remaking:
     def _checkpoint(self, checkpoint: Checkpoint, stand: Execution) -> bool:
         """Compare; whether the steps that follow can be made from what was computed."""
         outcome, step = self.outcome, checkpoint.step
-        diverged = self._is_of_divergence(checkpoint)
-        found = tensors(checkpoint.found, stand.parts.packed(), exact=outcome.exact, rows=not diverged)
+        cleared = self._cleared(checkpoint, stand)
+        found = tensors(checkpoint.found, stand.parts.packed(), exact=outcome.exact, without=cleared)
         outcome.kept = outcome.kept or bool(checkpoint.found.state["kept"])
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
         if not wrong:
@@ -141,16 +142,22 @@ class _Remaking:
         else:
             outcome.problems += _of_checkpoint(wrong, checkpoint)
         both, self.astray = bool(wrong) and self.astray, bool(wrong)
-        return not (both or (diverged and step in self.resumed))
+        return not (both or (bool(cleared) and step in self.resumed))
 
-    def _is_of_divergence(self, checkpoint: Checkpoint) -> bool:
-        """Whether it was written when the run had diverged: steps after it were on the record then, and were not applied."""
+    def _cleared(self, checkpoint: Checkpoint, stand: Execution) -> tuple[str, ...]:
+        """What the end of a run that had diverged has cleared in the checkpoint that it wrote (`divergence.ended`)."""
         if checkpoint.manifest.log is None:
-            return False
+            return ()
         before = curve(line for line in self.files.log.lines if line.stop <= checkpoint.manifest.log[0])
-        return any(
-            line.record and line.record["kind"] == "train" and line.record["step"] > checkpoint.step for line in before
-        )
+        steps = [int(line.record["step"]) for line in before if line.record and line.record["kind"] == "train"]
+        if (
+            max(steps, default=0) > checkpoint.step
+        ):  # it is that of the last good step: later ones were on record, and not applied
+            return "meter/", "skipped_in_a_row"
+        latched = divergence.latched(stand.parts.state, stand.parts.task.max_bad_steps)
+        if latched and not checkpoint.found.state["skipped_in_a_row"]:
+            return "bad_in_a_row/", "skipped_in_a_row"
+        return ()
 
     def _beyond(self, found: list[Difference], what: str, kind: str) -> list[Difference]:
         """The differences that rounding does not explain; the largest of the others is remembered."""
