@@ -209,9 +209,9 @@ drops, and + and @ where one follows on another; all is every shape.
 Prove a run: every byte of its checkpoints and its records against their hashes,
 records against each other and the schedule, data against their fingerprints;
 then make steps again from checkpoints and compare losses, norms and tensors:
-bit for bit on the machine that made them, to rounding elsewhere. Says first what
-that costs; writes nothing; a run that goes on may be verified. Of a run that a
-script has made only files are checked; in the script: surefoot.verify(run).
+bit for bit on the machine that made them, to rounding elsewhere. Says first
+what that costs; writes nothing; a run that goes on may be verified. Of a run
+that a script has made only files are checked; in it: surefoot.verify(run).
 
   --all          make all steps again (default: where that takes two minutes)
   --steps N      of a window, from a checkpoint on (default: 100)

@@ -56,7 +56,7 @@ def verify(arguments: list[str]) -> None:
 class _NotBuiltError(Exception):
     """The run cannot be built again, and why; the files are checked all the same."""
 
-    def __init__(self, verdict: Verdict, cause: ConfigError) -> None:
+    def __init__(self, verdict: Verdict, cause: Exception) -> None:
         self.verdict, self.cause = verdict, cause
 
 
@@ -103,7 +103,7 @@ def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, An
         verdict = verify_files(run_path, why="the data cannot be read as they were", files=files)
         told = as_problem_of_data([line.strip() for line in str(problem).splitlines()], "the data")
         return dataclasses.replace(verdict, problems=[*verdict.problems, told])
-    except ConfigError as problem:
+    except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
         raise _NotBuiltError(verify_files(run_path, why="it cannot be built again", files=files), problem) from problem
     if run.parts.directory is None:
         raise ConfigError(f"what made {run_path} builds a run without a directory now: was `out` changed?")

@@ -48,11 +48,11 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
             continue
         if not exact and (name in _BY_THRESHOLD or not (isinstance(computed, float) or name in _COUNTED)):
             continue
-        saved = record.get(name, "absent")
+        saved = record.get(name)
         if _equal(saved, computed):
             continue
         apart = math.inf if name in _COUNTED else _apart(saved, computed)
-        found.append(Difference(name, apart, repr(saved), repr(computed)))
+        found.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
     return found
 
 
