@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         sgd,
     )
     from surefoot.plateau import Plateau
+    from surefoot.replay.replaying import replayed
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -164,6 +165,7 @@ __all__ = [
     "polynomial",
     "prepare_shards",
     "radam",
+    "replayed",
     "save_gpt2",
     "scaling",
     "schedule_free",
@@ -232,6 +234,7 @@ _HOME = {
         "sgd",
     ),
     "plateau": ("Plateau",),
+    "replay.replaying": ("replayed",),
     "run": ("Run",),
     "schedules": (
         "constant",

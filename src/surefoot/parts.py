@@ -63,6 +63,7 @@ class Parts:
     computed_again: str | None  # which blocks, in words
     init: str | None
     sample: Callable[[Any], str] | None
+    describe_sample: Callable[[Any], str] | None  # of a batch of one
     files: dict[str, str]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are

@@ -69,6 +69,7 @@ class Run:
     plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
+    describe_sample: a function of a batch of one sample that returns it in words, for `surefoot replay`; None: shapes and values.
     files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
     activation_checkpointing: "blocks" computes the model's repeated blocks again in the backward pass instead of keeping what is in
         them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
@@ -126,6 +127,7 @@ class Run:
         sample: Callable[[Any], str] | None = None,
         files: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        describe_sample: Callable[[Any], str] | None = None,
         example: str | None = None,
         about_data: Sequence[str] = (),
         console: bool = True,
@@ -286,6 +288,7 @@ class Run:
             computed_again=again,
             init=None if init is None else str(init),
             sample=sample,
+            describe_sample=describe_sample,
             files=checked_files(files or {}),
             example=example,
             about_data=tuple(about_data),

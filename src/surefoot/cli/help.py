@@ -12,6 +12,7 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
+  surefoot replay RUN --step N    make a past step again, and look into it
   surefoot verify RUN             check its files, make steps again, compare bits
   surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
@@ -203,6 +204,24 @@ drops, and + and @ where one follows on another; all is every shape.
   surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
   surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
   surefoot compare --schedules all gpt --preset shakespeare --out rates
+""",
+    "replay": """surefoot replay RUN --step N [--samples K] [--json] [settings]
+surefoot replay RUN --bisect-nan
+
+Make step N (from 0) of a run again, from the nearest checkpoint before it, and
+show it: its samples with the loss of each, what every module put out, the
+gradient of every parameter, and what was first not finite, in which module and
+from which sample. On the same machine it is that step bit for bit, and where
+the records hold its loss, that is checked. Only reads the run's directory. It
+says first how many steps have to be made again, and about how long that takes.
+
+  --step N      the step, from 0
+  --bisect-nan  find the first bad step instead, and show it
+  --samples K   how many samples are shown (default: 8); 0 passes none alone
+  --json        everything as JSON
+
+  surefoot replay runs/mine --step 412
+  surefoot replay latest --bisect-nan
 """,
     "verify": """surefoot verify RUN [--steps N] [--windows K] [--all] [--json] [settings]
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, export, finders, help, submit, trained, verbs, verify
+from surefoot.cli import compare, data, export, finders, help, replay, submit, trained, verbs, verify
 from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
 
@@ -22,6 +22,7 @@ _VERBS = {
     "evaluate": trained.evaluate,
     "predict": trained.predict,
     "compare": compare.compare,
+    "replay": replay.replay,
     "verify": verify.verify,
     "export": export.export,
     "data": data.data,

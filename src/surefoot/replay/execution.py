@@ -52,7 +52,8 @@ class Made:
     """A step that was made again; its tensors are on the device.
 
     `window` is what a record of training holds that was written after this step, where one was: loss, targets, norm, all over
-    the steps since the one before. Without what the user's own code has logged.
+    the steps since the one before; None too where a diverged run's last good state was saved amid them. Without what the
+    user's own code has logged.
     """
 
     step: Step
@@ -101,15 +102,21 @@ class Execution:
             feed.start(self.done, stop=until)
             while self.done < until:
                 step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
-                try:
+                with self.explaining(step):
                     forward_backward(step)
-                except Exception as problem:
-                    cause = crash.explained(problem, step=step.index, micro_batches=step.micro_batches)
-                    if cause is None:
-                        raise
-                    raise cause from problem
                 update(step)
                 yield self.made(step)
+
+    @contextmanager
+    def explaining(self, step: Step) -> Iterator[None]:
+        """What a step raises in this block, explained as the run itself would have, where the cause is known."""
+        try:
+            yield
+        except Exception as problem:
+            cause = crash.explained(problem, step=step.index, micro_batches=step.micro_batches)
+            if cause is None:
+                raise
+            raise cause from problem
 
     def next_step(self) -> Step:
         """The step that comes next, read and not made; `made` takes it back when it is."""
@@ -126,9 +133,11 @@ class Execution:
         due = self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)
         if not due:
             return Made(step)
+        begins = max((each for each in self.logged if each < self.done), default=0)
+        whole_window = not self.logged or len(whole.meter.rows) == self.done - begins
         window = whole.meter.read()
         whole.bad_steps.saw(window.skipped, done=self.done)
-        return Made(step, dict(window.values))
+        return Made(step, dict(window.values) if whole_window else None)
 
     def _steer(self) -> None:
         """Lower the learning rates as the scores after this step have lowered them."""

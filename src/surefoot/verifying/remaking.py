@@ -77,8 +77,7 @@ class _Remaking:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
                 self.outcome.loss_counts = self.outcome.loss_counts or isinstance(made.step.count, torch.Tensor)
-                if made.window is not None:
-                    self._record(made, stand)
+                self._record(made, stand)
                 self.watch(stand.done)
                 checkpoint = self.files.checkpoints.get(stand.done)
                 if checkpoint is not None and not self._checkpoint(checkpoint, stand):
@@ -100,10 +99,12 @@ class _Remaking:
 
     def _record(self, made: Made, stand: Execution) -> None:
         line = self.lines.get(made.index + 1)
-        if line is None or line.record is None or made.window is None:
+        if line is None or line.record is None:
             return
         outcome, step = self.outcome, made.index + 1
-        outcome.compared_records += 1
+        outcome.met_records += 1
+        if made.window is None:  # of steps before the checkpoint, which it does not hold
+            return
         rate = next(iter(stand.parts.state.trained.values())).optimizer.param_groups[0]["lr"]
         computed: dict[str, Any] = {**made.window, "learning_rate": rate}
         outcome.unknown |= line.record.keys() - computed.keys() - OWN

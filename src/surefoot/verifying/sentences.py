@@ -11,6 +11,15 @@ from surefoot.verifying.log import FILE
 from surefoot.verifying.verdict import Outcome, Problem, Window, counted, steps_in_words
 from surefoot.verifying.windows import cost_steps, gaps
 
+_OTHERS = {
+    "scores": "scores",
+    "end": "scores at the end",
+    "sample": "samples",
+    "layers": "records of layers",
+    "data": "of the data",
+}
+_EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a checkpoint)"
+
 
 def of_files(files: Files) -> list[str]:
     """What the files prove of themselves."""
@@ -58,6 +67,12 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
     newest = max(starts, default=0)
     if outcomes and end > newest:
         said.append(f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared")
+    wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}
+    unread = sum(outcome.met_records - len(outcome.records) for outcome in outcomes) - len(wrong)
+    if unread > 0:
+        said.append(
+            f"{counted(unread, 'record')}: over steps before a checkpoint that does not hold them, as after a divergence"
+        )
     unknown = sorted(set().union(*(outcome.unknown for outcome in outcomes)))
     if unknown:
         said.append(f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again")
@@ -99,10 +114,10 @@ def _proved(outcome: Outcome) -> list[str]:
     made, how = _reached(outcome), "bit for bit"
     if not outcome.exact:
         how = "to rounding"
-    of = "" if len(outcome.records) == outcome.compared_records else f" of {outcome.compared_records:,}"
+    of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = []
     if outcome.records:
-        parts.append(f"{len(outcome.records):,}{of} record{'s' * (outcome.compared_records != 1)}")
+        parts.append(f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}")
     if outcome.checkpoints:
         many = "s" * (len(outcome.checkpoints) > 1)
         parts.append(f"the checkpoint{many} of {steps_in_words(outcome.checkpoints)}")

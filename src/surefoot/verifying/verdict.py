@@ -81,7 +81,7 @@ class Outcome:
     records: list[int] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    compared_records: int = 0
+    met_records: int = 0  # on the way, comparable or not
     largest: dict[str, Largest] = field(default_factory=dict)  # "records", "tensors"
     unknown: set[str] = field(default_factory=set)
     loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
