@@ -10,8 +10,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from surefoot.verifying.comparing import drawn_anew, numbers, tensor
+from surefoot.checkpoint import Contents
+from surefoot.verifying.comparing import drawn_anew, numbers, tensor, tensors
 from surefoot.verifying.log import Noted, read
+from surefoot.verifying.rounding import judged
 from surefoot.verifying.verdict import Kind, Problem, Verdict, Window
 from surefoot.verifying.windows import cost_steps, gaps, planned
 
@@ -69,11 +71,11 @@ def noted(lines: list[bytes], *counts: int) -> list[Noted]:
         (5, "between the checkpoints of steps 3 and 7, in lines 4 to 7, 4 records of steps 4 to 7"),
     ],
 )
-@pytest.mark.parametrize("loss", [2.5, 2.0000000000001, 3])
-def test_a_changed_line_is_found_between_two_checkpoints(changed: int, where: str, loss: float) -> None:
+@pytest.mark.parametrize("loss", ["2.5", "3", "2." + 90 * "0" + "1"])
+def test_a_changed_line_is_found_between_two_checkpoints(changed: int, where: str, loss: str) -> None:
     """Also where it became longer or shorter."""
     now = [*LINES]
-    now[changed] = now[changed].replace(b"1.5", repr(loss).encode())
+    now[changed] = now[changed].replace(b"1.5", loss.encode())
     (problem,) = read(b"".join(now), noted(LINES, 2, 3, 7)).problems
     assert problem.text.endswith(f"it was changed {where}")
 
@@ -143,6 +145,25 @@ def test_zeros_of_other_sign_nan_integers_and_shapes_are_told_apart() -> None:
     shape = tensor("w", torch.zeros(2, 3), torch.zeros(3, 2))
     assert shape is not None
     assert (shape.saved, shape.computed) == ("float32 [2, 3]", "float32 [3, 2]")
+
+
+def test_to_rounding_an_entry_that_only_rounding_drives_is_judged_with_all_others() -> None:
+    """Its gradient was a billionth of the others', so its optimizer took it anywhere; the others must be where they were."""
+    weights = torch.full((100,), 1.0)
+    average = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 1.0)])
+    states = {"w/exp_avg": average, "w/step": torch.tensor(3.0)}
+    saved = Contents(3, {"model": {"w": weights, "mean": torch.ones(4)}, "optimizer": states})
+
+    def apart(place: int, by: float, name: str = "w") -> list[float]:
+        held = {"w": weights.clone(), "mean": torch.ones(4)}
+        held[name][place] += by
+        computed = Contents(3, {"model": held, "optimizer": states})
+        found = tensors(saved, computed, exact=False)
+        return [each.relative for each in judged(saved, computed, found, buffers={"mean"})]
+
+    assert apart(0, 0.05) == pytest.approx([0.0, 0.005], rel=1e-4)
+    assert apart(7, 0.05) == pytest.approx([0.05, 0.005], rel=1e-4)
+    assert apart(2, 0.05, "mean") == pytest.approx([0.025], rel=1e-4)
 
 
 def test_another_drawing_is_told_from_a_changed_entry() -> None:

@@ -107,6 +107,17 @@ def test_windows_tell_which_steps_they_do_not_prove_and_what_those_cost(run: Pat
     assert verdict.sentence.endswith("is proved bit for bit, in part")
 
 
+def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.verifying.whole.STEPS", 3)
+    assert sf.verify(build(run)).whole
+    monkeypatch.setattr("surefoot.verifying.whole._SOON_S", 0.0)
+    windows = [each.window.steps for each in sf.verify(build(run)).outcomes]
+    assert len(windows) == 5
+    assert max(windows) <= 3
+
+
 def test_with_no_windows_files_alone_are_checked(trained: Path) -> None:
     verdict = verified(trained, steps=5, windows=0)
     assert verdict.outcomes == []
@@ -179,9 +190,7 @@ def test_records_after_the_newest_checkpoint_are_said_not_to_be_covered(run: Pat
         file.write(json.dumps({"kind": "event", "step": 26, "what": "finished"}) + "\n")
     verdict = verified(run, steps=3, windows=1)
     assert verdict.sound
-    assert any(
-        "line 16, written after the newest checkpoint: no hash covers that" in line for line in verdict.not_proved
-    )
+    assert any("written after the newest checkpoint: no hash covers that" in line for line in verdict.not_proved)
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -401,6 +410,11 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     verdict = verified(tmp_path / "a")
     assert verdict.whole, str(verdict)
     assert verdict.sound, str(verdict)
+    environment = json.loads((tmp_path / "a" / "environment.json").read_text())
+    del environment["sittings"][1]
+    (tmp_path / "a" / "environment.json").write_text(json.dumps(environment))
+    lost = the_problem(verified(tmp_path / "a", steps=1, windows=0))
+    assert re.search(r"environment.json tells of no sitting that went on from step \d+", lost.text)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """What was saved against what was computed again: the numbers of a record, and every tensor of a checkpoint.
 
 On the machine that made it equal means every bit. Elsewhere floating-point numbers may differ by rounding: relative to the
-larger one for a number, relative to the largest saved entry for a tensor. What is counted is equal everywhere.
+larger one for a number, and for tensors as `rounding.py` says. What is counted is equal everywhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Difference:
     saved: str
     computed: str
     more: str = ""  # how much else differs beside it
+    file: str = ""  # of a checkpoint, as `Contents.files` names it
+    name: str = ""  # of the tensor
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
@@ -77,7 +79,7 @@ def tensors(saved: Contents, computed: Contents, *, exact: bool, without: tuple[
                 continue
             difference = tensor(where, _whole(saved.files[file][name]), _whole(computed.files[file][name]))
             if difference is not None:
-                found.append(difference)
+                found.append(replace(difference, file=file, name=name))
     for name in _PLAIN if exact else ():
         one, other = saved.state.get(name), computed.state.get(name)
         if one != other and not name.startswith(without):
@@ -89,7 +91,7 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     """The largest difference between two tensors, its place and both values; None where every bit is equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
-    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values')
+    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='')
     """
     if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
         kinds = [f"{str(held.dtype).removeprefix('torch.')} {list(held.shape)}" for held in (saved, computed)]
@@ -130,7 +132,8 @@ def drawn_anew(saved: Tensor, computed: Tensor) -> bool:
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     """A difference in a checkpoint as something that is wrong; `what` says in which."""
-    more = f" ({difference.more} differ{'s' if difference.more.startswith('1 ') else ''})" if difference.more else ""
+    verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
+    more = f" ({difference.more}{verb})" if difference.more else ""
     return Problem(
         "differs",
         f"{what}: {difference.where} was saved as {difference.saved}, and is {difference.computed} when computed again{more}",
@@ -144,7 +147,8 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
 
 def as_largest(difference: Difference, *, what: str) -> Largest:
     """A difference that is rounding, to tell of it."""
-    return Largest(difference.relative, f"{what}, {difference.where}", difference.saved, difference.computed)
+    together = f" {difference.more}" if difference.more.startswith("with") else ""
+    return Largest(difference.relative, f"{what}, {difference.where}{together}", difference.saved, difference.computed)
 
 
 def _whole(held: Tensor | Stored) -> Tensor:

@@ -17,6 +17,7 @@ from surefoot.replay.execution import Execution, Made, execution
 from surefoot.verifying.comparing import Difference, as_largest, as_problem, numbers, tensors
 from surefoot.verifying.files import Checkpoint, Files
 from surefoot.verifying.log import FILE, curve
+from surefoot.verifying.rounding import judged
 from surefoot.verifying.verdict import Outcome, Problem, Window
 
 Watching = Callable[[int], None]
@@ -135,7 +136,13 @@ class _Remaking:
         """Compare; whether the steps that follow can be made from what was computed."""
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
-        found = tensors(checkpoint.found, stand.parts.packed(), exact=outcome.exact, without=cleared)
+        now = stand.parts.packed()
+        found = tensors(checkpoint.found, now, exact=outcome.exact, without=cleared)
+        if not outcome.exact:
+            models = stand.parts.state.models.values()
+            found = judged(
+                checkpoint.found, now, found, buffers={name for model in models for name, _ in model.named_buffers()}
+            )
         outcome.kept = outcome.kept or bool(checkpoint.found.state["kept"])
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
         if not wrong:
@@ -173,9 +180,12 @@ class _Remaking:
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: Checkpoint) -> list[Problem]:
     """One problem for each tensor that differs, the weights first; of many the first few."""
+    first: dict[str, Difference] = {}  # a number that is too far by itself may be so with all others too
+    for difference in wrong:
+        first.setdefault(difference.where, difference)
     problems = [
         as_problem(each, step=checkpoint.step, what=checkpoint.path.name)
-        for each in sorted(wrong, key=lambda each: not each.where.startswith("model"))
+        for each in sorted(first.values(), key=lambda each: not each.where.startswith("model"))
     ]
     if len(problems) <= _NAMED:
         return problems
