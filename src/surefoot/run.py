@@ -66,6 +66,7 @@ class Run:
     count: targets in a batch over which the loss is a mean (default: its first dimension); called on the host.
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
+    watch_every: of which steps gradient, weights and update of every layer are recorded (docs/watching.md); None: of none.
     plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
@@ -113,6 +114,7 @@ class Run:
         evaluate_every: str = "1 epochs",
         sample_every: str | None = None,
         save_every: str = "5 min",
+        watch_every: str | None = "100 steps",
         compare_ranks_every: str = "1000 steps",
         keep: int = 3,
         keep_every: str | None = None,
@@ -150,6 +152,7 @@ class Run:
             evaluate_every=evaluate_every,
             sample_every=sample_every,
             save_every=save_every,
+            watch_every=watch_every,
             compare_ranks_every=compare_ranks_every,
             keep=keep,
             keep_every=keep_every,
@@ -179,6 +182,7 @@ class Run:
             keep_every=keep_every,
             stop_after=stop_after,
             time_limit=time_limit,
+            watch_every=watch_every,
             compare_ranks_every=compare_ranks_every,
         )
         schedule = schedule or constant()

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import surefoot as sf
 from surefoot.data.feed import Feed
 from surefoot.data.plan import Order
+from surefoot.layers import Layers
 from surefoot.loop import Step, steps
 from surefoot.micro_batch import MicroBatch
+from surefoot.watching import UNWATCHED, Watched
 
 STEPS, ALLOWED = 20, "step_unless_on_cpu"
 READING_OPERATORS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique2"}
@@ -157,11 +159,12 @@ def micro_batches() -> list[list[MicroBatch]]:
     ids=lambda changes: ",".join(changes) or "adamw",
 )
 def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
+    """Every second of them is watched."""
     if changes.get("optimizer") == "adamw8bit":
         pytest.importorskip("bitsandbytes")
         changes = {"optimizer": sf.adamw8bit(1e-2), "model": LargeNet}
     run = build(data(), **changes)
-    fed = micro_batches()
+    fed, looking = micro_batches(), layers(run)
     made = []
     with nothing_read():
         for step in steps(
@@ -172,6 +175,7 @@ def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
             clock=lambda phase: None,
             duties=NothingDue(),
             length=STEPS,
+            watch=lambda index: looking.watch(index) if index % 2 else UNWATCHED,
         ):
             assert step.norm is not None
             step.log(norm_again=step.norm, index=step.index)
@@ -183,6 +187,20 @@ def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
     )  # sample 7 comes once in five steps
     window = run.parts.whole.meter.read()
     assert window.values["skipped"] >= 4
+    watched = [step.watch for step in made if isinstance(step.watch, Watched)]
+    assert len(watched) == STEPS // 2
+    assert all(looking.read(each, count=8) is not None for each in watched)
+
+
+def layers(run: sf.Run) -> Layers:
+    return Layers(
+        run.state.models,
+        {name: trained.parameters for name, trained in run.state.trained.items()},
+        world=run.parts.world,
+        local_times=run.parts.task.ranks.local_times,
+        compiled=False,
+        seen=run.parts.whole.seen,
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,10 +257,12 @@ def test_on_a_gpu_twenty_steps_wait_for_nothing(changes: dict[str, Any]) -> None
         ]
         for parts in micro_batches()
     ]
+    looking = layers(run)
     arguments: dict[str, Any] = {
         "record": run.parts.whole.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
+        "watch": looking.watch,
     }
     for _ in steps(run.parts.task, run.state, feed=fed.__getitem__, length=2, **arguments):
         pass  # the first steps load kernels

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from surefoot.record import Record
 
+_NO_CURVES = {"layers", "data", "event"}  # nested, or words
+
 
 class TensorBoard:
     """An event directory; `from_step` is the step a run goes on from, and nothing later of an older sitting is shown."""
@@ -22,6 +24,8 @@ class TensorBoard:
         """Add the numbers of a record under its kind, at its step."""
         if record["kind"] == "sample":
             self.writer.add_text("sample", f"```\n{record['text']}\n```", record["step"])
+            return
+        if record["kind"] in _NO_CURVES:
             return
         prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
         scalars = [
