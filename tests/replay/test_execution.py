@@ -140,3 +140,41 @@ def test_another_machine_is_named(trained: Path) -> None:
             "made by 2 ranks (ddp) and again by one process",
             f"hardware was 'abacus', now {again.parts.machine()['hardware']!r}",
         ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": sf.muon(lr=0.02)},
+        {"optimizer": sf.schedule_free(lr=0.01), "ema": None, "schedule": None},
+        {"optimizer": sf.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"},
+        {"precision": "fp16", "ema": None},
+    ],
+    ids=["muon", "schedule-free", "sgd", "fp16"],
+)
+def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**changes, "length": "9 steps", "early_stopping": None, "evaluate": {}}
+
+    def built() -> sf.Run:
+        return small_runs.build(tmp_path / "run", keep=9, **settings)
+
+    built().train()
+    store = Store(tmp_path / "run" / "checkpoints")
+    with execution(built().parts, store.at(4), records=records(tmp_path / "run" / "metrics.jsonl")) as again:
+        assert [each.index for each in again.steps(9)] == [4, 5, 6, 7, 8]
+        found = tensors(again.parts.packed())
+    for name, held in tensors(store.at(9)).items():
+        torch.testing.assert_close(found[name], held, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path: Path) -> None:
+    def built() -> sf.Run:
+        return small_runs.build(tmp_path / "run", keep=9, compile=True, length="6 steps", log_every="1 steps")
+
+    built().train()
+    again = sf.replayed(built(), step=4)
+    assert again.logged is not None
+    assert again.logged.equal
+    assert any("uncompiled" in note for note in again.notes)
+    assert again.look.loss == pytest.approx(again.logged.then["loss"], rel=1e-5)

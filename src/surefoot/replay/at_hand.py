@@ -13,6 +13,7 @@ from surefoot.parts import Parts
 from surefoot.replay.look import First, Look
 from surefoot.replay.looking import MOST_GRADIENTS, look
 from surefoot.replay.page import sections
+from surefoot.seeding import untouched
 
 _SAMPLES = 8
 
@@ -62,7 +63,7 @@ def seen_at_hand(parts: Parts, bad: Sequence[int]) -> Seen | str:
 def _own(parts: Parts, step: int) -> Look | str:
     """What this rank sees of its own micro-batches; in words what has gone wrong in that."""
     try:
-        with closing(parts.supply.feed(workers=0)) as feed:
+        with untouched(), closing(parts.supply.feed(workers=0)) as feed:
             feed.start(step, stop=step + 1)
             micro_batches = feed.micro_batches(step)
         return look(

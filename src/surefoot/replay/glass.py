@@ -29,6 +29,7 @@ class Event:
     name: str
     micro_batch: int
     found: Tally
+    kind: str  # of the module
     rows: list[int] | None  # those that are not finite, where the tensor has a row for each sample
 
     @property
@@ -71,7 +72,7 @@ class Glass:
             event for event in self.events if event.bad and event.what == "output" and event.micro_batch == micro_batch
         )
         found = next(bad, None)
-        return "" if found is None else f"{found.name or 'the model'} ({self.of_modules[found.name].kind})"
+        return "" if found is None else f"{found.name or 'the model'} ({found.kind})"
 
     def _absorbed(self, place: int) -> bool:
         after = next((event for event in self.events[place + 1 :] if event.what in ("output", "loss")), None)
@@ -82,7 +83,8 @@ class Glass:
         """Hooks on every module and trained parameter; afterwards none."""
         with ExitStack() as hooks:
             for module, name in self.modules.items():
-                hooks.callback(module.register_forward_pre_hook(self._entered(name), with_kwargs=True).remove)
+                before = self._entered(name, type(module).__name__)
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(self._left(name, type(module).__name__)).remove)
             for name, parameter in parameters_of(self.models).items():
                 if parameter.requires_grad:
@@ -114,12 +116,12 @@ class Glass:
 
         return watched_loss
 
-    def _entered(self, name: str) -> Callable[..., None]:
+    def _entered(self, name: str, kind: str) -> Callable[..., None]:
         def before(_: nn.Module, inputs: Any, named: Any) -> None:
             if self.forward:
                 for tensor in floating((inputs, named)):
                     if not any(tensor is held for held in self.last):  # which was looked at as it came out
-                        self._saw("input", name, tensor, only_bad=True)
+                        self._saw("input", name, tensor, kind, only_bad=True)
 
         return before
 
@@ -128,31 +130,33 @@ class Glass:
             held = list(floating(outputs))
             for tensor in held:
                 if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
-                    tensor.register_hook(self._gradient("gradient of output", name))  # type: ignore[no-untyped-call]
+                    tensor.register_hook(self._gradient("gradient of output", name, kind))  # type: ignore[no-untyped-call]
             if not self.forward or not held:
                 return
             if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):
                 return  # a container hands on what its last part has put out
             before, found = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
             for tensor in held:
-                found = found + self._saw("output", name, tensor)
-            self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + found)
+                found = found + self._saw("output", name, tensor, kind)
             self.last = held
+            if isinstance(outputs, Mean):  # a loss that the model computes: no activation
+                return
+            self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + found)
 
         return after
 
-    def _gradient(self, what: str, name: str) -> Callable[[Tensor], None]:
+    def _gradient(self, what: str, name: str, kind: str = "") -> Callable[[Tensor], None]:
         def seen(gradient: Tensor) -> None:
-            self._saw(what, name, gradient, only_bad=True)
+            self._saw(what, name, gradient, kind, only_bad=True)
 
         return seen
 
-    def _saw(self, what: str, name: str, tensor: Tensor, *, only_bad: bool = False) -> Tally:
+    def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
         found = tally(tensor)
         if found.nonfinite or not only_bad:
             rows = len(self.step.micro_batches[self.place].ids)
             bad = bad_rows(tensor, rows) if found.nonfinite and what != "gradient" else None
-            self.events.append(Event(what, name, self.micro_batch, found, bad))
+            self.events.append(Event(what, name, self.micro_batch, found, kind, bad))
         return found
 
 

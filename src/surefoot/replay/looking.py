@@ -142,8 +142,7 @@ def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: 
     data = _in_data(micro_batch, event)
     if data is not None:
         return replace(data, reaches=glass.reached(event.micro_batch))
-    kind = glass.of_modules[event.name].kind if event.name in glass.of_modules else ""
-    found = First(event.what, event.name, kind=kind, micro_batch=event.micro_batch)
+    found = First(event.what, event.name, kind=event.kind, micro_batch=event.micro_batch)
     count = len(micro_batch.ids)
     bad = event.rows
     if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it

@@ -13,7 +13,6 @@ from surefoot.sinks.console import in_line, number, visible
 WIDE = 100
 _ROWS = 48  # of a table; what is not finite is always among them
 _NAME = 36
-_IDS = 12
 Row = TypeVar("Row")
 
 
@@ -49,10 +48,19 @@ def sections(look: Look, *, samples: int) -> list[str]:
 def _micro_batches(look: Look) -> list[str]:
     lines = ["", "micro-batch   loss        counted   samples"]
     for held in look.micro_batches:
-        shown = " ".join(map(str, held.ids[:_IDS])) + (f" ... ({len(held.ids)})" if len(held.ids) > _IDS else "")
         whose = "" if held.rank is None else f" (rank {held.rank})"
-        lines.append(f"{f'{held.index}{whose}':<13} {number(held.loss):<11} {number(held.count):<9} {shown}"[:WIDE])
+        line = f"{f'{held.index}{whose}':<13} {number(held.loss):<11} {number(held.count):<9}"
+        lines.append(f"{line} {_ids(held.ids, WIDE - len(line) - 1)}")
     return lines
+
+
+def _ids(ids: Sequence[int], wide: int) -> str:
+    """As many as there is room for, and how many they are."""
+    shown = " ".join(map(str, ids))
+    if len(shown) <= wide:
+        return shown
+    end = f" ... ({len(ids)} in all)"
+    return shown[: wide - len(end)].rpartition(" ")[0] + end
 
 
 def _samples(look: Look, most: int) -> list[str]:
@@ -73,6 +81,13 @@ def _samples(look: Look, most: int) -> list[str]:
         own = "-" if sample.gradient_norm is None else number(sample.gradient_norm)
         lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
         lines += _described(sample)
+    steepest = sorted(
+        (sample for sample in look.samples if math.isfinite(sample.gradient_norm or math.nan)),
+        key=lambda sample: -(sample.gradient_norm or 0.0),
+    )
+    if steepest:
+        named = ", ".join(f"{sample.id} ({number(sample.gradient_norm or 0.0)})" for sample in steepest[:5])
+        lines.append(f"largest gradients of single samples: {named}")
     return lines
 
 
@@ -83,7 +98,7 @@ def _described(sample: OfSample) -> list[str]:
 def _modules(look: Look) -> list[str]:
     if not look.modules:
         return []
-    numbers = f"{'mean':>9} {'rms':>9} {'largest':>9} {'zeros':>6} {'not finite':>11}"
+    numbers = f"{'mean':>9} {'rms':>9} {'largest':>9} {'zeros':>6} {'not finite':>10}"
     head = f"{'module, in the order of the forward pass':<{_NAME + 16}} {numbers}"
     chosen, left_out = _chosen(look.modules, [bool(held.output.nonfinite) for held in look.modules])
     return ["", head, *(_module(held) for held in chosen), *_left_out(left_out, "modules")]
@@ -95,7 +110,7 @@ def _module(held: OfModule) -> str:
     name = _short(held.name or "the model", _NAME)
     bad = str(told.nonfinite) if told.nonfinite else "-"
     zeros = f"{told.zeros:.0%}" if told.zeros else "-"
-    return f"{name:<{_NAME}} {_short(kind, 15):<15} {told.mean:>9.3g} {told.rms:>9.3g} {told.largest:>9.3g} {zeros:>6} {bad:>11}"
+    return f"{name:<{_NAME}} {_short(kind, 15):<15} {told.mean:>9.3g} {told.rms:>9.3g} {told.largest:>9.3g} {zeros:>6} {bad:>10}"
 
 
 def _parameters(look: Look) -> list[str]:

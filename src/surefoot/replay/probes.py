@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.loop import State, Step
-from surefoot.loss_sum import scalar
-from surefoot.means import Mean
+from surefoot.loop import State, Step, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.gradients import clear
 from surefoot.parallel import Alone
@@ -65,7 +63,10 @@ class Probe:
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
         models: dict[str, Any] = dict(step.state.models)
         called = models["model"] if list(models) == ["model"] else models
-        self.task = replace(step.task, forward=called, ranks=Alone())
+        plain = replace(
+            step.task.precision, loss_scale=None
+        )  # a single sample's gradient would overflow where the mean's does not
+        self.task = replace(step.task, forward=called, ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
         """The batch of some of the samples."""
@@ -75,22 +76,30 @@ class Probe:
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
-        with torch.no_grad():
-            return self._passed(chosen, mode, _counted)
+        task = self.task
+        loss = task.loss
+        assert loss is not None  # who makes steps again has one
+
+        def passed() -> float | None:
+            seed_generators(fold(task.key, self.step.index, self.micro_batch.index))
+            with torch.no_grad(), task.precision.autocast():
+                value, count = value_of(loss(task.forward, self.batch(chosen)))
+            return None if count == 0 else value
+
+        return self._tried(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The norm of the gradient of the mean loss over some of the samples; None where it cannot be computed of so few."""
+        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
+        step = Step(self.step.index, [few], self.task, self.step.state)
 
-        def norm(result: Any) -> float:
-            mean = result[0] if isinstance(result, tuple) else result
-            if isinstance(mean, Mean):
-                mean = mean.total / max(float(mean.count), 1)
-            scalar(mean).backward()  # type: ignore[no-untyped-call]
-            return norm_of([held.grad for held in _parameters(self.step.state) if held.grad is not None])
+        def passed() -> float:
+            forward_backward(step)
+            assert step.pending is not None
+            gradients = [held.grad for held in _parameters(step.state) if held.grad is not None]
+            return float(step.pending[1]) * norm_of(gradients)
 
-        found = self._passed(chosen, mode, norm)
-        clear(_parameters(self.step.state))
-        return found
+        return self._tried(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
         """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
@@ -112,17 +121,18 @@ class Probe:
         halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
-    def _passed(self, chosen: Sequence[int], mode: Mode, taken: Callable[[Any], float | None]) -> float | None:
-        task, micro_batch = self.task, self.micro_batch
-        assert task.loss is not None  # who makes steps again has one
+    def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
+        """What passing comes to, from the buffers of the step on; None where it fails."""
+        state = self.step.state
         _put(self.buffers)
-        seed_generators(fold(task.key, self.step.index, micro_batch.index))
         try:
-            with _mode(self.step.state, mode), task.precision.autocast():
-                result = task.loss(task.forward, self.batch(chosen))
-            return taken(result)
-        except Exception:  # so few samples, or another mode, may be what a loss or a layer cannot take
+            with _mode(state, mode):
+                return passed()
+        except Exception:  # so few samples, or another mode, may not be what a layer takes
             return None
+        finally:
+            clear(_parameters(state))
+            state.buffers.undo()
 
 
 def norm_of(gradients: Sequence[Tensor]) -> float:
@@ -139,11 +149,6 @@ def wide_norm(tensor: Tensor) -> Tensor:
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
     return found
-
-
-def _counted(result: Any) -> float | None:
-    value, count = value_of(result)
-    return None if count == 0 else value
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+_TOGETHER = 1 << 22  # values that are counted at once, in float64
+
 
 @dataclass(frozen=True)
 class Tally:
@@ -74,6 +76,8 @@ def tally(tensor: Tensor) -> Tally:
         held = tensor.detach()
         if not held.numel():
             return Tally()
+        if held.numel() > _TOGETHER:
+            return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
         good = torch.isfinite(held)
         bad = held.numel() - int(good.sum())
         nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
