@@ -166,15 +166,16 @@ def test_an_edited_loss_is_named_by_what_checkpoints_have_noted(run: Path) -> No
     first, again = verdict.problems
     assert (first.kind, first.file, verdict.exit_status) == ("damaged", "metrics.jsonl", 4)
     assert "it was changed between the checkpoints of steps 16 and 20, in line" in first.text
-    assert f"line {line}" in first.text or f"lines {line} to" in first.text or f"to {line}" in first.text
+    where = re.search(r"in lines (\d+) to (\d+), ", first.text)
+    assert where is not None
+    assert int(where[1]) <= line <= int(where[2])
     assert (again.kind, again.step, again.quantity, again.saved) == ("differs", 18, "loss", "1.0")
 
 
-def test_a_line_that_is_alone_between_two_checkpoints_is_named(run: Path) -> None:
-    line = forged.record_changed(run, lambda record: record.update(norm=1.0), step=6, hashes=False)
+def test_the_records_between_two_checkpoints_are_named(run: Path) -> None:
+    forged.record_changed(run, lambda record: record.update(norm=1.0), step=6, hashes=False)
     (damaged, _) = verified(run).problems
-    between = "between the checkpoints of steps 5 and 8"
-    assert f"{between}, in line {line}, the record of step 6" in damaged.text
+    assert re.search(r"between the checkpoints of steps 5 and 8, in lines? .*, .* records? of step 6$", damaged.text)
 
 
 def test_missing_records_are_named(run: Path) -> None:
@@ -375,7 +376,7 @@ def test_edited_targets_are_named_outside_of_windows_too(run: Path) -> None:
 def test_a_record_that_was_taken_out_is_missed(run: Path) -> None:
     data = (run / "metrics.jsonl").read_bytes()
     lines = data.splitlines(keepends=True)
-    gone = next(place for place, line in enumerate(lines) if json.loads(line)["step"] == 18)
+    gone = next(place for place, line in enumerate(lines) if b'"train", "step": 18,' in line)
     ends = [len(b"".join(lines[:count])) for count in range(len(lines) + 1)]
     now = [*lines[:gone], b"", *lines[gone + 1 :]]
     (run / "metrics.jsonl").write_bytes(b"".join(now))

@@ -183,7 +183,8 @@ def _of_steps(lines: Sequence[Line]) -> str:
         return ""
     if len(lines) == 1:
         return f", the record of step {steps[0]}"
-    return f", {counted(len(steps), 'record')} of steps {min(steps)} to {max(steps)}"
+    of = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
+    return f", {counted(len(steps), 'record')} of {of}"
 
 
 def _step(line: Line) -> int:
