@@ -1,4 +1,4 @@
-"""A run that was trained is proved, and whatever is planted in it is named: by hashes, by its records, or by steps made again; 4 s.
+"""A run that was trained is proved, and whatever is planted in it is named: by hashes, by its records, or by steps made again; 8 s.
 
 One run for all: dropout, three random generators, batch statistics, two micro-batches a step, an average of the weights, early
 stopping; records every 3 steps, checkpoints every 4. Each test plants something in a copy of its directory.
@@ -421,17 +421,27 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {
-            "plateau": sf.Plateau("min held-out/loss", patience=1, minimum_improvement=0.5),
-            "early_stopping": None,
-            "optimizer": sf.muon(lr=0.01),
-            "workers": 1,
-        },
-        {"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"},
-        {"ema": None, "optimizer": sf.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
-        {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=0.5)},
+        pytest.param(
+            {
+                "plateau": sf.Plateau("min held-out/loss", patience=1, minimum_improvement=0.5),
+                "early_stopping": None,
+                "optimizer": sf.muon(lr=0.01),
+                "workers": 1,
+            },
+            id="plateau and muon",
+        ),
+        pytest.param({"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"}, id="loss scale and quantile"),
+        pytest.param(
+            {"ema": None, "optimizer": sf.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
+            id="schedule-free",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=0.5)},
+            id="stopped early",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["plateau and muon", "loss scale and quantile", "schedule-free", "stopped early"],
 )
 def test_runs_of_other_kinds_are_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
     build(tmp_path / "a", **changes).train()
@@ -451,7 +461,9 @@ class From:
         return small_runs.loss(model, batch) * torch.where(moved >= self.passes, math.inf, 1.0)
 
 
-@pytest.mark.parametrize(("save_every", "newest"), [("4 steps", 26), ("100 steps", 22)])
+@pytest.mark.parametrize(
+    ("save_every", "newest"), [pytest.param("4 steps", 26, marks=pytest.mark.slow), ("100 steps", 22)]
+)
 def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
     tmp_path: Path, save_every: str, newest: int
 ) -> None:
@@ -545,12 +557,12 @@ def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path:
 
 
 def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
-    own = build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None)
+    own = build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps")
     with own:
         for step in own.steps():
             sf.forward_backward(step, small_runs.loss)
             sf.update(step)
-    verdict = sf.verify(build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None))
+    verdict = sf.verify(build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps"))
     assert verdict.sound, str(verdict)
     assert (
         "no step was made again: this run has no loss of its own, its script makes each step itself"
