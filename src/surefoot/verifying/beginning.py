@@ -5,7 +5,7 @@ from __future__ import annotations
 from surefoot.checkpoint import contents
 from surefoot.parts import Parts
 from surefoot.snapshot import file_name
-from surefoot.verifying.comparing import as_problem, drawn_anew, tensor
+from surefoot.verifying.comparing import TOLERANCE, as_problem, drawn_anew, tensor
 from surefoot.verifying.files import Files
 from surefoot.verifying.remaking import unlike
 from surefoot.verifying.verdict import Problem
@@ -23,6 +23,8 @@ def begun(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[st
     init = start.described["init"]
     if init is not None:
         return [], [], [f"the weights of step 0: they came from {init}, and are taken as they are saved"]
+    then = start.found.state["machine"]
+    other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
     problems: list[Problem] = []
     drawn = False
     for name, model in parts.state.models.items():
@@ -32,12 +34,12 @@ def begun(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[st
             difference = tensor(f"{file}.safetensors, {key}", saved[key], built) if key in saved else None
             if difference is None:
                 continue
-            if drawn_anew(saved[key], built):
+            rounded = bool(other) and difference.relative <= TOLERANCE
+            if rounded or drawn_anew(saved[key], built):
                 drawn = True
             else:
                 problems.append(as_problem(difference, step=0, what=start.path.name))
     if drawn:
-        other = unlike(start.found.state["machine"], parts.machine())
         why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
         return (
             [],

@@ -51,6 +51,17 @@ def verify(
 
     Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
     `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
+
+    >>> import tempfile, torch, surefoot
+    >>> def run(out):
+    ...     return surefoot.Run(
+    ...         model=lambda: torch.nn.Linear(2, 1), loss=lambda model, batch: model(batch[0]).square().mean(),
+    ...         train=(torch.ones(4, 2),), batch_size=2, length="4 steps", optimizer=surefoot.sgd(lr=0.1), out=out, console=False,
+    ...     )
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     run(out).train()
+    ...     print(verify(run(out)).proved[-1])
+    steps 0 to 4: 1 record and the checkpoint of step 4, bit for bit
     """
     parts = run.parts
     if parts.directory is None:
