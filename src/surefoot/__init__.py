@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from surefoot.tune.find_batch import find_batch
     from surefoot.tune.find_lr import find_lr
     from surefoot.tune.schedule_pictures import schedule_picture
+    from surefoot.verifying.whole import verify
 
 __all__ = [
     "Augmentation",
@@ -210,6 +211,7 @@ __all__ = [
     "tokenizer_from_json",
     "top_k_accuracy",
     "update",
+    "verify",
     "warm_restarts",
     "warmup_cosine",
     "warmup_stable_decay",
@@ -307,6 +309,7 @@ _HOME = {
     "tune.find_batch": ("find_batch",),
     "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
+    "verifying.whole": ("verify",),
 }
 _ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models", "scaling")
 

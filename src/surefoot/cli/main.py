@@ -21,6 +21,7 @@ from surefoot.cli import (
     submit,
     trained,
     verbs,
+    verify,
 )
 from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
@@ -39,6 +40,7 @@ _VERBS = {
     "diagnose": diagnose.diagnose,
     "report": report.report,
     "replay": replay.replay,
+    "verify": verify.verify,
     "export": export.export,
     "data": data.data,
 }
