@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train check test test-slow campaign campaign-restarts campaign-diagnose benchmark clean
+.PHONY: train check test test-slow campaign campaign-restarts campaign-diagnose benchmark benchmark-observing clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -30,6 +30,9 @@ campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which
 
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
+
+benchmark-observing: .venv/ready  ## what the live parts of a run cost
+	$(BIN)/python benchmarks/observing.py
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
 .venv/ready: pyproject.toml constraints.txt

@@ -3,7 +3,9 @@
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
+os.environ["RES_OPTIONS"] = (
+    "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
+)
 
 import torch  # reads the variable when it is imported
 

@@ -244,7 +244,8 @@ def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> No
     activity = Activity({"layer": layer})
     inputs = torch.randn(5, 3, requires_grad=True)
     with activity:
-        made = torch.utils.checkpoint.checkpoint(layer, inputs, use_reentrant=False)
+        whole = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+        made = torch.utils.checkpoint.checkpoint(whole, inputs, use_reentrant=False)
         torch.autograd.grad(made.sum(), inputs)
     assert activity.found["layer"].numbers == 15
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from surefoot.errors import DivergedError, first_line
 from surefoot.parts import Parts
 from surefoot.wishes import Wishes
@@ -9,8 +11,9 @@ from surefoot.wishes import Wishes
 
 def ended(parts: Parts, wishes: Wishes) -> str:
     """How a sitting ended that did not fail."""
-    if wishes.told_by is not None:
-        return f"stopped by {wishes.told_by}"
+    if wishes.ended_by is not None:
+        where = f" on rank {wishes.told_rank}" if wishes.told_rank else ""
+        return f"stopped by {signal.Signals(wishes.ended_by).name}{where}"
     if parts.state.step >= parts.length.steps:
         return "finished"
     if parts.out_of_patience:

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.diagnosis import SEVERITIES, Described, Finding, verdicts, worst_first
 from surefoot.diagnosis.architecture import kinds_of_models
@@ -65,6 +65,17 @@ class Remarks:
                 self._remark()
         except Exception as problem:  # nobody's run ends of what is wrong with a finding
             self._give_up(problem)
+
+    def at_end(self) -> list[Finding]:
+        """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
+        try:
+            history = self.collected.history(replace(self.described, standing="over"))
+            found = verdicts(history, broken=self._warn_of)
+        except Exception as problem:
+            self._give_up(problem)
+            return []
+        wrong = [each for each in found if isinstance(each, Finding) and each.severity != "note"]
+        return worst_first(wrong)
 
     def close(self) -> None:
         """Nothing is held open."""

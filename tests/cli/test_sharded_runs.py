@@ -1,0 +1,121 @@
+"""What FSDP has saved on two ranks, used by one process: every verb that reads a run, and pruning while it is written. 8 seconds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import Ranks
+from surefoot.checkpoint import Store
+from surefoot.cli.main import main
+from surefoot.sinks import records
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from it. " * 120
+NETWORK = ["--model.layers", "2", "--model.width", "16", "--model.heads", "2", "--model.context", "16"]
+SETTINGS = [*NETWORK, "--data.tokenizer", "characters", "--batch-size", "8", "--micro-batch-size", "2", "--ema", "0.9"]
+EVERY = [
+    "--evaluate-every",
+    "4 steps",
+    "--save-every",
+    "2 steps",
+    "--log-every",
+    "2 steps",
+    "--sample-every",
+    "100 steps",
+]
+
+
+def train(text: str, out: str, more: list[str]) -> None:
+    main(["train", "gpt", "--data.path", text, "--out", out, *SETTINGS, *EVERY, "--length", "12 steps", *more])
+
+
+@pytest.fixture(scope="module")
+def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the text, and two runs of it: of two ranks under FSDP, and of one process."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "text.txt").write_text(TEXT)
+    sharded = ["--parallel", "fsdp", "--keep", "2", "--keep-every", "4 steps"]
+    ranks(2, train, text=str(place / "text.txt"), out=str(place / "sharded"), more=sharded)
+    train(str(place / "text.txt"), str(place / "alone"), [])
+    return place
+
+
+def scores(printed: str) -> dict[str, float]:
+    """The numbers of lines such as "held-out/loss 2.3" in what `evaluate` prints."""
+    words = printed.replace("=", " ").split()
+    return {name: float(value) for name, value in itertools.pairwise(words) if name.startswith("held-out/")}
+
+
+def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path) -> None:
+    steps = [path.name for path in sorted((runs / "sharded" / "checkpoints").iterdir())]
+    wanted = {
+        0,
+        4,
+        8,
+        12,
+        10,
+    }  # the first, every fourth, the last two; and the best by held-out/loss, which is one of them
+    assert {int(name.removeprefix("step-")) for name in steps} == wanted
+    for name in steps:
+        files = {file.name for file in (runs / "sharded" / "checkpoints" / name).iterdir()}
+        pieces = {f"{kind}.0000{n}-of-00002.safetensors" for kind in ("model", "ema", "optimizer") for n in (1, 2)}
+        assert pieces <= files
+
+
+def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "scores"][-1]
+    capsys.readouterr()
+    main(["evaluate", str(runs / "sharded"), "--checkpoint", "12"])
+    said = capsys.readouterr().out
+    found = scores(said)
+    assert found, said
+    for name, value in found.items():
+        assert value == pytest.approx(last[name], rel=1e-3)
+
+
+def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    main(["predict", str(runs / "sharded"), "the quick", "--tokens", "5", "--temperature", "0"])
+    assert "the quick" in capsys.readouterr().out
+
+
+def test_compare_puts_a_sharded_run_beside_one_of_one_process(
+    runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    main(["compare", str(runs / "sharded"), str(runs / "alone"), "--out", str(tmp_path / "compared")])
+    table = json.loads((tmp_path / "compared" / "comparison.json").read_text())
+    assert "sharded" in json.dumps(table)
+    assert "alone" in json.dumps(table)
+    capsys.readouterr()
+
+
+def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
+    out = runs / "started"
+    train(str(runs / "text.txt"), str(out), ["--init", str(runs / "sharded"), "--stop-after", "1 steps"])
+    first, given = Store(out / "checkpoints").at(0), Store(runs / "sharded" / "checkpoints").at(12)
+    averaged = given.tensors("ema")
+    for name, tensor in first.tensors("model").items():
+        torch.testing.assert_close(tensor, averaged[name], rtol=0, atol=0)
+
+
+def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
+    runs: Path, capsys: pytest.CaptureFixture[str], ranks: Ranks
+) -> None:
+    out = runs / "half"
+    text = str(runs / "text.txt")
+    ranks(2, train, text=text, out=str(out), more=["--parallel", "fsdp", "--stop-after", "6 steps"])
+    capsys.readouterr()
+    train(text, str(out), [])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ranks was 2, now 1; parallel was 'fsdp', now 'none'" in said
+    losses = {}
+    for name in ("half", "alone"):
+        lines = records(runs / name / "metrics.jsonl")
+        losses[name] = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert losses["half"] == pytest.approx(losses["alone"], abs=1e-3)  # Muon amplifies rounding
