@@ -78,6 +78,7 @@ def unwatched() -> tuple[str, list[float]]:
         {"best": "min held-out/loss", "evaluate_every": "1 steps"},
         {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
         {"sample": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
+        {"panels": lambda model: [model(torch.randn(4, 8)), np.random.rand(), random.random()]},
     ],
     ids=",".join,
 )
@@ -198,11 +199,22 @@ class Watched(nn.Module):
 def observed(run: sf.Run) -> None:
     run.scores()
     run.sample()
+    run.panels()
+
+
+def panels(model: nn.Module) -> list[Any]:
+    model(torch.randn(4, 8))
+    return []
 
 
 def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -> None:
     run = build(
-        None, model=Watched, ema=None, sample=lambda model: str(model(torch.randn(4, 8)).sum()), length="6 steps"
+        None,
+        model=Watched,
+        ema=None,
+        sample=lambda model: str(model(torch.randn(4, 8)).sum()),
+        panels=panels,
+        length="6 steps",
     )
     model: Any = run.state.models["model"]
     model.frozen.eval()  # a part that its user keeps in evaluation mode stays there

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, export, finders, help, submit, trained, verbs
+from surefoot.cli import compare, data, diagnose, export, finders, help, profiled, report, submit, trained, verbs
 from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
 
@@ -17,11 +17,14 @@ _VERBS = {
     "plan": verbs.plan,
     "find-lr": finders.find_lr,
     "find-batch": finders.find_batch,
+    "profile": profiled.profile,
     "resume": verbs.resume,
     "submit": submit.submit,
     "evaluate": trained.evaluate,
     "predict": trained.predict,
     "compare": compare.compare,
+    "diagnose": diagnose.diagnose,
+    "report": report.report,
     "export": export.export,
     "data": data.data,
 }
