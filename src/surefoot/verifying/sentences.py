@@ -16,7 +16,7 @@ _OTHERS = {
     "end": "scores at the end",
     "sample": "samples",
     "layers": "records of layers",
-    "data": "of the data",
+    "data": "what was seen of the data",
 }
 _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a checkpoint)"
 
@@ -78,10 +78,10 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
         said.append(f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again")
     if any(outcome.kept for outcome in outcomes):
         said.append("what was given to run.keep: a loop's own body changes it, which cannot be done again")
-    if outcomes and files.log.of("scores"):
-        said.append(
-            "scores: they are not computed again (surefoot evaluate RUN --checkpoint STEP computes those of a checkpoint)"
-        )
+    kinds = {line.record["kind"] for line in files.log.curve if line.record is not None}
+    others = [name for kind, name in _OTHERS.items() if kind in kinds]
+    if outcomes and others:
+        said.append(f"{', '.join(others)}: not computed again{_EVALUATE if 'scores' in kinds else ''}")
     return said
 
 
