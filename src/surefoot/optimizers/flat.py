@@ -142,12 +142,12 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 
 def laid_out(parameters: list[nn.Parameter]) -> FlatGroup:
     """Move parameters into one tensor, as views of it; their bits stay as they are, and so do the objects."""
-    weights = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    weights = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float32)
     for parameter, place in zip(parameters, parts(weights, parameters), strict=True):
         place.copy_(parameter)
         parameter.data = place
     gradients, means, squares = (torch.zeros_like(weights) for _ in range(3))
-    return FlatGroup(parameters, weights, gradients, means, squares, torch.zeros(len(parameters)))
+    return FlatGroup(parameters, weights, gradients, means, squares, torch.zeros(len(parameters), dtype=torch.float32))
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

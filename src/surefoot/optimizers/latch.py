@@ -24,7 +24,7 @@ def skipped_where_bad(
     [0.0, 1.0, 1.0, 1.0]
     """
     if norm.is_cpu and loss_scale is None and _plainly_good(norm, loss, bad_in_a_row):
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32)
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (bad_in_a_row > most)).float()
     counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
