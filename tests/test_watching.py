@@ -244,7 +244,8 @@ def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> No
     activity = Activity({"layer": layer})
     inputs = torch.randn(5, 3, requires_grad=True)
     with activity:
-        made = torch.utils.checkpoint.checkpoint(layer, inputs, use_reentrant=False)
+        whole = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+        made = torch.utils.checkpoint.checkpoint(whole, inputs, use_reentrant=False)
         torch.autograd.grad(made.sum(), inputs)
     assert activity.found["layer"].numbers == 15
 
@@ -276,6 +277,29 @@ def test_what_an_activation_overwrites_is_not_asked_for() -> None:
     module = nn.SiLU(inplace=True)
     given = torch.full((4,), -9.0)
     assert FLAT_ENDS[nn.SiLU](module, given, module(given)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
+def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(FEATURES, CLASSES).to(dtype))
+            self.bias = nn.Parameter(torch.zeros(CLASSES))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            made = inputs.to(self.weight.dtype) @ self.weight
+            return (made.real if dtype.is_complex else made).float() + self.bias
+
+    run = build(tmp_path / "run", model=Other, train=tokens(SAMPLES, seed=5), length="1 steps")
+    before = run.state.models["model"].get_parameter("weight").detach().clone()
+    run.train()
+    (record,) = layers(tmp_path / "run")
+    after = run.state.models["model"].get_parameter("weight").detach()
+    wide = torch.promote_types(dtype, torch.float32)
+    assert record["weight_norm"]["weight"] == pytest.approx(float(before.to(wide).norm()), rel=1e-6)
+    assert record["update_norm"]["weight"] == pytest.approx(float((after - before).to(wide).norm()), rel=1e-3)
+    assert record["zero_rows"] == {"weight": 0.0}
 
 
 def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from surefoot.optimizers.ema import check_decay
 from surefoot.plateau import Plateau, refuse_end_before_reduction
 from surefoot.precision import precision as chosen_precision
 from surefoot.schedules import Joined, Schedule
+from surefoot.sinks.tracking.names import tracker_names
 from surefoot.stopping import EarlyStopping
 from surefoot.synchronised_norms import check_device
 from surefoot.world import device_called
 
 _SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
-_NOT_WRONG = {"out", "compile", "deterministic", "init", "parallel"}  # whatever their value
+_NOT_WRONG = {"out", "compile", "deterministic", "init", "parallel", "report"}  # whatever their value
 
 
 def check_settings(
@@ -46,6 +47,7 @@ def check_settings(
     save_every: str | None = None,
     compare_ranks_every: str | None = None,
     watch_every: str | None = None,
+    trackers: str | Sequence[str] | None = None,
     keep: int = 1,
     keep_every: str | None = None,
     stop_after: str | None = None,
@@ -91,6 +93,7 @@ def check_settings(
         check(lambda: planned(stop_after, samples_per_epoch=samples, batch_size=size, setting="stop_after"))
     if time_limit is not None:
         check(lambda: seconds(time_limit, setting="time_limit"))
+    check(lambda: tracker_names(trackers))
     check(lambda: clipping(clip))
     check(lambda: check_keep(keep))
     if ema is not None:

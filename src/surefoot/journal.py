@@ -1,13 +1,16 @@
-"""Where the records of a sitting go: the console, metrics.jsonl and TensorBoard. One that cannot take them ends no run."""
+"""Where the records of a sitting go: the console, metrics.jsonl, TensorBoard, trackers. One that cannot take them ends no run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.directory import RunDirectory
 from surefoot.record import Record, Sink
 from surefoot.sinks import JsonLines, Screen, TensorBoard
+from surefoot.sinks.tracking.tracker import Tracker
 
 
 class Journal:
@@ -29,18 +32,34 @@ class Journal:
             self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
         self.write({"kind": "resumed", "step": step})
 
+    def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
+        """Let trackers have what is written from now on, beside the directory's own files."""
+        self.sinks += [Tracker(name, out=directory.path, settings=settings) for name in names]
+
     def write(self, record: Record) -> None:
         """Hand a record to all that take them."""
-        for sink in self.sinks:
+        self._hand(record, self.sinks)
+
+    def show(self, record: Record) -> None:
+        """Hand a record of what is kept elsewhere in the directory to all but the file of records."""
+        self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
+
+    def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
+        for sink in sinks:
             try:
                 sink.write(record)
-            except OSError as problem:
+            except Exception as problem:
+                if sink is self.metrics and not isinstance(problem, OSError):
+                    raise  # the truth of a run is not given up for a fault of ours
                 self._warn_of(sink, problem)
             else:
                 self.failing = [other for other in self.failing if other is not sink]
 
     def close(self) -> None:
         """Close all of them, whichever fails."""
+        for sink in self.sinks:
+            if isinstance(sink, Tracker):  # they finish at the same time
+                sink.ask_to_close()
         with ExitStack() as last_first:
             for sink in reversed(self.sinks):
                 last_first.callback(self._close, sink)
@@ -52,18 +71,27 @@ class Journal:
     def _close(self, sink: Sink) -> None:
         try:
             sink.close()
-        except OSError as problem:
-            self._say(f"WARNING: records are missing in {_name(sink)}: {problem.strerror or problem}")
+        except Exception as problem:
+            self._say(f"WARNING: records are missing in {_name(sink)}: {_words(problem)}")
 
-    def _warn_of(self, sink: Sink, problem: OSError) -> None:
+    def _warn_of(self, sink: Sink, problem: Exception) -> None:
         if sink not in self.failing:
             self.failing.append(sink)
-            self._say(f"WARNING: records do not reach {_name(sink)}: {problem.strerror or problem}; training goes on")
+            self._say(f"WARNING: records do not reach {_name(sink)}: {_words(problem)}; training goes on")
 
     def _say(self, text: str) -> None:
         if self.console is not None:
             self.console.say(text)
 
 
+def _words(problem: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(problem, OSError):
+        return str(problem.strerror or problem)
+    return f"{type(problem).__name__}: {problem}".partition("\n")[0]
+
+
 def _name(sink: Sink) -> str:
+    if isinstance(sink, Tracker):
+        return sink.name
     return {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")

@@ -28,8 +28,11 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
+from surefoot.remarks import Remarks, remarks_of
 from surefoot.replicas import Comparison
+from surefoot.reporting.writing import report_at_end
 from surefoot.signals import Signals, to_terminal
+from surefoot.sinks.tracking.names import refuse_missing
 from surefoot.watching import UNWATCHED, Watch, Watched
 from surefoot.wishes import Wishes
 
@@ -64,6 +67,7 @@ class Sitting:
             compiled=parts.compiled,
             seen=self.whole.seen,
         )
+        self.remarks: list[Remarks] = []
         self.evaluated_step = 0  # the last one after which scores or a sample were due
 
     # --- opening and closing -------------------------------------------------------------------------------------
@@ -77,6 +81,7 @@ class Sitting:
         )
         try:
             refuse_unequal(self.parts.world, self.parts.compared())
+            refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = opened(self.parts, configuration=self.configuration)
             self.parts = now.parts
@@ -84,8 +89,11 @@ class Sitting:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
-                if now.found is None:
-                    self._look_at_data()
+                self.journal.follow(now.parts.trackers, now.parts.directory, settings=now.parts.described)
+            self.remarks = remarks_of(self.parts, resumed=now.found is not None)
+            self.journal.sinks[1:1] = self.remarks  # behind the console
+            if self.journal.metrics is not None and now.found is None:
+                self._look_at_data()
             make_ready(self.parts)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
@@ -122,6 +130,7 @@ class Sitting:
         finally:
             self.release()
             self.heart.closed()
+            self._report()
         stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
         if self.wishes.ended_by is not None and (problem is None or stopped_too):
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -136,6 +145,12 @@ class Sitting:
                 last_first.callback(self.parts.saving.writer.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
+
+    def _report(self) -> None:
+        """Write the page on the run, once all else is on disk; it never breaks what it tells of."""
+        parts = self.parts
+        if parts.report and parts.directory is not None and parts.world.is_main:
+            report_at_end(parts.directory.path, warn=parts.say)
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations
@@ -156,19 +171,32 @@ class Sitting:
         went_on = self.state.step > self.first_step or bool(evaluations.scores) or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
             evaluations.sample()
+        if went_on and parts.finished and not due and self.wishes.ended_by is None:
+            self._show()
         if went_on or self.wishes.ended_by is not None:
-            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=self.wishes.told_by))
-            self._happened(events.ended(parts, self.wishes))
+            self._happened(events.ended(parts, self.wishes))  # first: findings know by it that the run is over
+            found = [finding for remarks in self.remarks for finding in remarks.at_end()]
+            told_by = self.wishes.told_by
+            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=told_by, found=found))
 
     def _look_at_data(self) -> None:
         """Record what is seen of the data before the first step."""
         supply, splits = self.parts.supply, self.parts.scoring.splits
         looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
-        self.journal.write({"kind": "data", "step": self.state.step, **looked})
+        alike = [name for name, split in splits.items() if split.loss]
+        self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 
     def _happened(self, what: str) -> None:
         """Record what ended the sitting; no checkpoint holds that, and a resume goes on after it."""
         self.journal.write({"kind": "event", "step": self.state.step, "what": what})
+
+    def _show(self) -> None:
+        """What is shown of a run that is over, when all of it is safe."""
+        if self.parts.panels is not None and self.parts.directory is not None:
+            self.whole.clock.enter("evaluating")
+            self.evaluations.show(stop=lambda: self.signals.stop is not None)
+            self.whole.clock.enter("saving")
+        self.evaluations.conclude()
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""

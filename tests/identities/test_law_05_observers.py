@@ -78,6 +78,7 @@ def unwatched() -> tuple[str, list[float]]:
         {"best": "min held-out/loss", "evaluate_every": "1 steps"},
         {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
         {"sample": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
+        {"panels": lambda model: [model(torch.randn(4, 8)), np.random.rand(), random.random()]},
     ],
     ids=",".join,
 )
@@ -114,7 +115,6 @@ EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every"
         {"optimizer": sf.schedule_free(1e-2), "ema": None, "schedule": None},
         {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3), "clip": "auto 0.9"},
         {"model": WithFrozenPart},
-        pytest.param({"compile": True}, marks=pytest.mark.slow),
     ],
     ids=",".join,
 )
@@ -143,6 +143,15 @@ def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks:
         assert unwatched["layers"] == []
         assert watched["weights"].keys() == unwatched["weights"].keys()
         assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
+
+
+@pytest.mark.slow
+def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
+    cases: list[dict[str, Any]] = [{"watch_every": "1 steps"}, {"watch_every": None}]
+    (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
+    assert len(watched["layers"]) == 4
+    assert all(record["activation_norm"] == {} for record in watched["layers"])
+    assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
 
 
 def test_of_several_ranks_the_layers_are_those_of_one_process(of_ranks: dict[str, list[Any]], ranks: Ranks) -> None:
@@ -190,11 +199,22 @@ class Watched(nn.Module):
 def observed(run: sf.Run) -> None:
     run.scores()
     run.sample()
+    run.panels()
+
+
+def panels(model: nn.Module) -> list[Any]:
+    model(torch.randn(4, 8))
+    return []
 
 
 def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -> None:
     run = build(
-        None, model=Watched, ema=None, sample=lambda model: str(model(torch.randn(4, 8)).sum()), length="6 steps"
+        None,
+        model=Watched,
+        ema=None,
+        sample=lambda model: str(model(torch.randn(4, 8)).sum()),
+        panels=panels,
+        length="6 steps",
     )
     model: Any = run.state.models["model"]
     model.frozen.eval()  # a part that its user keeps in evaluation mode stays there

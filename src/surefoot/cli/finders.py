@@ -41,8 +41,8 @@ def find_lr(arguments: list[str]) -> None:
     from surefoot.tune.range_test import check_range, written
 
     check_range(lowest, highest, count)
-    run, settings = _meant(rest, "find-lr", own=["from", "to", "steps", "out"])
-    from surefoot.tune.drawing import made
+    run, settings = meant(rest, "find-lr", own=["from", "to", "steps", "out"])
+    from surefoot.drawing import made
     from surefoot.tune.find_lr import find_lr
     from surefoot.tune.range_picture import draw
 
@@ -83,7 +83,7 @@ def find_batch(arguments: list[str]) -> None:
         from surefoot.memory import parsed_bytes  # imports torch
 
         parsed_bytes(memory, setting="memory")
-    run, _ = _meant(rest, "find-batch", own=["target-batch", "memory"])
+    run, _ = meant(rest, "find-batch", own=["target-batch", "memory"])
     from surefoot.tune.find_batch import find_batch, what_changes_with_it
 
     shown = sys.stderr is not None and sys.stderr.isatty()
@@ -101,7 +101,7 @@ def find_batch(arguments: list[str]) -> None:
     print(f"  {what_changes_with_it(run)}")
 
 
-def _meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[Run, set[str]]:
+def meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[Run, set[str]]:
     """The run that the arguments of a verb mean, not opened, and the names of its settings.
 
     A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.

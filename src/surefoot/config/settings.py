@@ -69,8 +69,12 @@ class Settings:
     watch_every: str | None = "100 steps"
     """Of which steps the gradient, weights and update of every layer are recorded, for diagnosis; such a step keeps its weights
     twice. Changes no result. None: of no step."""
+    report: bool = True
+    """Write report.html, a page on the run, into its directory whenever it ends."""
     compare_ranks_every: str = "1000 steps"
     """When the weights of several ranks are compared with each other (at the next record); a difference ends the run."""
+    trackers: str | None = None
+    """Experiment trackers to tell as well: wandb, mlflow, trackio, or several of them, "wandb,mlflow". Absent: none."""
     keep: int = 3
     """Newest checkpoints to keep, besides the first, the best and those of keep_every."""
     keep_every: str | None = None

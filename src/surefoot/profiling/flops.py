@@ -1,0 +1,149 @@
+"""The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
+
+Counted are matrix products, convolutions and attention, a multiplication and an addition as two operations; with nothing for
+elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from surefoot import activations
+from surefoot.loop import State, Task
+from surefoot.micro_batch import MicroBatch
+from surefoot.models.gpt import GPT
+from surefoot.profiling.stopwatch import Stopwatch
+from surefoot.profiling.watched import Stepping
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one step of this process.
+
+    `again` are those of activation checkpointing, which computes forward passes twice: they are done, and no progress.
+    `formula` is 6 N a token (Kaplan et al. 2020, table 1) and 12 L T D for attention (Chowdhery et al. 2022, appendix B), where the
+    model is surefoot's GPT; N counts what is multiplied with: no embeddings but a tied head.
+    """
+
+    by_phase: dict[str, int]
+    again: int
+    formula: int | None = None
+
+    @property
+    def model(self) -> int:
+        """Of the model: forward and backward passes, once each."""
+        return sum(number for phase, number in self.by_phase.items() if phase != "optimizer")
+
+    @property
+    def done(self) -> int:
+        """All that are done, with what is computed again and the optimizer's."""
+        return sum(self.by_phase.values()) + self.again
+
+
+def counter() -> FlopCounterMode:
+    """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
+
+    >>> with counter() as counting:
+    ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
+    >>> counting.get_total_flops()
+    120
+    """
+    operators = torch.ops.aten
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            operators._scaled_dot_product_flash_attention_for_cpu: _attention,
+            operators._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        },
+    )
+
+
+def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
+    """The operations of one step with these micro-batches; what is compiled is counted as it is written.
+
+    Nothing is counted twice: where activation checkpointing computes again, that is told apart.
+    """
+    models: Any = state.models["model"] if list(state.models) == ["model"] else state.models
+    plain = replace(task, forward=models) if _is_compiled(task.forward) else task
+    done = _by_phase(plain, state, micro_batches, feed)
+    once = done
+    blocks = computed_again(state)
+    if blocks:
+        with kept_activations(blocks):
+            once = _by_phase(plain, state, micro_batches, feed)
+    again = sum(done.values()) - sum(once.values())
+    return Flops(once, again, _by_formula(state, micro_batches))
+
+
+@contextmanager
+def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
+    """Blocks that are computed again in the backward pass, as if they were not."""
+    own = [vars(block)["forward"] for block in blocks]
+    try:
+        for block, forward in zip(blocks, own, strict=True):
+            vars(block)["forward"] = forward.args[1]  # what it was before
+        yield
+    finally:
+        for block, forward in zip(blocks, own, strict=True):
+            vars(block)["forward"] = forward
+
+
+def computed_again(state: State) -> list[nn.Module]:
+    """The blocks of a run's models that activation checkpointing computes again."""
+    return [part for model in state.models.values() for part in model.modules() if _is_computed_again(part)]
+
+
+def _is_computed_again(module: nn.Module) -> bool:
+    held = vars(module).get("forward")
+    return isinstance(held, partial) and held.func is activations._computed_again
+
+
+def _is_compiled(forward: Any) -> bool:
+    parts = forward.values() if isinstance(forward, dict) else [forward]
+    return any("_orig_mod" in vars(part).get("_modules", {}) for part in parts if isinstance(part, nn.Module))
+
+
+def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
+    counting = counter()
+    watch = Stopwatch(now=counting.get_total_flops)
+    stepping = Stepping(task, state, feed, watch)
+    with counting:
+        taken = stepping.pass_only(micro_batches)
+    return {phase: int(number) for phase, number in taken.items() if number}
+
+
+def _by_formula(state: State, micro_batches: list[MicroBatch]) -> int | None:
+    model = state.models.get("model")
+    if not isinstance(model, GPT):
+        return None
+    inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
+    return sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
+
+
+def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
+    """6 N + 12 L T D operations a token, forward and backward, of a GPT on sequences of one length.
+
+    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters that are multiplied with, L layers, T
+    tokens in a sequence, D the width, which is heads x channels. Embeddings are looked up and not multiplied with; the head is.
+    """
+    shape = model.shape
+    matrices = {id(part.weight): part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear)}
+    return (6 * sum(matrices.values()) + 12 * shape.layers * length * shape.width) * tokens
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    del out_shape
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    del out_shape
+    return int(sdpa_backward_flop_count(outer, query, key, value))  # type: ignore[no-untyped-call]

@@ -1,0 +1,232 @@
+"""A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from surefoot.drawing import made
+from surefoot.errors import ConfigError
+from surefoot.memory import tensor_bytes
+from surefoot.parts import Parts
+from surefoot.profiling.flops import Flops, counted
+from surefoot.profiling.memory_line import MemoryLine, gradients_seen, memory_line
+from surefoot.profiling.operators import Operator, copied_s, device_busy_s, operators, profiled, write_trace
+from surefoot.profiling.peak import measured_peak
+from surefoot.profiling.phases import Phases, middle_half
+from surefoot.profiling.tries import USUAL
+from surefoot.profiling.trying import Tried, ranked, tried
+from surefoot.profiling.variants import stepping, variants
+from surefoot.profiling.watched import Stepping
+from surefoot.run import Run
+from surefoot.tune.unchanged import unchanged
+
+_WARM_UP = 3  # steps
+_UNDER_PROFILER = 2  # steps
+_LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
+
+    `peak` is in operations a second; `not_tried` names what there was no time for. On CUDA `busy_s` is how long the device worked,
+    and `copied_s` how long it took copies, beside that.
+    """
+
+    what: str
+    setting: str
+    phases: Phases
+    operators: list[Operator]
+    memory: MemoryLine
+    flops: Flops
+    peak: float
+    peak_given: bool
+    tokens: float  # targets of a step
+    tries: list[Tried]
+    not_tried: list[str]
+    busy_s: float | None = None
+    copied_s: float | None = None
+    files: tuple[str, ...] = ()
+
+    @property
+    def flops_per_s(self) -> float:
+        """Operations of the model a second: forward and backward passes once each, over the whole step's time."""
+        return self.flops.model / self.phases.step_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
+        return self.flops_per_s / self.peak
+
+    def described(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        whole = asdict(self) | {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
+        whole["flops"] |= {"model": self.flops.model, "done": self.flops.done}
+        whole["tries"] = [
+            {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
+            for one in self.tries
+        ]
+        return whole
+
+    def __str__(self) -> str:
+        from surefoot.profiling.words import in_words
+
+        return in_words(self)
+
+
+def profile(
+    run: Run,
+    *,
+    what: str = "run",
+    out: str | Path | None = None,
+    steps: int = 12,
+    tries: Sequence[str] = USUAL,
+    peak: float | None = None,
+    shapes: bool = False,
+    limit_s: float = 20.0,
+    watch: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure where the steps of a run go, and what would make them quicker.
+
+    Steps are made on the run's own data, from where it stands, with a learning rate of 0; afterwards the run is what it was, bit for
+    bit, and nothing is written to its directory. `steps` are timed after a warm-up, two more run under torch's profiler, one is
+    counted. Then each of `tries` (`surefoot.profiling.tries.NAMES`) is measured against the run as it is, step by step in turn.
+
+    out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
+    peak: operations a second that this device can do (such as 989e12); None: measured with matrix products.
+    shapes: tell operators apart by the shapes of their inputs.
+    limit_s: about how long all of it may take; what there is no time for is named. A few steps are made whatever it says.
+
+    >>> data = torch.randn(64, 4), torch.randn(64, 1)
+    >>> run = Run(
+    ...     model=lambda: torch.nn.Linear(4, 1),
+    ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ...     train=data,
+    ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
+    ...     batch_size=16,
+    ...     length="9 epochs",
+    ...     device="cpu",
+    ...     console=False,
+    ... )
+    >>> found = profile(run, steps=4, tries=(), peak=1e9)
+    >>> found.flops.by_phase, "forward" in found.phases.seconds
+    ({'forward': 128, 'backward': 128}, True)
+
+    Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
+    """
+    if steps < _LEAST_STEPS:
+        raise ConfigError(f"steps = {steps}: {_LEAST_STEPS} or more, to see the middle half of them")
+    place = None if out is None else Path(out)
+    if place is not None and (place / "checkpoints").is_dir():
+        raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
+    until = perf_counter() + limit_s
+
+    def tell(text: str) -> None:
+        if watch is not None:
+            watch(text)
+
+    with unchanged(run) as parts:
+        if place is not None:
+            made(place)  # before what takes long
+        base = stepping(parts)
+        try:
+            tell("warming up")
+            for _ in range(_WARM_UP):
+                base.step()
+            laps: list[dict[str, float]] = []
+            tell(f"timing {steps} steps")
+            while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * limit_s):
+                laps.append(base.step())
+            phases = middle_half(laps)
+            tell("under torch's profiler")
+            seen = profiled(
+                lambda: [base.step() for _ in range(_UNDER_PROFILER)], parts.device, shapes=shapes, memory=False
+            )
+            if place is not None:
+                write_trace(seen, place / "trace.json.gz")
+            on_device = parts.device.type == "cuda"
+            rows = operators(seen, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device)
+            memory = _memory(parts, base)
+            tell("counting operations")
+            micro_batches = base.feed.micro_batches(base.next)
+            base.next += 1
+            flops = counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
+            found_peak = peak or measured_peak(parts.device, parts.whole.precision.name)
+            outcomes, left_out = _tried(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
+        finally:
+            base.feed.close()
+        found = Profile(
+            what=what,
+            setting=_setting(parts),
+            phases=phases,
+            operators=rows,
+            memory=memory,
+            flops=flops,
+            peak=found_peak,
+            peak_given=peak is not None,
+            tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
+            tries=ranked(outcomes),
+            not_tried=left_out,
+            busy_s=device_busy_s(seen, steps=_UNDER_PROFILER) if on_device else None,
+            copied_s=copied_s(seen, steps=_UNDER_PROFILER) if on_device else None,
+        )
+    if place is None:
+        return found
+    from surefoot.profiling.files import written
+
+    return written(found, place)
+
+
+def _memory(parts: Parts, base: Stepping) -> MemoryLine:
+    """One step under the profiler with its allocations."""
+    device = parts.device
+    standing = tensor_bytes(())
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        standing = torch.cuda.memory_allocated(device)
+    with gradients_seen(parts.state.parameters) as gradients:
+        seen = profiled(base.step, device, shapes=False)
+    return memory_line(seen, parts.state, gradients, device, standing_bytes=standing)
+
+
+def _tried(
+    parts: Parts, base: Stepping, names: Sequence[str], *, until: float, limit_s: float, tell: Callable[[str], None]
+) -> tuple[list[Tried], list[str]]:
+    """What each variant gained, as long as there is time; and the names of those for which there was none."""
+    if parts.world.size > 1:
+        return [], ["all of them: ranks would not agree on when to stop"] if names else []
+    outcomes: list[Tried] = []
+    offered = variants(parts, names)
+    base.seconds()
+    for place, variant in enumerate(offered):
+        left_s = until - perf_counter()
+        if left_s <= 0:
+            return outcomes, [other.flag for other in offered[place:]]
+        tell(f"trying {variant.flag}")
+        outcomes.append(tried(variant, base, limit_s=min(left_s / (len(offered) - place), 0.2 * limit_s)))
+    return outcomes, []
+
+
+def _setting(parts: Parts) -> str:
+    """In what a step was made, in words."""
+    sizes, device = parts.supply.sizes, parts.device
+    pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
+    threads, workers = torch.get_num_threads(), parts.supply.workers
+    on_cpu = f"cpu, {threads} thread{'s' * (threads != 1)}"
+    where = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu if device.type == "cpu" else str(device)
+    )
+    read = f", {workers} workers" if workers else ""
+    again = f", activation checkpointing ({parts.computed_again})" if parts.computed_again else ""
+    how = f", compiled{again}" if parts.compiled else again
+    return (
+        f"{sizes.batch_size:,} {sizes.unit} a step{pieces}, {parts.whole.precision.name}, {where}{read}{how},"
+        f" from step {parts.state.step:,}"
+    )

@@ -1,0 +1,217 @@
+"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each.
+
+A variant changes the run only inside `entered`, so that steps of it and of the run as it is can be made in turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from surefoot import assembly
+from surefoot.batching import Batching
+from surefoot.data.buckets import Buckets
+from surefoot.loop import State, Task, Trained
+from surefoot.optimizers.skipping import skipping
+from surefoot.parts import Parts
+from surefoot.profiling.flops import computed_again, kept_activations
+from surefoot.profiling.stopwatch import stopwatch
+from surefoot.profiling.tries import Variant
+from surefoot.profiling.watched import Stepping
+from surefoot.supply import Supply
+
+_FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
+
+
+def variants(parts: Parts, names: Sequence[str]) -> list[Variant]:
+    """What there is to try of these names for a run; where one says nothing about it, there is none."""
+    kinds: dict[str, Callable[[Parts], list[Variant]]] = {
+        "precision": _precisions,
+        "workers": _workers,
+        "micro-batch": _micro_batches,
+        "fused": _fused,
+        "channels-last": _channels_last,
+        "checkpointing": _kept,
+        "compile": _compiled,
+    }
+    return [variant for name in names for variant in kinds[name](parts)]
+
+
+def stepping(
+    parts: Parts,
+    *,
+    task: Task | None = None,
+    state: State | None = None,
+    supply: Supply | None = None,
+    workers: int | None = None,
+) -> Stepping:
+    """Steps of a run as it is, but for what is given."""
+    supply = supply or parts.supply
+    feed = supply.feed(workers=supply.workers if workers is None else workers)
+    return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
+
+
+def _precisions(parts: Parts) -> list[Variant]:
+    precision, device = parts.whole.precision, parts.device
+    names: tuple[Literal["fp32", "tf32", "bf16"], ...] = ("fp32", "bf16")
+    if device.type == "cuda":
+        names = ("fp32", "tf32", "bf16")
+    if precision.name == "fp16":  # whose loss scale would be in the way
+        return []
+
+    @contextmanager
+    def using(name: Literal["fp32", "tf32", "bf16"]) -> Iterator[None]:
+        before = precision.name
+        precision.name = name
+        try:
+            with precision.numerics():
+                yield
+        finally:
+            precision.name = before
+
+    digits = {
+        "bf16": "bf16 has 3 digits where fp32 has 7",
+        "tf32": "products have 4 digits where fp32 has 7",
+        "fp32": "more digits",
+    }
+    return [
+        Variant(name, f"--precision {name}", partial(stepping, parts), partial(using, name), digits[name])
+        for name in names
+        if name != precision.name
+    ]
+
+
+def _workers(parts: Parts) -> list[Variant]:
+    if parts.supply.feed(workers=0).gathers is not None:  # whole batches are taken from memory
+        return []
+    now, cores = parts.supply.workers, os.cpu_count() or 1
+    counts = {0, 1, 2, 4, 8, 2 * now} - {now}
+    near = sorted(count for count in counts if count <= min(2 * max(now, 1), cores))
+    return [
+        Variant(f"workers {count}", f"--workers {count}", partial(stepping, parts, workers=count), workers=count)
+        for count in near
+    ]
+
+
+def _micro_batches(parts: Parts) -> list[Variant]:
+    supply, sizes = parts.supply, parts.supply.sizes
+    least = int(supply.plan.longest.max()) if isinstance(supply.plan, Buckets) else 1
+    divisors = [size for size in range(least, sizes.batch_size + 1) if sizes.batch_size % size == 0]
+    below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
+    above = [size for size in divisors if size > sizes.micro_batch_size][:1]
+    normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
+    seen = "batch normalisation sees so many at once" if normed else ""
+    where = "which samples stand together" if isinstance(supply.plan, Buckets) else seen
+
+    def made(size: int) -> Stepping:
+        cut = Batching(sizes.batch_size, size, sizes.unit)
+        plan = assembly.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
+        return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
+
+    unit = "" if sizes.unit == "samples" else " tokens"
+    return [
+        Variant(
+            f"micro-batches of {size:,}",
+            f'--micro-batch-size "{size}{unit}"' if unit else f"--micro-batch-size {size}",
+            partial(made, size),
+            changes=where,
+        )
+        for size in [*below, *above]
+    ]
+
+
+def _fused(parts: Parts) -> list[Variant]:
+    slow = {
+        name: trained
+        for name, trained in parts.state.trained.items()
+        if type(trained.optimizer) in _FUSED and not all(group.get("fused") for group in trained.optimizer.param_groups)
+    }
+    if not slow or parts.device.type not in ("cpu", "cuda"):
+        return []
+
+    def fused(trained: Trained) -> Trained:
+        groups = [
+            {name: held for name, held in group.items() if name not in ("fused", "foreach", "initial_lr", "capturable")}
+            for group in trained.optimizer.param_groups
+        ]
+        made: Any = type(trained.optimizer)
+        optimizer = made(groups, lr=groups[0]["lr"], fused=True)
+        for group, before in zip(optimizer.param_groups, trained.optimizer.param_groups, strict=True):
+            group["initial_lr"] = before["initial_lr"]
+        return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
+
+    def make() -> Stepping:
+        quick = parts.state.trained | {name: fused(trained) for name, trained in slow.items()}
+        return stepping(parts, state=replace(parts.state, trained=quick))
+
+    kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
+    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]
+
+
+def _channels_last(parts: Parts) -> list[Variant]:
+    modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
+    if not modules or parts.compiled or all(_lies_so(part.weight) for part in modules):
+        return []
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        before = [part.weight.data for part in modules]
+        for part in modules:
+            part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
+        hooks = [model.register_forward_pre_hook(_inputs_too) for model in parts.state.models.values()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for part, weight in zip(modules, before, strict=True):
+                part.weight.data = weight
+
+    how = "model.to(memory_format=torch.channels_last), and the pictures too"
+    return [Variant("channels last", how, partial(stepping, parts), entered, "equal to rounding")]
+
+
+def _kept(parts: Parts) -> list[Variant]:
+    blocks = computed_again(parts.state)
+    if not blocks or parts.compiled:
+        return []
+    flag = "--activation-checkpointing off"
+    return [
+        Variant(
+            "activations kept", flag, partial(stepping, parts), lambda: kept_activations(blocks), "more memory, no bit"
+        )
+    ]
+
+
+def _compiled(parts: Parts) -> list[Variant]:
+    if parts.compiled or isinstance(parts.supply.plan, Buckets) or parts.world.size > 1:
+        return []
+
+    def make() -> Stepping:
+        forwards = assembly.compiled(parts.state.models)
+        forward = forwards["model"] if list(forwards) == ["model"] else forwards
+        return stepping(parts, task=replace(parts.task, forward=forward))
+
+    return [Variant("compiled", "--compile", make, changes="equal to rounding")]
+
+
+def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        held.contiguous(memory_format=torch.channels_last) if isinstance(held, Tensor) and held.ndim == 4 else held
+        for held in inputs
+    )
+
+
+def _lies_so(weight: Tensor) -> bool:
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+
+
+def _modules(parts: Parts) -> list[nn.Module]:
+    return [part for model in parts.state.models.values() for part in model.modules()]
