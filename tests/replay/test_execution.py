@@ -145,9 +145,9 @@ def test_another_machine_is_named(trained: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer": sf.muon(lr=0.02)},
+        pytest.param({"optimizer": sf.muon(lr=0.02)}, marks=pytest.mark.slow),
         {"optimizer": sf.schedule_free(lr=0.01), "ema": None, "schedule": None},
-        {"optimizer": sf.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"},
+        pytest.param({"optimizer": sf.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"}, marks=pytest.mark.slow),
         {"precision": "fp16", "ema": None},
     ],
     ids=["muon", "schedule-free", "sgd", "fp16"],

@@ -254,3 +254,20 @@ def test_what_is_computed_again_is_not_looked_at_twice(checkpointing: Any) -> No
     plain, again = (look(after(sf.Run(**settings(activation_checkpointing=how)), 1)) for how in ("off", checkpointing))
     assert again.modules == plain.modules
     assert {held.calls for held in again.modules} == {2}  # once in each micro-batch
+
+
+def test_what_an_optimizer_notes_of_absent_gradients_is_taken_back() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(2, 1), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    run = linear(torch.randn(8, 2), torch.randn(8, 1), model=Idle, optimizer=sf.adamw(lr=0.1))
+    groups = [dict(group) for group in run.state.trained["model"].optimizer.param_groups]
+    seen = look(upcoming(run))
+    assert [held.name for held in seen.parameters] == ["used.weight", "used.bias"]
+    found = run.state.trained["model"].optimizer.param_groups
+    assert [group.keys() for group in found] == [group.keys() for group in groups]

@@ -51,7 +51,7 @@ def crash_of(out: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("fault", "what", "name"),
     [
@@ -138,9 +138,9 @@ def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("config", "step"),
     [
-        (Config(fault="magnitude", max_bad_steps=9), None),
+        pytest.param(Config(fault="magnitude", max_bad_steps=9), None, marks=pytest.mark.slow),
         (Config(fault="magnitude", max_bad_steps=9, log_every="6 steps"), None),
-        (Config(fault="step", max_bad_steps=30, step=11, log_every="5 steps"), 11),
+        pytest.param(Config(fault="step", max_bad_steps=30, step=11, log_every="5 steps"), 11, marks=pytest.mark.slow),
         (Config(fault="step", max_bad_steps=0, step=9), 9),
     ],
 )

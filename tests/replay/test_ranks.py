@@ -64,6 +64,7 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, 
     assert "made by 2 ranks" in str(again)
 
 
+@pytest.mark.slow
 def test_steps_of_two_ranks_are_made_again_by_one_process_to_rounding(ranks: Ranks, tmp_path: Path) -> None:
     out = tmp_path / "run"
     ranks(2, trained, out=str(out), length="12 steps")

@@ -95,11 +95,14 @@ def look(
 
 
 def _norm(step: Step, factor: Tensor | float) -> Tensor:
-    """As `update` takes it, of all optimizers together."""
-    norms = [
-        gradient_norm([held.grad for held in trained.parameters if held.grad is not None], factor=factor)
-        for trained in step.state.trained.values()
-    ]
+    """As `update` takes it, of all optimizers together; what an optimizer notes of absent gradients is taken back."""
+    norms = []
+    for trained in step.state.trained.values():
+        groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
+        norms.append(gradient_norm(trained.gradients(), factor=factor))
+        for group, before in groups:
+            for name in group.keys() - before.keys():
+                del group[name]
     return reduce(torch.hypot, norms)
 
 
