@@ -94,7 +94,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up() -> None:
     with unchanged(run) as parts:
         steps = stepping(parts)
         begun = time.perf_counter()
-        laps = [steps.step() for _ in range(3)]
+        laps = [steps.make() for _ in range(3)]
         took_s = time.perf_counter() - begun
     planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
     for lap in laps:
@@ -239,9 +239,9 @@ def test_memory_is_told_by_what_holds_it() -> None:
     with unchanged(run) as parts:
         steps = stepping(parts)
         for _ in range(2):
-            steps.step()
+            steps.make()
         with gradients_seen(parts.state.parameters) as gradients:
-            seen = profiled(steps.step, parts.device, shapes=False)
+            seen = profiled(steps.make, parts.device, shapes=False)
         line = memory_line(seen, parts.state, gradients, parts.device, standing_bytes=0)
     assert line.peak.parameters == weights
     assert 2 * weights <= line.peak.optimizer <= 2 * weights + 64  # two averages, and the steps
@@ -300,7 +300,7 @@ def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
             raise RuntimeError("not on this device")
 
         assert tried(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
-        base.step()
+        base.make()
 
 
 def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
@@ -319,6 +319,7 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
 def test_compiling_is_tried_when_asked_for() -> None:
     found = sf.profile(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=60.0)
     assert [one.problem for one in found.tries] == [None]
