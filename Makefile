@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train check test test-slow campaign campaign-restarts benchmark clean
+.PHONY: train check test test-slow campaign campaign-restarts campaign-diagnose benchmark benchmark-observing clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -25,8 +25,14 @@ campaign: .venv/ready  ## 200 kills; appends to benchmarks/results and goes on w
 campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped; appends likewise
 	$(BIN)/python benchmarks/restarts.py --tries 20
 
+campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
+	$(BIN)/python benchmarks/diagnose.py
+
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
+
+benchmark-observing: .venv/ready  ## what the live parts of a run cost
+	$(BIN)/python benchmarks/observing.py
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
 .venv/ready: pyproject.toml constraints.txt

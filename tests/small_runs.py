@@ -70,6 +70,7 @@ def build(out: str | Path | None, **changes: Any) -> sf.Run:
         "early_stopping": sf.EarlyStopping("min held-out/loss", patience=50),
         "save_every": "4 steps",
         "log_every": "3 steps",
+        "watch_every": "6 steps",
         "ema": 0.9,
         "out": out,
         "console": False,
@@ -173,6 +174,18 @@ def outcome(out: Path) -> dict[str, Any]:
         "rate_factor",
         "held-out/loss",
         "held-out/accuracy",
+        "loss_max",
+        "loss_max_step",
+        "skipped_steps",
+        "watched_step",
+        "gradient_norm",
+        "weight_norm",
+        "update_norm",
+        "zero_rows",
+        "saturated",
+        "activation_norm",
+        "noise",
+        "never_updated",
     )
     return {
         "step": newest.name,
@@ -181,7 +194,7 @@ def outcome(out: Path) -> dict[str, Any]:
         "records": [
             {key: record[key] for key in shown if key in record}
             for record in records(out / "metrics.jsonl")
-            if record["kind"] in ("train", "scores")
+            if record["kind"] in ("train", "scores", "layers")
         ],
         "ids": dict(lines),
     }
@@ -190,10 +203,12 @@ def outcome(out: Path) -> dict[str, Any]:
 def serve() -> None:
     """Read one JSON specification a line, fork for each, answer with its exit status: importing torch costs seconds."""
     torch.set_num_threads(1)
+    import jinja2
     from torch import _dynamo  # which the first optimizer imports: a second, once instead of in every sitting
     from torch.utils.tensorboard import writer
 
     assert _dynamo
+    assert jinja2
     assert writer
     assert sf.Run.__name__ == "Run"  # imported here, and not in each fork
 

@@ -171,7 +171,7 @@ def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.C
     ).train()
     printed = capsys.readouterr().out
     assert "scored once, with the weights of the last step" in printed
-    assert "test  " in printed
+    assert "; test/loss " in printed
 
 
 def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"MyNet": MyNet, "my_dataset": images(1200, 1), "held_out": images(200, 2)}
-    exec(code[0], dict(names))
+    defined = dict(names)
+    exec(code[0], defined)
     shown = capsys.readouterr().out
     accuracies = [float(line.split()[1]) for line in shown.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)]
     assert len(accuracies) == 30
@@ -45,7 +46,7 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
 
     exec(code[0], dict(names))
     assert "is finished: all 71 steps are made" in capsys.readouterr().out
-    names["sf"] = sf
+    names |= {"sf": sf, "loss": defined["loss"]}
     for used in code[1:]:  # what may be done with it afterwards
         exec(used, names)
         assert (

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
     from surefoot.data.tokens import HeldOut, TokenShards, Windows, write_shards
+    from surefoot.diagnosis import Finding, diagnose
     from surefoot.errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
     from surefoot.evaluate import Split, accuracy, perplexity
     from surefoot.exporting import Exported, export
@@ -54,8 +55,21 @@ if TYPE_CHECKING:
         schedule_free,
         sgd,
     )
+    from surefoot.panels import (
+        ConfusionMatrix,
+        Curves,
+        Example,
+        Examples,
+        Panels,
+        Picture,
+        Pictures,
+        TintedText,
+        read_panels,
+    )
     from surefoot.plateau import Plateau
     from surefoot.profiling.profile import Profile, profile
+    from surefoot.replay.replaying import replayed
+    from surefoot.reporting.writing import report
     from surefoot.run import Run
     from surefoot.schedules import (
         constant,
@@ -70,11 +84,13 @@ if TYPE_CHECKING:
         warmup_cosine,
         warmup_stable_decay,
     )
+    from surefoot.showing import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
     from surefoot.snapshot import load_weights
     from surefoot.stopping import EarlyStopping
     from surefoot.tune.find_batch import find_batch
     from surefoot.tune.find_lr import find_lr
     from surefoot.tune.schedule_pictures import schedule_picture
+    from surefoot.verifying.whole import verify
 
 __all__ = [
     "Augmentation",
@@ -85,10 +101,15 @@ __all__ = [
     "Choices",
     "Classified",
     "ConfigError",
+    "ConfusionMatrix",
+    "Curves",
     "DataError",
     "DivergedError",
     "EarlyStopping",
+    "Example",
+    "Examples",
     "Exported",
+    "Finding",
     "HeldOut",
     "ImageFiles",
     "ImageSets",
@@ -97,7 +118,10 @@ __all__ = [
     "Mixed",
     "Mixture",
     "Pairs",
+    "Panels",
     "Parallel",
+    "Picture",
+    "Pictures",
     "Plateau",
     "Profile",
     "Question",
@@ -108,6 +132,7 @@ __all__ = [
     "Step",
     "SubwordTokenizer",
     "SurefootError",
+    "TintedText",
     "TokenShards",
     "Windows",
     "accuracy",
@@ -119,15 +144,19 @@ __all__ = [
     "check_settings",
     "checkpoint",
     "choice_accuracy",
+    "classification_panels",
     "classification_scores",
     "classified",
     "cloze",
+    "confusion_panel",
     "constant",
     "continuation_accuracy",
     "cross_entropy",
     "data",
     "ddp",
+    "diagnose",
     "encode_documents",
+    "examples_by_score",
     "exponential",
     "export",
     "find_batch",
@@ -162,10 +191,14 @@ __all__ = [
     "perplexity",
     "phrases",
     "picture_as_input",
+    "picture_png",
     "polynomial",
     "prepare_shards",
     "profile",
     "radam",
+    "read_panels",
+    "replayed",
+    "report",
     "save_gpt2",
     "scaling",
     "schedule_free",
@@ -174,9 +207,11 @@ __all__ = [
     "split_scores",
     "stdlib_documents",
     "step_decay",
+    "tinted_by_loss",
     "tokenizer_from_json",
     "top_k_accuracy",
     "update",
+    "verify",
     "warm_restarts",
     "warmup_cosine",
     "warmup_stable_decay",
@@ -212,6 +247,7 @@ _HOME = {
     ),
     "data.tokenizers": ("ByteTokenizer", "CharacterTokenizer", "load_tokenizer", "tokenizer_from_json"),
     "data.tokens": ("HeldOut", "TokenShards", "Windows", "write_shards"),
+    "diagnosis": ("Finding", "diagnose"),
     "exporting": ("Exported", "export"),
     "evaluate": ("Split", "accuracy", "perplexity"),
     "judging": ("split_scores",),
@@ -232,7 +268,27 @@ _HOME = {
         "schedule_free",
         "sgd",
     ),
+    "panels": (
+        "ConfusionMatrix",
+        "Curves",
+        "Example",
+        "Examples",
+        "Panels",
+        "Picture",
+        "Pictures",
+        "TintedText",
+        "read_panels",
+    ),
+    "showing": (
+        "classification_panels",
+        "confusion_panel",
+        "examples_by_score",
+        "picture_png",
+        "tinted_by_loss",
+    ),
     "plateau": ("Plateau",),
+    "reporting.writing": ("report",),
+    "replay.replaying": ("replayed",),
     "run": ("Run",),
     "schedules": (
         "constant",
@@ -253,6 +309,7 @@ _HOME = {
     "tune.find_batch": ("find_batch",),
     "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
+    "verifying.whole": ("verify",),
 }
 _ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models", "scaling")
 

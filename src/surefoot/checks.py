@@ -24,7 +24,7 @@ from surefoot.world import device_called
 
 _SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
-_NOT_WRONG = {"out", "compile", "deterministic", "init", "parallel"}  # whatever their value
+_NOT_WRONG = {"out", "compile", "deterministic", "init", "parallel", "report"}  # whatever their value
 
 
 def check_settings(
@@ -46,6 +46,7 @@ def check_settings(
     sample_every: str | None = None,
     save_every: str | None = None,
     compare_ranks_every: str | None = None,
+    watch_every: str | None = None,
     trackers: str | Sequence[str] | None = None,
     keep: int = 1,
     keep_every: str | None = None,
@@ -81,7 +82,8 @@ def check_settings(
     whole = check(lambda: planned(length, samples_per_epoch=samples, batch_size=size))
     if whole is not None:
         settings = {"log_every": log_every, "evaluate_every": evaluate_every, "sample_every": sample_every}
-        for name, text in (settings | {"keep_every": keep_every, "compare_ranks_every": compare_ranks_every}).items():
+        settings |= {"keep_every": keep_every, "compare_ranks_every": compare_ranks_every, "watch_every": watch_every}
+        for name, text in settings.items():
             check(partial(every, text, length=whole, setting=name))
         check(lambda: every(save_every, length=whole, time=True, setting="save_every"))
         known = run_length(length, samples_per_epoch=2 * samples, batch_size=size) == whole.steps

@@ -74,11 +74,15 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file so that it is there whole or not at all."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """The same of a file that is no text."""
         target = self.path / name
         beside = target.with_name(f".{target.name}.partial")
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with beside.open("wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(target)
@@ -97,6 +101,11 @@ class RunDirectory:
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
 
+def held_here(path: Path) -> bool:
+    """Whether a run of this process holds a directory: its lock must then not be touched, since any close lets go of it."""
+    return path.resolve() in _OPEN
+
+
 def directory_of_start(run: Path) -> str | None:
     """Where the command was given that began a run; None where that is not known."""
     try:
@@ -105,7 +114,7 @@ def directory_of_start(run: Path) -> str | None:
         return None
 
 
-def checked_files(files: Mapping[str, str]) -> dict[str, str]:
+def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
     ours = {
         "config.toml",
@@ -116,6 +125,7 @@ def checked_files(files: Mapping[str, str]) -> dict[str, str]:
         "crash",
         "report.html",
         "trackers",
+        "panels.json",
     }
     wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
     if wrong:
@@ -145,10 +155,19 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "numpy": _version("numpy"),
         "processors": os.cpu_count(),
+        "memory_bytes": machine_memory_bytes(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "directory": os.getcwd(),
         "git_commit": _git_commit(),
     }
+
+
+def machine_memory_bytes() -> int | None:
+    """The memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # the first: on Windows there is no sysconf
+        return None
 
 
 def _make(path: Path) -> None:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from surefoot import snapshot
+from surefoot.checkpoint.compare import flat
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import CheckpointError, ConfigError, DivergedError
 from surefoot.evaluate import EvaluationStoppedError, numbers
+from surefoot.gallery import made
 from surefoot.journal import Journal
+from surefoot.panels import FILE, Panels, written
 from surefoot.parts import Parts
 
 
@@ -103,6 +107,43 @@ class Evaluations:
             self.parts.say(f"warning: no sample: {problem}")
             return
         self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+
+    def show(self, *, stop: Callable[[], bool]) -> None:
+        """Write what a report shows of the task, made by rank 0; what cannot be made ends no run. Collective.
+
+        Given up where `stop`, which is asked on rank 0 alone, says so.
+        """
+        parts, make, what = self.parts, self.parts.panels, "making the report's panels"
+        assert make is not None
+        assert parts.directory is not None
+        if not parts.world.is_main:  # as for a sample
+            parts.scoring.panels(lambda _: None)
+            return
+        parts.doing(what)
+
+        def stopping() -> bool:
+            parts.doing(what)
+            return stop()
+
+        gallery = parts.scoring.panels(lambda model: made(make, model, stop=stopping))
+        for line in gallery.told:
+            parts.say(f"warning: {line}")
+        if stop() or not gallery.panels:
+            return
+        shown = Panels(step=self.state.step, panels=gallery.panels)
+        try:
+            parts.directory.write_text(FILE, shown.to_json())
+        except CheckpointError as problem:
+            parts.say(f"warning: {problem}")
+        panels = [written(panel) for panel in shown.panels]
+        self.journal.show({"kind": "panels", "step": shown.step, "panels": panels})
+
+    def conclude(self) -> None:
+        """Show what the run was and what came of it to those who compare runs."""
+        outcome: dict[str, Any] = {"settings": flat(self.parts.described), "scores": self.scores}
+        if self.at_end is not None:
+            outcome["scores_at_end"] = self.at_end[1]
+        self.journal.show({"kind": "outcome", "step": self.state.step, **outcome})
 
     def _told(self, names: Sequence[str], stop: Callable[[], bool]) -> Callable[[], bool]:
         """Before each batch, tell whoever watches what is being done; and `stop`."""

@@ -153,6 +153,7 @@ class Fsdp:
     nominal: float | None
     held: dict[str, FullySharded]
     twins: list[FullySharded] = field(default_factory=list)  # for averages of weights
+    local_times: float | None = None  # what a rank has before the last pass is not told
     called: dict[str, Called] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,14 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Hand a record to all that take them."""
-        for sink in self.sinks:
+        self._hand(record, self.sinks)
+
+    def show(self, record: Record) -> None:
+        """Hand a record of what is kept elsewhere in the directory to all but the file of records."""
+        self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
+
+    def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
+        for sink in sinks:
             try:
                 sink.write(record)
             except Exception as problem:

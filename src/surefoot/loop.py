@@ -22,12 +22,14 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.averages import Averages
 from surefoot.optimizers.clipping import Clipping
 from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
+from surefoot.optimizers.latch import skipped_where_bad
 from surefoot.optimizers.skipping import Skip
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
 from surefoot.schedules import Factors
 from surefoot.seeding import fold, seed_generators
+from surefoot.watching import UNWATCHED, Watch
 
 Loss = Callable[[Any, Any], Any]
 Phase = Literal["training", "waiting", "evaluating", "saving", "user"]
@@ -55,6 +57,7 @@ class Trained:
     skip: Skip
     clipping: Clipping
     bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
+    gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
 
 
 @dataclass
@@ -91,6 +94,7 @@ class Step:
     scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     logged: dict[str, Any] = field(default_factory=dict)
     pending: tuple[Tensor, Tensor | float] | None = None  # loss and nominal/total of the gradients not yet used
+    watch: Watch = UNWATCHED
 
     def log(self, **values: Tensor | float | Mean) -> None:
         """Add values to the records, averaged over the log interval; a tensor waits on the device until then, as it is now."""
@@ -122,6 +126,7 @@ def steps(
     duties: Duties,
     length: int,
     opened: bool = False,
+    watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
 ) -> Iterator[Step]:
     """Train until `length` steps are made; yield each of them, made, or (`opened`) still to be made by the caller.
 
@@ -131,7 +136,7 @@ def steps(
     state.buffers.undo()
     while state.step < length and not duties.stopping:
         clock("waiting")
-        step = Step(state.step, feed(state.step), task, state)
+        step = Step(state.step, feed(state.step), task, state, watch=watch(state.step))
         clock("training")
         if opened:
             seed_generators(fold(task.key, step.index))  # what the body draws before its first pass, a resume draws too
@@ -177,7 +182,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     if loss is None:
         raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
-    scale = task.precision.loss_scale
+    scale, loss = task.precision.loss_scale, step.watch.over(loss, step.micro_batches)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
         counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]
@@ -214,7 +219,9 @@ def update(step: Step, *names: str) -> None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
     factor = factor if scale is None else factor / scale.scale
+    step.watch.before(names or state.trained, factor)
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
+    step.watch.after(names or state.trained)
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
     step.norm = reduce(torch.hypot, step.norms.values())
@@ -225,13 +232,10 @@ def update(step: Step, *names: str) -> None:
 
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
-    gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
+    gradients = trained.gradients()
     step.norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
-    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
-    skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
-    # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
-    counted = 1 if scale is None else torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
-    trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
+    factor_of_scale = None if scale is None else scale.scale
+    skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=task.max_bad_steps, loss_scale=factor_of_scale)
     step.clipped[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:

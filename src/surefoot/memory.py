@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -59,6 +61,21 @@ def peak(device: torch.device) -> Iterator[Peak]:
         found.memory_bytes = counting.most
 
 
+def used_bytes(device: torch.device) -> dict[str, int]:
+    """What a record says of memory: what this process holds now and, on CUDA, the most that its tensors took since the last call.
+
+    `memory_bytes` is what is resident; where the system does not tell that, the most that ever was. Waits for nothing.
+
+    >>> used_bytes(torch.device("cpu"))["memory_bytes"] > 1e7
+    True
+    """
+    found = {"memory_bytes": _resident_bytes(Path("/proc/self/statm"))}
+    if device.type == "cuda":
+        found["device_memory_bytes"] = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    return found
+
+
 def free_bytes(device: torch.device) -> int:
     """What this process may still take of a device's memory; `ConfigError` where that cannot be told.
 
@@ -75,6 +92,17 @@ def free_bytes(device: torch.device) -> int:
     raise ConfigError(
         f"how much memory is free on {device} cannot be told here\n  say how much may be used: --memory 8GB"
     )
+
+
+def _resident_bytes(statm: Path) -> int:
+    try:
+        pages = int(statm.read_bytes().split()[1])
+    except (OSError, IndexError, ValueError):
+        import resource  # which Windows has not
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

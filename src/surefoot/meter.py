@@ -35,10 +35,13 @@ Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Te
 _COLUMNS = 6
 
 
-class Window(NamedTuple):
-    """What `read` found: the numbers of a record, and the steps whose update was not applied."""
+_SHOWN = 20  # steps that were not applied
 
-    values: dict[str, float]
+
+class Window(NamedTuple):
+    """What `read` found: the values of a record, and the steps whose update was not applied."""
+
+    values: dict[str, Any]
     skipped: list[int]
 
 
@@ -58,16 +61,17 @@ class Meter:
     def read(self) -> Window:
         """Wait for the device and average over the rows; starts a new window.
 
-        `loss` is over everything counted in all steps: not finite where one of them was not. Where updates were skipped,
-        `skipped` counts them and `loss_of_applied` leaves them out. `norm` is the mean over steps, `norm_max` the largest.
-        `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the applied steps and the optimizers: the
-        fraction of steps, or of values or units.
+        `loss` is over everything counted in all steps: not finite where one of them was not. `loss_max` is the largest finite one
+        of a single step, applied or not, and `loss_max_step` the first step that had it. Where updates were skipped, `skipped`
+        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out. `norm` is the mean over steps,
+        `norm_max` the largest. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the applied steps
+        and the optimizers: the fraction of steps, or of values or units.
         """
         # in NumPy: on so few numbers it is several times as fast as torch
         rows, logged = self.table().numpy(), self.logged_table()
         self.rows, self.logged = [], []
-        values: dict[str, float] = {}
-        step, _, count, norm, clipped, skipped = measured = rows[~np.isnan(rows[:, -1])].T
+        values: dict[str, Any] = {}
+        step, loss, count, norm, clipped, skipped = measured = rows[~np.isnan(rows[:, -1])].T
         applied = skipped == 0
         if skipped.size:
             values["loss"] = _weighted(measured)
@@ -80,6 +84,11 @@ class Meter:
             values["skipped"] = int(skipped.sum())
             if not applied.all():
                 values["loss_of_applied"] = _weighted(measured[:, applied])
+                values["skipped_steps"] = [int(index) for index in step[~applied][:_SHOWN]]
+            finite = np.isfinite(loss) & (count > 0)
+            if finite.any():
+                largest = np.where(finite, loss, -math.inf).argmax()
+                values["loss_max"], values["loss_max_step"] = float(loss[largest]), int(step[largest])
         for name, table in logged.items():
             values[name] = float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
         return Window(values, [int(index) for index in step[~applied]])

@@ -6,12 +6,14 @@ import math
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from surefoot.data.buckets import Buckets
+from surefoot.diagnosis.finding import Finding
 from surefoot.directory import RunDirectory
 from surefoot.evaluations import Evaluations
 from surefoot.parts import Parts
@@ -21,6 +23,7 @@ from surefoot.sinks.console import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000
 _MUCH_OF_THE_START = 0.1
+_NAMED = 3  # findings at the end of a run
 
 
 def header(parts: Parts, *, precision_chosen: str | None) -> str:
@@ -73,10 +76,18 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     return "\n".join(lines)
 
 
-def ending(parts: Parts, evaluations: Evaluations, *, skipped: int, told_by: str | None = None) -> str:
-    """How a sitting ended, a sentence on how it went, and the commands to type next.
+def ending(
+    parts: Parts,
+    evaluations: Evaluations,
+    *,
+    skipped: int,
+    told_by: str | None = None,
+    found: Sequence[Finding] = (),
+) -> str:
+    """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
 
-    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came.
+    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came. What was
+    `found` to be wrong has a line between them.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
     stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
@@ -89,15 +100,15 @@ def ending(parts: Parts, evaluations: Evaluations, *, skipped: int, told_by: str
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = stopped
-    lines = [how, *_by_split(scores)]
-    best_is_older = not evaluation_due and watch is not None and watch.value is not None and watch.step != step
-    if watch is not None and watch.value is not None and best_is_older:
-        lines.append(f"best {watch.score}: {number(watch.value)} at step {watch.step}")
+    told = [how, *_how_it_went(parts, first, scores)]
     if evaluations.at_end is not None:
-        lines += _at_end(parts, *evaluations.at_end)
-    lines += _how_it_went(parts, first, scores, skipped)
+        told += _at_end(parts, *evaluations.at_end)
+    lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
+    if found:
+        lines.append(_findings(found, parts.directory))
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
+        best_is_older = watch is not None and watch.value is not None and watch.step != step
         lines += _next_commands(parts, parts.directory, best=best_is_older, finished=finished)
     return "\n".join(lines)
 
@@ -121,6 +132,13 @@ def resume_command(directory: RunDirectory) -> str:
     return f"{interpreter} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
 
 
+def replay_command(directory: RunDirectory, step: int) -> str:
+    """What to type to have a step made again and shown."""
+    if _by_command():
+        return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory.path))} --step {step}"
+    return f"print(surefoot.replayed(run, step={step})) where this run is built, in place of training it"
+
+
 def standing(parts: Parts) -> str:
     """Which checkpoint stands, and how to go on from it."""
     if parts.directory is None or parts.saved_step is None:
@@ -129,12 +147,23 @@ def standing(parts: Parts) -> str:
 
 
 def divergence(
-    step: int, samples: list[int], stands: str, *, optimizer: dict[str, Any], schedule: Schedule | Joined
+    step: int,
+    samples: list[int],
+    stands: str,
+    *,
+    optimizer: dict[str, Any],
+    schedule: Schedule | Joined,
+    seen: str | None = None,
+    look: str | None = None,
 ) -> str:
-    """Why a run was ended after steps that were not finite, and what to try."""
+    """Why a run was ended after steps that were not finite, and what to try.
+
+    `seen` is what looking at the first of them has found, `look` what to type to look oneself.
+    """
     rate = optimizer.get("lr")
     lines = [
         f"loss or gradient became non-finite at step {step} and stayed so; none of these steps was applied",
+        *([] if seen is None else [f"  {seen}"]),
         f"  {stands}",
     ]
     if samples:
@@ -144,12 +173,14 @@ def divergence(
         )
     elif step == 0:
         lines.append(
-            "  the model had not been updated yet, so no learning rate or warm-up is the cause: look at the data, at the weights\n"
-            "  that it starts from, and at the loss: try loss(model, batch) on one batch (log of 0, division by 0, wrong labels?)"
+            "  the model had not been updated yet, so no rate or warm-up is the cause: look at the data, the starting weights, the"
+            " loss (log of 0?)"
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
         lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
+    if look is not None:
+        lines.append(f"  look: {look}")
     return "\n".join(lines)
 
 
@@ -168,32 +199,37 @@ def script_toml(described: dict[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _by_split(scores: dict[str, float]) -> list[str]:
-    """One line for each split with its scores."""
-    splits: dict[str, list[str]] = {}
-    for name, value in scores.items():
-        split, _, score = name.rpartition("/")
-        splits.setdefault(split, []).append(f"{score} {number(value)}")
-    wide = max(map(len, splits), default=0)
-    return [f"  {split:<{wide}}  {', '.join(shown)}" for split, shown in splits.items()]
-
-
 def _at_end(parts: Parts, step: int, scores: dict[str, float]) -> list[str]:
     """The scores of what is scored when a run is over, and whose weights these are."""
     whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
-    return [f"scored once, with the weights of {whose}:", *_by_split(scores)]
+    found = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
+    return [f"{found} (scored once, with the weights of {whose})"]
 
 
-def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float], skipped: int) -> list[str]:
-    """One sentence from what is known: how a score moved in the run, and where the time of all sittings went."""
+def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> list[str]:
+    """How the score that counts moved in the run; nothing where none was taken."""
     watch = parts.whole.watch
-    told = [] if not scores else _moved(watch.score if watch is not None else next(iter(scores)), first, scores)
+    if not scores:
+        return []
+    if watch is None or watch.value is None or watch.step is None or watch.step == parts.state.step:
+        return _moved(next(iter(scores)) if watch is None else watch.score, first, scores)
+    return _moved(watch.score, first, scores, best=(watch.step, watch.value))
+
+
+def _what_else(parts: Parts, skipped: int) -> list[str]:
+    """What the scores do not say: a rate that was lowered, steps that were not applied."""
+    told = []
     if parts.state.rate_factor < 1:
         told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
     if skipped:
         told.append(
             f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
         )
+    return told
+
+
+def _where_the_time_went(parts: Parts) -> list[str]:
+    """The seconds of all sittings, where there are any to speak of."""
     spent = parts.whole.clock.state()["total_s"]
     names = {
         "training": "training",
@@ -204,24 +240,47 @@ def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]
     }
     times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
-    if parted:
-        told.append(", ".join(parted))
-    return ["; ".join(told)] if told else []
+    return [", ".join(parted)] if parted else []
 
 
-def _moved(score: str, first: dict[str, float], scores: dict[str, float]) -> list[str]:
-    """How one score changed since the first of the run; nothing where it was taken once.
+def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
+    """What is wrong by name, and what to type to have it explained.
+
+    >>> _findings([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
+    '2 findings: overfitting since step 400, data-bound'
+    """
+    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    told = f"{len(found)} finding{'s' * (len(found) > 1)}: {', '.join([*names, *more])}"
+    if directory is None:
+        return told
+    command = typed(Path(sys.argv[0]) if _by_command() else Path(sys.executable).with_name("surefoot"))
+    return f"{told}: {command} diagnose {shlex.quote(str(directory.path))}"
+
+
+def _moved(
+    score: str, first: dict[str, float], scores: dict[str, float], *, best: tuple[int, float] | None = None
+) -> list[str]:
+    """How one score changed since the first of the run; `best` is an earlier step's and its value.
 
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
     ['a/loss fell from 2 at step 5 to 1.5']
+    >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5}, best=(9, 1.4))
+    ['a/loss fell from 2 at step 5 to 1.4 at step 9, the best, and ended at 1.5']
     """
     before, after = first.get(score, math.nan), scores.get(score, math.nan)
-    if math.isnan(after):
+    if math.isnan(after) and best is None:
         return [f"{score} is not a number"]
-    if math.isnan(before) or before == after:
-        return []
+    reached = (
+        number(after)
+        if best is None
+        else f"{number(best[1])} at step {best[0]:,}, the best, and ended at {number(after)}"
+    )
+    value = after if best is None else best[1]
+    if math.isnan(before) or before == value:
+        return [f"{score} {reached}"]
     return [
-        f"{score} {'fell' if after < before else 'rose'} from {number(before)} at step {first['step']:.0f} to {number(after)}"
+        f"{score} {'fell' if value < before else 'rose'} from {number(before)} at step {first['step']:,.0f} to {reached}"
     ]
 
 
@@ -229,15 +288,16 @@ def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finishe
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; go on with:  {resume_command(directory)}"]
-    events = shlex.quote(str(directory.path / "tensorboard"))
-    lines = [f"see its curves:  {typed(Path(sys.executable).with_name('tensorboard'))} --logdir {events}"]
+    told = []
+    if parts.report:
+        told.append(f"see {shlex.quote(str(directory.path / 'report.html'))}")
     if _by_command():
-        command = typed(Path(sys.argv[0]))
-        lines.append(f"score it again:  {command} evaluate {path}{' --checkpoint best' if best else ''}")
+        command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
             asked = "".join(f" {shlex.quote(word)}" for word in [parts.example] if word)
-            lines.append(f"use it:          {command} predict {path}{asked}{' --checkpoint best' if best else ''}")
-    return lines
+            told.append(f"use it: {command} predict {path}{asked}{which}")
+        told.append(f"score it: {command} evaluate {path}{which}")
+    return ["; ".join(told)] if told else []
 
 
 def typed(program: Path, name: str | None = None) -> str:

@@ -62,8 +62,8 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configurati
     chosen = _begun(parts)
     if parts.world.is_main:
         directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
-        for name, text in parts.files.items():
-            directory.write_text(name, text)
+        for name, held in parts.files.items():
+            directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
     saving.finish(0, parts.packed)
     return chosen
 

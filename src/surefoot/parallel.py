@@ -46,6 +46,11 @@ class Ranks(Protocol):
     nominal: float | None
     """What losses are divided by on the way, the same on every rank; None: this process knows all counts of a step."""
 
+    @property
+    def local_times(self) -> float | None:
+        """Before the last pass of a step this rank has the gradient of its own passes, times this; None where it has not."""
+        ...
+
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Before each micro-batch of a step: whether its pass is made. What counts nothing is passed with gradients of 0."""
         ...
@@ -83,6 +88,7 @@ class Alone:
     """One process: it has all micro-batches, and nothing is shared."""
 
     nominal: float | None = None
+    local_times: float | None = 1.0
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
         """What counts nothing is not passed at all."""
@@ -177,6 +183,11 @@ class Ddp:
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
+
+    @property
+    def local_times(self) -> float | None:
+        """The number of ranks, over which the mean is taken in the end."""
+        return None if self.parallel.synchronise == "every" else float(self.world.size)
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
         """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""

@@ -25,6 +25,7 @@ from surefoot.config.strategy import Strategy
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.gallery import Makes
 from surefoot.loop import State, Task
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
@@ -63,10 +64,13 @@ class Parts:
     computed_again: str | None  # which blocks, in words
     init: str | None
     sample: Callable[[Any], str] | None
-    files: dict[str, str]  # of the run's directory, by name
+    panels: Makes | None
+    describe_sample: Callable[[Any], str] | None  # of a batch of one
+    files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are
     trackers: tuple[str, ...]  # names
+    report: bool  # a page on the run is written at the end of each sitting
 
     @property
     def device(self) -> torch.device:

@@ -30,8 +30,10 @@ from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
 from surefoot.evaluate import Split, numbers
 from surefoot.first_pass import check_first_pass
+from surefoot.gallery import Makes, made
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.panels import Panels
 from surefoot.parallel import spread
 from surefoot.parts import Parts
 from surefoot.plateau import Plateau, feedback
@@ -67,10 +69,14 @@ class Run:
     count: targets in a batch over which the loss is a mean (default: its first dimension); called on the host.
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
+    watch_every: of which steps gradient, weights and update of every layer are recorded (docs/watching.md); None: of none.
     plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
-    files: {name: text} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    panels: a function of the model that returns or yields what the report shows of the task (`surefoot.classification_panels`, say):
+        called once, when the run is over. After 60 seconds no further panel is asked for.
+    files: {name: text or bytes} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    describe_sample: a function of a batch of one sample that returns it in words, for `surefoot replay`; None: shapes and values.
     activation_checkpointing: "blocks" computes the model's repeated blocks again in the backward pass instead of keeping what is in
         them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
         by name or class. Changes no bit.
@@ -80,6 +86,7 @@ class Run:
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
+    report: write a page on the run into `out` at its end (`surefoot.report`); changes no result.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -115,6 +122,7 @@ class Run:
         evaluate_every: str = "1 epochs",
         sample_every: str | None = None,
         save_every: str = "5 min",
+        watch_every: str | None = "100 steps",
         compare_ranks_every: str = "1000 steps",
         trackers: str | Sequence[str] | None = None,
         keep: int = 3,
@@ -128,10 +136,13 @@ class Run:
         plateau: Plateau | None = None,
         init: str | Path | None = None,
         sample: Callable[[Any], str] | None = None,
-        files: Mapping[str, str] | None = None,
+        panels: Makes | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         settings: Mapping[str, Any] | None = None,
+        describe_sample: Callable[[Any], str] | None = None,
         example: str | None = None,
         about_data: Sequence[str] = (),
+        report: bool = True,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -152,6 +163,7 @@ class Run:
             evaluate_every=evaluate_every,
             sample_every=sample_every,
             save_every=save_every,
+            watch_every=watch_every,
             compare_ranks_every=compare_ranks_every,
             trackers=trackers,
             keep=keep,
@@ -182,6 +194,7 @@ class Run:
             keep_every=keep_every,
             stop_after=stop_after,
             time_limit=time_limit,
+            watch_every=watch_every,
             compare_ranks_every=compare_ranks_every,
         )
         schedule = schedule or constant()
@@ -291,10 +304,13 @@ class Run:
             computed_again=again,
             init=None if init is None else str(init),
             sample=sample,
+            panels=panels,
+            describe_sample=describe_sample,
             files=checked_files(files or {}),
             example=example,
             about_data=tuple(about_data),
             trackers=trackers_of(trackers, out=out),
+            report=report,
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open
@@ -385,6 +401,20 @@ class Run:
             raise ConfigError("this run has no sample function: give Run(sample=...)")
         with self.parts.numerics():
             return self.parts.scoring.sample(self.parts.sample)
+
+    def panels(self) -> Panels:
+        """What the run's `panels` function makes of the model as it is evaluated; changes nothing. Collective.
+
+        Each reason why there are not more is a line on the console.
+        """
+        make = self.parts.panels
+        if make is None:
+            raise ConfigError("this run has no panels function: give Run(panels=...)")
+        with self.parts.numerics():
+            gallery = self.parts.scoring.panels(lambda model: made(make, model))
+        for line in gallery.told:
+            self.parts.say(f"warning: {line}")
+        return Panels(step=self.state.step, panels=gallery.panels)
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.supply import Supply
+
+Made = TypeVar("Made")
 
 
 class Scoring:
@@ -115,9 +117,17 @@ class Scoring:
 
     def sample(self, make: Callable[[Any], str]) -> str:
         """What `make` says of the model, under random numbers of its own; every rank asks, where there are several."""
+        return self._told(make, stream="sample")
+
+    def panels(self, make: Callable[[Any], Made]) -> Made:
+        """What `make` shows of the model, in the run's precision; as for a sample."""
+        with self.precision.autocast():
+            return self._told(make, stream="panels")
+
+    def _told(self, make: Callable[[Any], Made], *, stream: str) -> Made:
         model = next(iter(self.models().values()))
         with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
-            seed_generators(fold(stream_key(self.supply.seed, "sample"), self.state.step))
+            seed_generators(fold(stream_key(self.supply.seed, stream), self.state.step))
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:

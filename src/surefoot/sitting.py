@@ -12,22 +12,28 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from surefoot import crash, divergence, narration
+from surefoot import crash, divergence, events, narration
 from surefoot.alike import refuse_unequal
 from surefoot.checkpoint.format import Contents
 from surefoot.clock import Phase
+from surefoot.data.first_look import first_look
 from surefoot.errors import ConfigError
 from surefoot.evaluations import Evaluations
 from surefoot.failing import left, reported, told_to_others
 from surefoot.journal import Journal
+from surefoot.layers import Layers
 from surefoot.loop import Step, steps
+from surefoot.memory import used_bytes
 from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
+from surefoot.remarks import Remarks, remarks_of
 from surefoot.replicas import Comparison
+from surefoot.reporting.writing import report_at_end
 from surefoot.signals import Signals, to_terminal
 from surefoot.sinks.tracking.names import refuse_missing
+from surefoot.watching import UNWATCHED, Watch, Watched
 from surefoot.wishes import Wishes
 
 
@@ -53,6 +59,15 @@ class Sitting:
         self.alone = False  # no code of the user's runs between steps
         self.logged_step = 0
         self.comparison = Comparison(parts.world, parts.timetable.compare)
+        self.layers = Layers(
+            self.state.models,
+            {name: trained.parameters for name, trained in self.state.trained.items()},
+            world=parts.world,
+            local_times=parts.task.ranks.local_times,
+            compiled=parts.compiled,
+            seen=self.whole.seen,
+        )
+        self.remarks: list[Remarks] = []
         self.evaluated_step = 0  # the last one after which scores or a sample were due
 
     # --- opening and closing -------------------------------------------------------------------------------------
@@ -75,6 +90,10 @@ class Sitting:
             if now.parts.directory is not None and now.parts.world.is_main:
                 self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
                 self.journal.follow(now.parts.trackers, now.parts.directory, settings=now.parts.described)
+            self.remarks = remarks_of(self.parts, resumed=now.found is not None)
+            self.journal.sinks[1:1] = self.remarks  # behind the console
+            if self.journal.metrics is not None and now.found is None:
+                self._look_at_data()
             make_ready(self.parts)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
@@ -103,9 +122,15 @@ class Sitting:
                 reported(problem, self.parts, step=self._step)
             else:
                 left(self.parts, step=self._step)
+            if problem is not None and not isinstance(problem, GeneratorExit):
+                self._happened(events.failed(problem))
+        except BaseException as failed:
+            self._happened(events.failed(failed))
+            raise
         finally:
             self.release()
             self.heart.closed()
+            self._report()
         stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
         if self.wishes.ended_by is not None and (problem is None or stopped_too):
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -120,6 +145,12 @@ class Sitting:
                 last_first.callback(self.parts.saving.writer.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
+
+    def _report(self) -> None:
+        """Write the page on the run, once all else is on disk; it never breaks what it tells of."""
+        parts = self.parts
+        if parts.report and parts.directory is not None and parts.world.is_main:
+            report_at_end(parts.directory.path, warn=parts.say)
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations
@@ -140,8 +171,32 @@ class Sitting:
         went_on = self.state.step > self.first_step or bool(evaluations.scores) or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
             evaluations.sample()
+        if went_on and parts.finished and not due and self.wishes.ended_by is None:
+            self._show()
         if went_on or self.wishes.ended_by is not None:
-            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=self.wishes.told_by))
+            self._happened(events.ended(parts, self.wishes))  # first: findings know by it that the run is over
+            found = [finding for remarks in self.remarks for finding in remarks.at_end()]
+            told_by = self.wishes.told_by
+            parts.say(narration.ending(parts, evaluations, skipped=self.skipped, told_by=told_by, found=found))
+
+    def _look_at_data(self) -> None:
+        """Record what is seen of the data before the first step."""
+        supply, splits = self.parts.supply, self.parts.scoring.splits
+        looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
+        alike = [name for name, split in splits.items() if split.loss]
+        self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
+
+    def _happened(self, what: str) -> None:
+        """Record what ended the sitting; no checkpoint holds that, and a resume goes on after it."""
+        self.journal.write({"kind": "event", "step": self.state.step, "what": what})
+
+    def _show(self) -> None:
+        """What is shown of a run that is over, when all of it is safe."""
+        if self.parts.panels is not None and self.parts.directory is not None:
+            self.whole.clock.enter("evaluating")
+            self.evaluations.show(stop=lambda: self.signals.stop is not None)
+            self.whole.clock.enter("saving")
+        self.evaluations.conclude()
 
     def _catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
@@ -185,11 +240,12 @@ class Sitting:
                 parts.task,
                 self.state,
                 feed=self._fed,
-                record=self.whole.meter.add,
+                record=self._made,
                 clock=self._enter,
                 duties=self,
                 length=parts.length.steps,
                 opened=opened,
+                watch=self._watch,
             )
         except Exception as problem:
             cause = crash.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
@@ -206,6 +262,18 @@ class Sitting:
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heart.at(step, "training")
         return self.feed.micro_batches(step)
+
+    def _watch(self, index: int) -> Watch:
+        """What looks at a step, where one is due to be looked at when it is made."""
+        return self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
+
+    def _made(self, step: Step) -> None:
+        """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
+        self.whole.meter.add(step)
+        if isinstance(step.watch, Watched):
+            seen = self.layers.read(step.watch, count=step.count)
+            if seen is not None:
+                self.journal.write(seen)
 
     def _make_up_for_evaluation(self) -> None:
         """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
@@ -257,6 +325,7 @@ class Sitting:
         values["learning_rate"] = first["lr"]
         step_s = (time.monotonic() - self.looped_at) / max(self.state.step - self.first_step, 1)
         values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
+        values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.skipped += len(window.skipped)
         self.whole.bad_steps.saw(window.skipped, done=self.state.step)

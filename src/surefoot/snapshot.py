@@ -15,6 +15,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.pieces import Pieces, bounds
 from surefoot.clock import Clock
 from surefoot.errors import CheckpointError
+from surefoot.layers import Seen
 from surefoot.loop import State
 from surefoot.meter import BadSteps, Meter
 from surefoot.plateau import Feedback
@@ -74,6 +75,7 @@ class Whole:
     bad_steps: BadSteps = field(default_factory=BadSteps)
     clock: Clock = field(default_factory=Clock)
     kept: Kept = field(default_factory=Kept)
+    seen: Seen = field(default_factory=Seen)
 
 
 def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
@@ -120,6 +122,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         "plateau": None if whole.feedback is None else whole.feedback.state(),
         "skipped_in_a_row": whole.bad_steps.in_a_row,
         "clock": whole.clock.state(),
+        "seen": whole.seen.state(),
         "kept": kept,
     }
     return Contents(
@@ -187,6 +190,7 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         whole.meter.logged = []
     whole.bad_steps.in_a_row = list(found.state["skipped_in_a_row"])
     whole.clock.load_state(found.state["clock"])
+    whole.seen.load_state(found.state.get("seen", []))
     if whole.watch is not None:
         whole.watch.load_state(found.state["watch"])
     if whole.feedback is not None:

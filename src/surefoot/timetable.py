@@ -15,17 +15,18 @@ class Timetable:
     log: Every
     evaluate: Every
     sample: Every  # besides the one after the last step
+    watch: Every  # steps of which the layers are looked at
     compare: Every  # the weights of ranks with each other
     save: Every  # in steps or in seconds
     keep: Every | None  # checkpoints kept for good
     stop_step: int  # the sitting ends here; the schedule does not know
     limit_s: float | None
-    written: dict[str, str | None]  # log, evaluate and sample as they were given, percentages and all
+    written: dict[str, str | None]  # log, evaluate, sample and watch as they were given, percentages and all
 
     def begun_with(self, began: Length) -> Timetable:
         """The same for a run that began with another length, of which its percentages are, as are those of its schedule."""
         found = _intervals(self.written, began)
-        return replace(self, log=found["log"], evaluate=found["evaluate"], sample=found["sample"])
+        return replace(self, log=found["log"], evaluate=found["evaluate"], sample=found["sample"], watch=found["watch"])
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
@@ -53,6 +54,7 @@ def timetable(
     stop_after: str | None,
     time_limit: str | None,
     compare_ranks_every: str = "1000 steps",
+    watch_every: str | None = None,
 ) -> Timetable:
     """The timetable that these settings mean; `ConfigError` names the one that cannot be understood."""
     whole = planned(length, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
@@ -60,7 +62,7 @@ def timetable(
     if stop_after is not None:
         stop = planned(stop_after, samples_per_epoch=samples_per_epoch, batch_size=batch_size, setting="stop_after")
         stop_step = min(stop.steps, whole.steps)
-    written = {"log": log_every, "evaluate": evaluate_every, "sample": sample_every}
+    written = {"log": log_every, "evaluate": evaluate_every, "sample": sample_every, "watch": watch_every}
     return Timetable(
         length=whole,
         **_intervals(written, whole),

@@ -25,6 +25,7 @@ class Wishes:
         self.agreed_signal: int | None = None
         self.told_rank = 0  # the first that has had it
         self.stop_agreed = self.save_agreed = False
+        self.out_of_time = False  # here
         self.save_told = False
 
     @property
@@ -43,6 +44,7 @@ class Wishes:
             return True
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
         near = self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
+        self.out_of_time = self.out_of_time or near
         asked = self.asked_to_stop or near
         if self.world.size == 1:
             return asked

@@ -115,11 +115,25 @@ def sampled(**changes: Any) -> dict[str, Any]:
         "held-out": sf.Split(held_out, batch_size=3),
         "used": sf.Split(held_out, batch_size=2, outputs=outputs, judge=lambda found: {"sum": sum(found)}, loss=False),
     }
-    run = _run(sample=sample, sample_every="2 steps", evaluate=splits, evaluate_every="2 steps", **changes)
+
+    def panels(model: nn.Module) -> list[sf.Curves]:
+        return [sf.Curves(title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)})]
+
+    run = _run(
+        sample=sample, sample_every="2 steps", panels=panels, evaluate=splits, evaluate_every="2 steps", **changes
+    )
     with run:
         scores = [dict(step.scores) for step in run]
         said = run.sample()
-    return {"scores": scores, "said": said, "weights": world_runs.weights(run), "sampled": len(calls)}
+        shown = run.panels().to_json()
+    written = sf.read_panels(changes["out"]) if "out" in changes else None
+    return {
+        "scores": scores,
+        "said": said,
+        "panels": [shown, None if written is None else written.to_json()],
+        "weights": world_runs.weights(run),
+        "sampled": len(calls),
+    }
 
 
 def with_unused(**changes: Any) -> dict[str, Any]:
@@ -152,8 +166,8 @@ def of_gathered_halves() -> dict[str, Any]:
 
 
 def read_on_the_host(**changes: Any) -> int:
-    """Steps under the guards of law 12, which raise where one reads a tensor; how many were made."""
-    from identities.test_law_12_no_waiting import NothingDue, nothing_read
+    """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor; how many were made."""
+    from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
     from surefoot.loop import steps
 
     run = _run(bad=40, **changes)
@@ -164,6 +178,7 @@ def read_on_the_host(**changes: Any) -> int:
         "record": run.parts.whole.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
+        "watch": layers(run).watch,
     }
     with nothing_read():
         made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))

@@ -101,13 +101,16 @@ def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(ra
             assert largest(found["weights"], alone[clip]["weights"]) < 1e-9, clip
 
 
-def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks: Ranks) -> None:
-    (alone,) = ranks(1, strategy_runs.sampled)
-    together = ranks(2, strategy_runs.sampled, sharding={})
+def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks: Ranks, tmp_path: Path) -> None:
+    (alone,) = ranks(1, strategy_runs.sampled, out=str(tmp_path / "alone"))
+    together = ranks(2, strategy_runs.sampled, sharding={}, out=str(tmp_path / "together"))
     assert together[0]["sampled"] > together[1]["sampled"]
     for found in together:
         assert [*found["scores"]] == [pytest.approx(scores, abs=1e-6) for scores in alone["scores"]]
         assert float(found["said"]) == pytest.approx(float(alone["said"]), abs=1e-9)
+        assert found["panels"][0] == alone["panels"][0]  # on every rank
+    assert together[0]["panels"][1] == together[0]["panels"][0]  # and rank 0 has written them
+    for found in together:
         assert largest(found["weights"], alone["weights"]) < 1e-9
 
 

@@ -1,4 +1,6 @@
-"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, with which workers. (2 s)"""
+"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, looks at its layers, with which
+workers. (8 s)
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from small_runs import build
+import watched_runs
+from ranks import Ranks
+from small_runs import FEATURES, build
 
 ONLY_AT_THE_END = {
     "log_every": "1000 steps",
     "evaluate_every": "1000 steps",
     "save_every": "1000 steps",
+    "watch_every": None,
     "early_stopping": None,
     "length": "20 steps",
 }
@@ -30,10 +35,13 @@ def bits(run: sf.Run) -> str:
     tensors: list[Tensor] = []
     for name, model in run.state.models.items():
         tensors += model.state_dict().values()
-        tensors += run.state.averages[name].model.parameters()
+        if name in run.state.averages:
+            run.state.averages[name].refresh(model)
+            tensors += run.state.averages[name].model.parameters()
         optimizer = run.state.trained[name].optimizer
         for parameter in run.state.trained[name].parameters:
-            tensors += [value for _, value in sorted(optimizer.state[parameter].items())]
+            state = optimizer.state.get(parameter, {})
+            tensors += [value for _, value in sorted(state.items()) if isinstance(value, Tensor)]
     for tensor in tensors:
         held.update(tensor.detach().numpy().tobytes())
     return held.hexdigest()
@@ -63,16 +71,102 @@ def unwatched() -> tuple[str, list[float]]:
         {"evaluate_every": "3 steps", "ema": 0.9},
         {"save_every": "1 steps"},
         {"save_every": "1 steps", "keep": 1, "keep_every": "4 steps"},
+        {"watch_every": "1 steps"},
+        {"watch_every": "3 steps", "log_every": "2 steps"},
         {"workers": 2},
         {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
         {"best": "min held-out/loss", "evaluate_every": "1 steps"},
         {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
         {"sample": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
+        {"panels": lambda model: [model(torch.randn(4, 8)), np.random.rand(), random.random()]},
     ],
     ids=",".join,
 )
 def test_watching_a_run_changes_no_bit_of_it(changes: dict[str, Any], unwatched: Any, tmp_path: Path) -> None:
     assert trained(tmp_path / "run", **changes) == unwatched
+
+
+class WithFrozenPart(nn.Module):
+    """A part in evaluation mode, for which torch takes a quicker way where nothing looks at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.TransformerEncoderLayer(FEATURES, 2, 64, activation="gelu", batch_first=True).eval()
+        self.frozen.requires_grad_(False)
+        self.out = nn.Sequential(nn.Linear(FEATURES, 32), nn.GELU(), nn.Linear(32, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs[:, None] * torch.arange(1, 8)[:, None]
+        filled = torch.arange(7).expand(len(rows), 7) > 4
+        return torch.as_tensor(self.out(self.frozen(rows, src_key_padding_mask=filled).mean(1)))
+
+
+EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every": "3 steps", "save_every": "4 steps"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batch_size": None},
+        {"micro_batch_size": 2, "clip": "adaptive 0.01"},
+        {"precision": "fp16"},
+        {"precision": "bf16", "ema": None},
+        {"optimizer": sf.muon(1e-2), "ema": None},
+        {"optimizer": sf.schedule_free(1e-2), "ema": None, "schedule": None},
+        {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3), "clip": "auto 0.9"},
+        {"model": WithFrozenPart},
+    ],
+    ids=",".join,
+)
+def test_with_everything_on_a_run_ends_with_the_bits_of_one_that_nobody_looks_at(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    watched = trained(tmp_path / "run", **changes, **EVERYTHING)
+    assert watched == trained(None, evaluate=None, **changes)
+
+
+@pytest.fixture(scope="module")
+def of_ranks(ranks: Ranks) -> dict[str, list[Any]]:
+    """By the way a model is spread over two ranks, and whether it is watched, what each rank came to."""
+    ways: dict[str, dict[str, Any]] = {"ddp": {"parallel": "ddp"}, "fsdp": {"sharding": {}}}
+    ways["replicas"] = {"sharding": {"replicas": 2}}
+    cases = {
+        f"{name} {every}": {"watch_every": every, **way} for name, way in ways.items() for every in ("1 steps", None)
+    }
+    return dict(zip(cases, ranks.each(2, watched_runs.watched, list(cases.values())), strict=True))
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "replicas"])
+def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks: dict[str, list[Any]]) -> None:
+    for watched, unwatched in zip(of_ranks[f"{way} 1 steps"], of_ranks[f"{way} None"], strict=True):
+        assert watched["layers"]
+        assert unwatched["layers"] == []
+        assert watched["weights"].keys() == unwatched["weights"].keys()
+        assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
+
+
+@pytest.mark.slow
+def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
+    cases: list[dict[str, Any]] = [{"watch_every": "1 steps"}, {"watch_every": None}]
+    (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
+    assert len(watched["layers"]) == 4
+    assert all(record["activation_norm"] == {} for record in watched["layers"])
+    assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
+
+
+def test_of_several_ranks_the_layers_are_those_of_one_process(of_ranks: dict[str, list[Any]], ranks: Ranks) -> None:
+    (alone,) = ranks(1, watched_runs.watched, watch_every="1 steps")
+    for way in ("ddp", "fsdp", "replicas"):
+        main, other = of_ranks[f"{way} 1 steps"]
+        assert main["seen"] == other["seen"] == alone["seen"]
+        for found, expected in zip(main["layers"], alone["layers"], strict=True):
+            assert ("noise" in found) == (way == "ddp")  # of what is sharded no rank has a first micro-batch's gradient
+            assert found.keys() == expected.keys() - ({"noise"} if way != "ddp" else set())
+            for name, value in found.items():
+                if isinstance(value, dict):
+                    assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), (way, name)
+                else:
+                    assert value == expected[name]
 
 
 def test_the_console_changes_no_bit(unwatched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,11 +199,22 @@ class Watched(nn.Module):
 def observed(run: sf.Run) -> None:
     run.scores()
     run.sample()
+    run.panels()
+
+
+def panels(model: nn.Module) -> list[Any]:
+    model(torch.randn(4, 8))
+    return []
 
 
 def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -> None:
     run = build(
-        None, model=Watched, ema=None, sample=lambda model: str(model(torch.randn(4, 8)).sum()), length="6 steps"
+        None,
+        model=Watched,
+        ema=None,
+        sample=lambda model: str(model(torch.randn(4, 8)).sum()),
+        panels=panels,
+        length="6 steps",
     )
     model: Any = run.state.models["model"]
     model.frozen.eval()  # a part that its user keeps in evaluation mode stays there

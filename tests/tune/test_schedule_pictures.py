@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 import surefoot as sf
+from surefoot import drawing
 from surefoot.durations import Length
 from surefoot.schedules import Joined, Schedule
-from surefoot.tune import drawing, schedule_pictures
+from surefoot.tune import schedule_pictures
 from surefoot.tune.schedule_traces import traced
 
 SOME: dict[str, Schedule | Joined] = {

@@ -42,7 +42,7 @@ def find_lr(arguments: list[str]) -> None:
 
     check_range(lowest, highest, count)
     run, settings = meant(rest, "find-lr", own=["from", "to", "steps", "out"])
-    from surefoot.tune.drawing import made
+    from surefoot.drawing import made
     from surefoot.tune.find_lr import find_lr
     from surefoot.tune.range_picture import draw
 

@@ -13,14 +13,18 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
   surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
+  surefoot diagnose RUN           what is wrong with a run, and what to try
+  surefoot report RUN...          a page on a run, or several over each other
+  surefoot replay RUN --step N    make a past step again, and look into it
+  surefoot verify RUN             check its files, make steps again, compare bits
   surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
-of the run was lost, 130 and 143 stopped by a signal, saved; by a second signal
-at once, and not saved.
+of the run was lost, 8 steps made again came out otherwise (verify), 130 and 143
+stopped by a signal, saved; by a second signal at once, and not saved.
 """
 
 VERBS = {
@@ -224,6 +228,81 @@ drops, and + and @ where one follows on another; all is every shape.
   surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
   surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
   surefoot compare --schedules all gpt --preset shakespeare --out rates
+""",
+    "diagnose": """surefoot diagnose RUN [--all] [--json] [--strict]
+
+Say what a run's records show to be wrong, or worth knowing: what was found, the
+numbers and steps that show it, likely causes, and what to try, with the value
+of now. The run may be finished, dead, or training now; it is not changed.
+Errors come first: the run is broken or of no use. Warnings cost quality or
+time. Notes are worth knowing, and nothing need be wrong. Where nothing is found
+it says what was looked at.
+
+  --all      tell too what was found well, and what too little is recorded of
+  --json     one JSON object: run, steps, findings, well, unclear
+  --strict   leave with 1 where an error is found (default: 0 with any finding)
+
+  surefoot diagnose latest
+  surefoot diagnose runs/mine --all
+""",
+    "report": """surefoot report RUN... [--out FILE] [--png] [--watch [--port N]]
+
+Write one page on a run: how it went in a sentence, what is wrong with it, loss
+and scores, rate, norms, speed, memory and time, layers, what the model does,
+settings, and the commands to make it again. One file of HTML of at most a
+megabyte that needs no network; every run leaves one in its directory when it
+ends (--report False to leave it out). The run may be finished, running or dead.
+Several runs: their curves over each other, and the settings that differ.
+
+  --out FILE   where to (default: RUN/report.html; of several: report.html)
+  --png        the main curves as a picture too, .png and .svg beside the page
+  --watch      serve the page on this machine, made anew while the run goes on
+  --port N     of --watch (default: one that is free)
+  --no-panels  do not make what the model does anew, where the run left none
+
+  surefoot report latest
+  surefoot report runs/a runs/b --out compared.html
+  surefoot report runs/mine --watch
+""",
+    "replay": """surefoot replay RUN --step N [--samples K] [--json] [settings]
+surefoot replay RUN --bisect-nan
+
+Make step N (from 0) of a run again, from the nearest checkpoint before it, and
+show it: its samples with the loss of each, what every module put out, the
+gradient of every parameter, and what was first not finite, in which module and
+from which sample. On the same machine it is that step bit for bit, and where
+the records hold its loss, that is checked. Only reads the run's directory. It
+says first how many steps have to be made again, and about how long that takes.
+
+  --step N      the step, from 0
+  --bisect-nan  find the first bad step instead, and show it
+  --samples K   how many samples are shown (default: 8); 0 passes none alone
+  --json        everything as JSON
+
+  surefoot replay runs/mine --step 412
+  surefoot replay latest --bisect-nan
+""",
+    "verify": """surefoot verify RUN [--steps N] [--windows K] [--all] [--json] [settings]
+
+Prove a run: every byte of its checkpoints and its records against their hashes,
+records against each other and the schedule, data against their fingerprints;
+then make steps again from checkpoints and compare losses, norms and tensors:
+bit for bit on the machine that made them, to rounding elsewhere. Says first
+what that costs; writes nothing; a run that goes on may be verified. Of a run
+that a script has made only files are checked; in it: surefoot.verify(run).
+
+  --all          make all steps again (default: where that takes two minutes)
+  --steps N      of a window, from a checkpoint on (default: 100)
+  --windows K    the first, the last, and evenly between (default: 5); 0: files
+  --seed S       draw the windows instead
+  --tolerance X  relative, on another machine (default: 0.01)
+  --json         the verdict for programs
+
+Leaves with 0 where nothing is wrong, 4 where files are damaged or contradict
+each other, 3 where data are others, 8 where steps come out otherwise.
+
+  surefoot verify latest
+  surefoot verify runs/mine --steps 200 --windows 3
 """,
     "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
 

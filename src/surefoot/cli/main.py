@@ -8,7 +8,21 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, export, finders, help, profiled, submit, trained, verbs
+from surefoot.cli import (
+    compare,
+    data,
+    diagnose,
+    export,
+    finders,
+    help,
+    profiled,
+    replay,
+    report,
+    submit,
+    trained,
+    verbs,
+    verify,
+)
 from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
 
@@ -23,6 +37,10 @@ _VERBS = {
     "evaluate": trained.evaluate,
     "predict": trained.predict,
     "compare": compare.compare,
+    "diagnose": diagnose.diagnose,
+    "report": report.report,
+    "replay": replay.replay,
+    "verify": verify.verify,
     "export": export.export,
     "data": data.data,
 }

@@ -66,6 +66,11 @@ class Settings:
     """When a sample is shown, besides the one at the end. Absent: only then."""
     save_every: str = "5 min"
     """When a checkpoint is written, in steps or time; always at the start and after the last step too."""
+    watch_every: str | None = "100 steps"
+    """Of which steps the gradient, weights and update of every layer are recorded, for diagnosis; such a step keeps its weights
+    twice. Changes no result. None: of no step."""
+    report: bool = True
+    """Write report.html, a page on the run, into its directory whenever it ends."""
     compare_ranks_every: str = "1000 steps"
     """When the weights of several ranks are compared with each other (at the next record); a difference ends the run."""
     trackers: str | None = None

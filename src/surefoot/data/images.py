@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.data.augmentation import Augmentation, augmented, sample_bits
+from surefoot.data.first_look import Batch, rows_as_bytes
 from surefoot.data.image_folder import Files, Fitting, opened, read_picture
 from surefoot.data.plan import Ids
 from surefoot.errors import DataError
@@ -72,6 +73,11 @@ class Images:
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and labels (B,)."""
         return self._made(self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
+
+    def stored(self, ids: Ids) -> Batch:
+        """The images as bytes with their labels, neither normalised nor changed, and the labels."""
+        labels = self.labels.numpy()[ids]
+        return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
@@ -133,6 +139,14 @@ class ImageFiles:
             bits_B = np.array([bits], dtype=np.uint64)
             image_BHWC = augmented(image_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
         return normalised(image_BHWC, mean=self.mean, std=self.std)[0], int(self.files.labels[sample])
+
+    def stored(self, ids: Ids) -> Batch:
+        """The files as they are, with their labels, and the labels."""
+        labels = np.asarray(self.files.labels)[ids].astype(np.int64)
+        return [
+            self.files.paths[place].read_bytes() + label.tobytes()
+            for place, label in zip(ids.tolist(), labels, strict=True)
+        ], labels
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""

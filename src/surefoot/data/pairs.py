@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from surefoot.data.first_look import Batch
 from surefoot.data.plan import Ids
 from surefoot.data.subwords import BEGIN, END, PADDING, SubwordTokenizer
 from surefoot.errors import ConfigError, DataError
@@ -90,6 +91,13 @@ class Pairs:
         """Source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs make no difference."""
         del epochs
         return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
+
+    def stored(self, ids: Ids) -> Batch:
+        """The tokens of each pair without anything that fills up, and those of all targets."""
+        targets = [self.target[self.target_starts[place] : self.target_starts[place + 1]] for place in ids.tolist()]
+        sources = [self.source[self.source_starts[place] : self.source_starts[place + 1]] for place in ids.tolist()]
+        rows = [source.tobytes() + target.tobytes() for source, target in zip(sources, targets, strict=True)]
+        return rows, np.concatenate(targets).astype(np.int64) if targets else None
 
     def fingerprint(self) -> dict[str, Any]:
         """How many pairs and tokens, and a hash of all of them."""

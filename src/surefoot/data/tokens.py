@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.data.first_look import Batch, passages
 from surefoot.data.plan import Ids
 from surefoot.data.shards import Tokens, TokenShards, write_shards
 from surefoot.errors import DataError
@@ -76,6 +77,11 @@ class Windows:
         # copies, so that both lie in memory row after row: a loss may `view` its targets
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
+    def stored(self, ids: Ids) -> Batch:
+        """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
+        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
+        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+
     def offsets(self, epoch: int) -> Ids:
         """The token at which an epoch's first window starts, in each shard."""
         # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
@@ -122,6 +128,11 @@ class HeldOut:
         filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
+
+    def stored(self, ids: Ids) -> Batch:
+        """A passage out of each window (`first_look.passages`), and all targets."""
+        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
+        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, and how long the windows are."""

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from surefoot.drawing import COLOURS, drawing, write
 from surefoot.errors import ConfigError
 from surefoot.profiling.memory_line import MemoryLine
 from surefoot.profiling.profile import Profile
-from surefoot.tune.drawing import COLOURS, drawing, write
 
 
 def written(profile: Profile, place: Path) -> Profile:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from surefoot.drawing import made
 from surefoot.errors import ConfigError
 from surefoot.memory import tensor_bytes
 from surefoot.parts import Parts
@@ -23,7 +24,6 @@ from surefoot.profiling.trying import Tried, ranked, tried
 from surefoot.profiling.variants import stepping, variants
 from surefoot.profiling.watched import Stepping
 from surefoot.run import Run
-from surefoot.tune.drawing import made
 from surefoot.tune.unchanged import unchanged
 
 _WARM_UP = 3  # steps

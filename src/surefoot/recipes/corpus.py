@@ -43,6 +43,11 @@ class Corpus:
         ]
 
     @property
+    def longest_held_out(self) -> Any:
+        """The held-out tokens in one piece, or the longest piece of them."""
+        return max(self.held_out.arrays, key=len) if isinstance(self.held_out, sf.TokenShards) else self.held_out
+
+    @property
     def targets_per_byte(self) -> float:
         """Held-out tokens to predict for each byte of text; turns nats per token into bits per byte."""
         arrays = self.held_out.arrays if isinstance(self.held_out, sf.TokenShards) else [self.held_out]

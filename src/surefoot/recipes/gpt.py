@@ -15,6 +15,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
 from surefoot.recipes import questions as asked_questions
+from surefoot.recipes.in_words import text_in_words
 from surefoot.recipes.prompts import Predict, continuations
 from surefoot.recipes.settings import (
     NOT_STEERED,
@@ -25,6 +26,7 @@ from surefoot.recipes.settings import (
     refuse_default_data,
     steering,
 )
+from surefoot.recipes.tinted import tinted_held_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,9 @@ def build(config: Config) -> sf.Run:
         drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
         return str(tokenizer.decode(drawn))
 
+    def panels(model: Any) -> list[sf.TintedText]:
+        return [tinted_held_out(model, found, context=shape.context)]
+
     splits = {
         "held-out": sf.Split(
             sf.HeldOut(found.held_out, context=shape.context),
@@ -235,6 +240,8 @@ def build(config: Config) -> sf.Run:
         schedule=schedule,
         evaluate=splits,
         sample=sample if config.sample_tokens else None,
+        panels=panels,
+        describe_sample=text_in_words(tokenizer),
         best=BEST,
         files={texts.TOKENIZER: tokenizer.to_json()},
         example="",
@@ -312,7 +319,7 @@ _CHOICES = 4
 
 
 def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
-    held_out = max(found.held_out.arrays, key=len) if isinstance(found.held_out, sf.TokenShards) else found.held_out
+    held_out = found.longest_held_out
     wanted, context = config.cloze_questions, config.model.context
     if wanted is None:  # as many as are usual, where there is text for them
         if len(held_out) < _CHOICES * 2 * context:

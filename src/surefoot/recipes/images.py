@@ -15,6 +15,7 @@ import surefoot as sf
 from surefoot.batching import batching
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import networks, pictures
+from surefoot.recipes.in_words import picture_in_words
 from surefoot.recipes.networks import Model
 from surefoot.recipes.pictures import Predict
 from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
@@ -227,6 +228,12 @@ def build(config: Config) -> sf.Run:
     def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
         return sf.classification_scores(found, classes=len(names))
 
+    def panels(model: Any) -> Iterator[Any]:
+        if strange is not None:
+            raise sf.DataError(strange)
+        mean, std = found.held_out.mean, found.held_out.std
+        yield from sf.classification_panels(model, found.held_out, classes=names, mean=mean, std=std)
+
     told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": outputs, "judge": judge}
     splits = {"held-out": sf.Split(found.held_out, **told)}
     if found.test is not None:
@@ -239,9 +246,11 @@ def build(config: Config) -> sf.Run:
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
+        panels=panels,
         best=BEST,
-        files={pictures.FILE: keep.to_json()},
-        example="picture.png",
+        describe_sample=picture_in_words(names),
+        files={pictures.FILE: keep.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
+        example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
         about_data=_in_words(found, data.path),
         settings={
             "data": {"classes": names, "left_out": _left_out(found)},

@@ -11,6 +11,7 @@ from typing import Any
 import surefoot as sf
 
 FILE = "images.json"  # in the run's directory
+EXAMPLE = "example.png"  # likewise: one that was held out
 _DIGITS = 4  # of a probability, after the point
 _SETTINGS: dict[str, type | tuple[type, ...]] = {
     "classes": list,
@@ -91,6 +92,13 @@ def kept(run: Path) -> Kept:
         # surefoot never writes that: it would run whatever came with the directory
         raise sf.CheckpointError(f"{place} names a program by a relative path or inside the run, {program}: refused")
     return Kept(**found)
+
+
+def example(held_out: sf.Images | sf.ImageFiles) -> bytes:
+    """The first picture that is held out, as a file to try `surefoot predict` with."""
+    from surefoot.showing import png_file
+
+    return png_file(held_out[0][0], mean=held_out.mean, std=held_out.std)
 
 
 def begun(out: str | None) -> Kept | None:

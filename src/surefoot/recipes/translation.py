@@ -14,6 +14,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
+from surefoot.recipes.in_words import pair_in_words
 from surefoot.recipes.settings import (
     NOT_STEERED,
     Optimizer,
@@ -24,7 +25,7 @@ from surefoot.recipes.settings import (
     steering,
 )
 from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
-from surefoot.recipes.translations import Predict, answers, judged, translated
+from surefoot.recipes.translations import Predict, answers, judged, shown, translated
 
 _SHOWN = 3  # example translations of a sample
 
@@ -249,12 +250,17 @@ def build(config: Config) -> sf.Run:
         )
 
     def sample(model: Any) -> str:
-        shown = scored[:: max(1, len(scored) // _SHOWN)][:_SHOWN]
+        some = scored[:: max(1, len(scored) // _SHOWN)][:_SHOWN]
         settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
-        sources = [one for one, _ in shown]
+        sources = [one for one, _ in some]
         said = translated(model, sources, source=found.source, target=found.target, **settings)
-        lines = zip(shown, said, strict=True)
+        lines = zip(some, said, strict=True)
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
+
+    def panels(model: Any) -> list[sf.Examples]:
+        settings: dict[str, Any] = {"beam": config.validation_beam, "length_penalty": config.length_penalty}
+        said = shown(model, scored, language=data.target, source=found.source, target=found.target, **settings)
+        return [said]
 
     best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
     splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
@@ -270,6 +276,8 @@ def build(config: Config) -> sf.Run:
         schedule=schedule,
         evaluate=splits,
         sample=sample,
+        panels=panels,
+        describe_sample=pair_in_words(found.source, found.target),
         best=best,
         files=found.files,
         example=scored[0][0],

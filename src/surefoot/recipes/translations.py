@@ -10,6 +10,7 @@ from typing import Any
 
 import surefoot as sf
 
+_SHOWN = 30  # sentences are translated for a report
 _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
 
 
@@ -69,9 +70,7 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
-        short = language.replace("-", "_").split("_")[0]
-        tokenize = "zh" if short == "zh" else "char" if short in _CHARACTERS else "13a"
-        bleu, chrf = BLEU(tokenize=tokenize, force=True), CHRF()
+        bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
         scores: dict[str, float | str] = {
             "bleu": bleu.corpus_score(translations, [references]).score,
             "chrf": chrf.corpus_score(translations, [references]).score,
@@ -81,6 +80,41 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
         return {**scores, "exact": same / len(references), **signatures}
 
     return judge
+
+
+def shown(
+    model: Any,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    language: str,
+    source: Any,
+    target: Any,
+    beam: int,
+    length_penalty: float,
+) -> sf.Examples:
+    """The best, the worst and some random translations of sentences spread over `pairs`, beside what was meant.
+
+    The score is the BLEU of one sentence, which needs a count of longer n-grams that a short
+    one has not: sacrebleu's `effective_order` leaves those out.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
+    sentences = [one for one, _ in spread]
+    said = translated(model, sentences, source=source, target=target, beam=beam, length_penalty=length_penalty)
+    bleu = BLEU(tokenize=_words(language), effective_order=True)
+    rows = [
+        (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
+        for (one, meant), answer in zip(spread, said, strict=True)
+    ]
+    title = f"{len(rows)} of {len(pairs):,} held-out sentences translated"
+    return sf.examples_by_score(title, "BLEU of the sentence, 0 to 100", rows)
+
+
+def _words(language: str) -> str:
+    """How sacrebleu cuts a text of a language into what it counts."""
+    short = language.replace("-", "_").split("_")[0]
+    return "zh" if short == "zh" else "char" if short in _CHARACTERS else "13a"
 
 
 @dataclass(frozen=True)

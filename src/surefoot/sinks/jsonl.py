@@ -1,7 +1,8 @@
 """Records as append-only lines of JSON: the truth that reports and diagnosis read.
 
-Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were. A resumed run
-appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by `records`, not from the file.
+Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were (inside of a dictionary
+as "NAME/NAME"). A resumed run appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by
+`records`, not from the file, but for what happened to the run (`event`).
 """
 
 from __future__ import annotations
@@ -62,13 +63,19 @@ class JsonLines:
 def line(record: Record) -> str:
     """A record as one line of JSON.
 
-    >>> line({"step": 3, "loss": float("nan")})
-    '{"step": 3, "loss": null, "nonfinite": {"loss": "nan"}}'
+    >>> line({"step": 3, "loss": float("nan"), "norms": {"up": float("inf")}})
+    '{"step": 3, "loss": null, "norms": {"up": null}, "nonfinite": {"loss": "nan", "norms/up": "inf"}}'
     """
-    strange = {
-        name: repr(value) for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)
-    }
-    plain = {name: None if name in strange else value for name, value in record.items()}
+    plain: Record = {}
+    strange: dict[str, str] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            plain[name] = {key: None if _is_strange(held) else held for key, held in value.items()}
+            strange |= {f"{name}/{key}": repr(held) for key, held in value.items() if _is_strange(held)}
+        elif _is_strange(value):
+            plain[name], strange[name] = None, repr(value)
+        else:
+            plain[name] = value
     return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
 
 
@@ -83,7 +90,16 @@ def records(path: Path) -> list[Record]:
         if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
             continue
         if record["kind"] == "resumed":
-            kept = [earlier for earlier in kept if earlier["step"] <= record["step"]]
-        record |= {name: float(value) for name, value in record.pop("nonfinite", {}).items()}
+            kept = [held for held in kept if held["step"] <= record["step"] or held["kind"] == "event"]
+        for name, value in record.pop("nonfinite", {}).items():
+            outer, _, inner = name.partition("/")
+            if name in record or not isinstance(record.get(outer), dict):  # a score has a slash in its name too
+                record[name] = float(value)
+            else:
+                record[outer][inner] = float(value)
         kept.append(record)
     return kept
+
+
+def _is_strange(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

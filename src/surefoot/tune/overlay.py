@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.drawing import COLOURS, DASHES, drawing, write
 from surefoot.sinks.console import in_line
 from surefoot.tune.comparison import Compared, Comparison, Row
-from surefoot.tune.drawing import COLOURS, DASHES, drawing, write
 from surefoot.tune.progress import within
 from surefoot.tune.variants import short_names, written
 

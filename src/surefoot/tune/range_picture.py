@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.tune.drawing import COLOURS, drawing, write
+from surefoot.drawing import COLOURS, drawing, write
 from surefoot.tune.range_test import RangeTest, averaged, far, written
 
 

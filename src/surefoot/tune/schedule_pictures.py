@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.drawing import COLOURS, DASHES, drawing, write
 from surefoot.durations import Length, planned
 from surefoot.errors import ConfigError
 from surefoot.schedules import Joined, Schedule
-from surefoot.tune.drawing import COLOURS, DASHES, drawing, write
 from surefoot.tune.schedule_traces import Trace, traced
 
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels

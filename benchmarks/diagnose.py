@@ -1,0 +1,68 @@
+"""The campaign of planted faults: short real runs, healthy ones and ones with one fault each, trained and diagnosed.
+
+    python benchmarks/diagnose.py
+
+Appends a dated table to benchmarks/results/diagnose.txt: the fault, whether it was found by its name, and what else was found. The runs
+are those of tests/diagnosis/planted.py. Leaves with 1 where a fault was missed or a healthy run was called broken.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import torch
+
+from diagnosis.planted import ALL, HEALTHY, Planted, trained
+
+RESULTS = Path(__file__).parent / "results" / "diagnose.txt"
+
+
+def row(planted: Planted, out: Path) -> tuple[bool, str]:
+    """Whether it went as it should, and a line of the table."""
+    found = trained(planted, out)
+    names = [finding.name for finding in found]
+    errors = [finding.name for finding in found if finding.severity == "error"]
+    good = not errors if planted.fault is None else planted.fault in names
+    verdict = (
+        ("no error" if good else f"ERROR {', '.join(errors)}")
+        if planted.fault is None
+        else "found"
+        if good
+        else "MISSED"
+    )
+    others = [f"{finding.name} ({finding.severity})" for finding in found if finding.name != planted.fault]
+    return good, f"{planted.name:<46}  {planted.fault or '-':<25}  {verdict:<9}  {', '.join(others) or '-'}"
+
+
+def main() -> None:
+    """Train all, one after the other, and append the table."""
+    torch.set_num_threads(1)
+    begun, lines, bad = time.monotonic(), [], 0
+    with tempfile.TemporaryDirectory() as place:
+        for number, planted in enumerate(ALL):
+            good, line = row(planted, Path(place) / str(number))
+            bad += not good
+            lines.append(line)
+            print(line, flush=True)
+    took_s, faults = time.monotonic() - begun, len(ALL) - len(HEALTHY)
+    summary = f"{len(HEALTHY)} healthy runs and {faults} faults, {bad} not as they should be, {took_s:.0f} s"
+    head = f"{'run':<46}  {'fault':<25}  {'verdict':<9}  other findings"
+    with RESULTS.open("a") as file:
+        file.write(
+            f"# {time.strftime('%Y-%m-%d')}, torch {torch.__version__}: {summary}\n{head}\n" + "\n".join(lines) + "\n\n"
+        )
+    print(summary)
+    sys.exit(bad > 0)
+
+
+if __name__ == "__main__":
+    main()

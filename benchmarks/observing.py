@@ -1,0 +1,123 @@
+"""What the live parts of a run cost: the time of a step with them on, as by default, against off. Asked: at most 2 %.
+
+    python benchmarks/observing.py [--rounds 20] [--of mlp,gpt] [--cpu]
+
+Two runs of each model in one process, one thread: both log, write their records and have a console; one of them looks at its
+layers every 100 steps and whatever else a run does by itself to be seen, the other does not. They take turns, 100 steps at a
+time, so that each such window of the first has one watched step; the medians of the windows are compared. The MLP
+(32-64-10, batch 32) is that of overhead.py, of which a step is hardly anything; the GPT has 2 layers of width 64 and a
+context of 64, batch 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from overhead import BATCH, CLASSES, FEATURES, MLP, SAMPLES
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import surefoot as sf
+
+WINDOW, WARM = 100, 2  # steps; windows that are not counted
+OFF: dict[str, Any] = {"watch_every": None}  # what else can be switched off by itself belongs here
+
+
+def mlp() -> dict[str, Any]:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,)))
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    return {"model": MLP, "loss": loss, "train": data, "batch_size": BATCH, "optimizer": sf.adamw(lr=1e-3)}
+
+
+def gpt() -> dict[str, Any]:
+    from surefoot.models.gpt import GPT, GPTShape
+
+    shape = GPTShape(vocabulary=256, context=64, layers=2, heads=2, width=64)
+    tokens = np.random.default_rng(0).integers(0, 256, 100_000)
+
+    def loss(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    return {
+        "model": lambda: GPT(shape),
+        "loss": loss,
+        "train": sf.Windows(tokens, context=64, seed=0),
+        "batch_size": 8,
+        "optimizer": sf.adamw(lr=1e-3),
+    }
+
+
+def stepping(settings: dict[str, Any], out: Path, steps: int, stack: ExitStack) -> Iterator[None]:
+    """A run, begun, that makes one window of steps each time it is asked."""
+    run = stack.enter_context(
+        sf.Run(**settings, length=f"{steps} steps", out=out, precision="fp32", save_every="1000000 steps")
+    )
+    for step in run:
+        # a record is written after its step was yielded: windows go from first step to first step
+        if step.index % WINDOW == 0 and step.index:
+            yield
+
+
+def compared(
+    make: Callable[[], dict[str, Any]], rounds: int, now: Callable[[], float]
+) -> tuple[float, float, list[float]]:
+    """Microseconds a step with and without, and the ratio of each pair of windows."""
+    quiet = StringIO()
+    on: list[float] = []
+    off: list[float] = []
+    steps = (rounds + WARM + 1) * WINDOW
+    with tempfile.TemporaryDirectory() as place, redirect_stdout(quiet), ExitStack() as stack:
+        runs = {
+            name: stepping(make() | changes, Path(place) / name, steps, stack)
+            for name, changes in (("on", {}), ("off", OFF))
+        }
+        for round_ in range(rounds + WARM):
+            for name, taken in (("on", on), ("off", off))[:: 1 if round_ % 2 else -1]:
+                started = now()
+                next(runs[name])
+                if round_ >= WARM:
+                    taken.append((now() - started) / WINDOW * 1e6)
+        for run in runs.values():
+            run.close()  # type: ignore[attr-defined]  # a generator
+    return median(on), median(off), [one / other for one, other in zip(on, off, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--of", default="mlp,gpt")
+    parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"
+    )
+    for name in arguments.of.split(","):
+        on, off, ratios = compared(
+            {"mlp": mlp, "gpt": gpt}[name], arguments.rounds, process_time if arguments.cpu else perf_counter
+        )
+        middle = sorted(ratios)[len(ratios) // 4 : -(len(ratios) // 4) or None]
+        print(
+            f"{name}: on {on:.1f} us, off {off:.1f} us a step; on/off {on / off:.4f}; of pairs the median "
+            f"{median(ratios):.4f}, the middle half {middle[0]:.4f} to {middle[-1]:.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

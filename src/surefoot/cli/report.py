@@ -1,0 +1,104 @@
+"""`surefoot report RUN...`: a run, or several over each other, as one page of HTML; as a picture; or served while it goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot.cli.options import option, run_directory, whole
+from surefoot.errors import ConfigError, SurefootError
+
+if TYPE_CHECKING:
+    from surefoot.panels import Panels
+    from surefoot.reporting.charts import Chart
+    from surefoot.reporting.reading import RunTold
+
+_FLAGS = ("--watch", "--png", "--no-panels")
+
+
+def report(arguments: list[str]) -> None:
+    """`surefoot report RUN... [--out FILE] [--png] [--watch [--port N]] [--no-panels]`."""
+    place = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    if not place:
+        raise ConfigError("report on which run? give its directory, its name under runs/, or latest; or several")
+    runs = [run_directory([given]) for given in arguments[:place]]
+    rest, out = option(arguments[place:], "--out")
+    rest, port = option(rest, "--port")
+    flags = set(rest) & set(_FLAGS)
+    if unknown := [argument for argument in rest if argument not in _FLAGS]:
+        raise ConfigError(
+            f"what is meant by {' '.join(unknown)}? surefoot report takes --out, --port, {', '.join(_FLAGS)}"
+        )
+    if "--watch" in flags:
+        if out is not None or "--png" in flags:
+            raise ConfigError("--watch serves the page and writes none: leave --out and --png out")
+        _watch(runs, port=0 if port is None else whole("--port", port, least=0))
+        return
+    if port is not None:
+        raise ConfigError("--port is for --watch")
+    _write(runs, None if out is None else Path(out), png="--png" in flags, panels="--no-panels" not in flags)
+
+
+def _write(runs: Sequence[Path], out: Path | None, *, png: bool, panels: bool) -> None:
+    from surefoot.reporting.writing import page_of, target_of, write
+
+    target = target_of(runs, out)
+    shown = _panels(runs[0]) if panels and len(runs) == 1 else None
+    write(page_of(runs, panels=shown), target)
+    print(f"written: {target}")
+    if png:
+        from surefoot.reporting.pictures import draw
+        from surefoot.reporting.reading import read_run
+
+        charts, title = _charts([read_run(run) for run in runs])
+        for file in draw(charts, target.with_suffix(""), title=title):
+            print(f"written: {file}")
+
+
+def _charts(runs: Sequence[RunTold]) -> tuple[list[Chart], str]:
+    """The charts of a picture, and what stands above them."""
+    if len(runs) == 1:
+        from surefoot.reporting.run_charts import charts
+
+        return charts(runs[0]), runs[0].name
+    from surefoot.reporting.overlay import overlaid
+
+    held = overlaid(runs, ["silent"] * len(runs), stretches=150)
+    return held.overlaid, held.title
+
+
+def _panels(run: Path) -> Panels | None:
+    """What the model does, made anew where the run has not left it and its program can be built again; else None, and why."""
+    from surefoot.config import program
+    from surefoot.panels import FILE
+    from surefoot.reporting.writing import is_running
+
+    try:
+        made_by = program((run / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError):  # the page names it
+        return None
+    has_checkpoint = any((run / "checkpoints").glob("step-*"))
+    if (run / FILE).exists() or made_by.get("kind") == "script" or not has_checkpoint or is_running(run):
+        return None
+    from surefoot.cli.showing import panels_of
+
+    try:
+        return panels_of(run)
+    except SurefootError as problem:
+        print(f"note: without panels of what the model does: {str(problem).splitlines()[0]}", file=sys.stderr)
+        return None
+
+
+def _watch(runs: Sequence[Path], *, port: int) -> None:
+    """Serve until Ctrl-C, and leave with 130."""
+    from surefoot.reporting.watching import HERE, served
+
+    with served(runs, port=port) as server:
+        try:
+            print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nno longer served", file=sys.stderr)
+            sys.exit(130)

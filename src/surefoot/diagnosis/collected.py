@@ -1,0 +1,81 @@
+"""The records of a run that goes on, kept in memory: few enough, however long it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.diagnosis.described import Described
+from surefoot.diagnosis.history import History, history_of
+from surefoot.record import Record
+
+MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
+"""Of each kind. Past it the older half is thinned to half as many, so what is new is whole and what is old is coarse."""
+_SUMMED = ("targets", "skipped", "training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
+_LARGEST = ("norm_max", "memory_bytes", "device_memory_bytes")
+_AVERAGED = ("loss", "loss_of_applied", "norm", "clipped")
+_INDEXES = 20
+
+
+class Collected:
+    """Takes records as they are written, and makes a history of them."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.kinds: dict[str, list[Record]] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Keep a record; texts are not."""
+        kind = record["kind"]
+        if kind == "sample":
+            return
+        if kind == "resumed":  # what ended the sittings before is over
+            self.kinds.pop("event", None)
+        kept = self.kinds.setdefault(kind, [])
+        kept.append(record)
+        if len(kept) > MOST.get(kind, len(kept)):
+            older = len(kept) // 2 // 2 * 2
+            kept[:older] = thinned(kept[:older])
+
+    def history(self, described: Described) -> History:
+        """All that is kept."""
+        return history_of([record for kept in self.kinds.values() for record in kept], described)
+
+
+def thinned(records: Sequence[Record]) -> list[Record]:
+    """Half as many records of one kind: those of training two by two as one, of the others every second.
+
+    >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
+    [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
+    """
+    pairs = zip(records[::2], records[1::2], strict=True)
+    return [_as_one(first, second) if second["kind"] == "train" else _better(first, second) for first, second in pairs]
+
+
+def _as_one(first: Record, second: Record) -> Record:
+    """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
+    merged: dict[str, Any] = first | second
+    for name in merged.keys() & first.keys() & second.keys():
+        one, other = first[name], second[name]
+        if not isinstance(one, int | float) or not isinstance(other, int | float):
+            continue
+        if name in _SUMMED:
+            merged[name] = one + other
+        elif name in _LARGEST:
+            merged[name] = max(one, other)
+        elif name in _AVERAGED:
+            share = first.get("targets", 1), second.get("targets", 1)
+            merged[name] = (one * share[0] + other * share[1]) / (sum(share) or 1)
+    if first.get("loss_max", 0) > second.get("loss_max", 0):
+        merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
+    indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
+    return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})
+
+
+def _better(first: Record, second: Record) -> Record:
+    """Of two evaluations that with the lower first loss, so that the best is never lost; of all else the second."""
+    loss = next((name for name in second if name.endswith("/loss")), None)
+    if loss is None or not isinstance(first.get(loss), int | float) or not isinstance(second.get(loss), int | float):
+        return second
+    return first if first[loss] < second[loss] else second

@@ -1,0 +1,73 @@
+"""What a look at a run's records comes to: something found, something found well, or too little to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""The worst first: the run is broken or of no use; it costs quality or time; worth knowing, and nothing need be wrong."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a run, or worth knowing, with what it was concluded from and what to try.
+
+    `evidence` are sentences with numbers and steps, `numbers` those that thresholds were compared with, `step` where it began
+    (steps made), `causes` the likely ones first, `try_` flags or code with the value of now.
+
+    >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).as_json()["name"]
+    'loss-spikes'
+    """
+
+    name: str
+    severity: Severity
+    message: str
+    evidence: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    try_: tuple[str, ...] = ()
+    step: int | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values; `try_` is called "try" there."""
+        return {
+            "name": self.name,
+            "severity": self.severity,
+            "message": self.message,
+            "step": self.step,
+            "evidence": list(self.evidence),
+            "numbers": dict(self.numbers),
+            "causes": list(self.causes),
+            "try": list(self.try_),
+        }
+
+
+@dataclass(frozen=True)
+class Well:
+    """Something that was looked at and is as it should be; `message` says what was seen."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Unclear:
+    """Something that the records do not tell, or not yet; `message` says what is missing."""
+
+    name: str
+    message: str
+
+
+Verdict = Finding | Well | Unclear
+
+
+def worst_first(found: list[Finding]) -> list[Finding]:
+    """Errors, warnings, notes; within each in the order given.
+
+    >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
+    ['b', 'a']
+    """
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))

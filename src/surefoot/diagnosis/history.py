@@ -1,0 +1,191 @@
+"""The records of a run as arrays, with its settings: all that findings are made from. Torch-free.
+
+Records of older versions lack fields, values that were not finite are null or named in `nonfinite`, and a run that was resumed has
+markers among them: none of that is an error here. What is not there is an empty array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.diagnosis.described import Described
+from surefoot.record import Record
+
+
+@dataclass(frozen=True)
+class Series:
+    """One quantity: steps made, and its value there."""
+
+    step: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Series:
+        """Some of it."""
+        return Series(self.step[chosen], self.value[chosen])
+
+    def since(self, step: int) -> Series:
+        """What lies after so many steps."""
+        return self.where(self.step > step)
+
+    @property
+    def finite(self) -> Series:
+        """What is a number."""
+        return self.where(np.isfinite(self.value))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One quantity of many parameters or modules: a row for each watched step (its index), a column for each name."""
+
+    step: NDArray[np.int64]
+    names: tuple[str, ...]
+    value: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def of(self, names: Sequence[str]) -> Table:
+        """Some columns, in the order of the table."""
+        places = [place for place, name in enumerate(self.names) if name in set(names)]
+        return Table(self.step, tuple(self.names[place] for place in places), self.value[:, places])
+
+    def rows(self, chosen: NDArray[np.bool_]) -> Table:
+        """Some rows."""
+        return Table(self.step[chosen], self.names, self.value[chosen])
+
+
+@dataclass(frozen=True)
+class History:
+    """A run as its records tell it, by their kind; each in the order of steps."""
+
+    described: Described
+    train: tuple[Record, ...] = ()
+    scores: tuple[Record, ...] = ()
+    layers: tuple[Record, ...] = ()
+    events: tuple[Record, ...] = ()
+    last_event: Record | None = None  # of the last sitting
+    data: Mapping[str, Any] = field(default_factory=dict)
+    resumed: tuple[int, ...] = ()
+
+    @cached_property
+    def step(self) -> int:
+        """Steps made, as far as the records tell."""
+        ended = () if self.last_event is None else (self.last_event,)
+        return max((int(records[-1]["step"]) for records in (self.train, self.scores, ended) if records), default=0)
+
+    @property
+    def ended_by(self) -> str | None:
+        """How the last sitting ended: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
+        return None if self.last_event is None else str(self.last_event.get("what"))
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is being made."""
+        return self.described.standing != "running" or self.last_event is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps were made, or early stopping ended the run."""
+        steps = self.described.steps
+        return (steps is not None and self.step >= steps) or self.ended_by in ("finished", "stopped early")
+
+    def column(self, name: str) -> Series:
+        """A value of the training records that have it; null is NaN."""
+        return _series(self.train, name)
+
+    @cached_property
+    def loss(self) -> Series:
+        """The training loss of the steps that were applied, where it is a number."""
+        steps = [record["step"] for record in self.train]
+        values = [_number(record.get("loss_of_applied", record.get("loss"))) for record in self.train]
+        return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)).finite
+
+    @cached_property
+    def windows(self) -> Series:
+        """How many steps each training record is about."""
+        steps = np.array([record["step"] for record in self.train], dtype=np.int64)
+        before = np.concatenate([[0], steps[:-1]]) if steps.size else steps
+        return Series(steps, np.maximum(steps - before, 1).astype(np.float64))
+
+    def total(self, name: str) -> float:
+        """The sum of a value over all training records."""
+        return float(self.column(name).finite.value.sum())
+
+    @cached_property
+    def splits(self) -> dict[str, Series]:
+        """The losses of the splits that are scored while it trains, by name."""
+        names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
+        found = {name.removesuffix("/loss"): _series(self.scores, name).finite for name in names}
+        return {name: series for name, series in found.items() if len(series)}
+
+    @cached_property
+    def score_names(self) -> tuple[str, ...]:
+        """Everything that is scored, as "SPLIT/SCORE"."""
+        return tuple(dict.fromkeys(name for record in self.scores for name in record if "/" in name))
+
+    def watched(self, kind: str) -> Table:
+        """A quantity of the layers, such as "update_norm"; NaN where a record lacks a name."""
+        if kind not in self._tables:
+            self._tables[kind] = _table(self.layers, kind)
+        return self._tables[kind]
+
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        return {}
+
+
+def history_of(records: Iterable[Record], described: Described) -> History:
+    """A history from records as they were written (of one curve: what a resume superseded is left out before)."""
+    by_kind: dict[str, list[Record]] = {}
+    last_event: Record | None = None
+    for record in records:
+        if isinstance(record.get("step"), int) and isinstance(record.get("kind"), str):
+            by_kind.setdefault(record["kind"], []).append(record)
+            if record["kind"] in ("event", "resumed"):
+                last_event = record if record["kind"] == "event" else None
+    data = by_kind.get("data", [])
+    return History(
+        described,
+        train=tuple(by_kind.get("train", ())),
+        scores=tuple(by_kind.get("scores", ())),
+        layers=tuple(by_kind.get("layers", ())),
+        events=tuple(by_kind.get("event", ())),
+        last_event=last_event,
+        data=data[-1] if data else {},
+        resumed=tuple(record["step"] for record in by_kind.get("resumed", ())),
+    )
+
+
+def _series(records: Sequence[Record], name: str) -> Series:
+    held = [(record["step"], _number(record[name])) for record in records if name in record]
+    steps, values = zip(*held, strict=True) if held else ((), ())
+    return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
+
+
+def _table(records: Sequence[Record], kind: str) -> Table:
+    having = [record for record in records if isinstance(record.get(kind), dict)]
+    names = tuple(dict.fromkeys(name for record in having for name in record[kind]))
+    rows = [
+        [_number(record[kind].get(name, math.nan), record.get(f"{kind}/{name}")) for name in names] for record in having
+    ]
+    steps = [int(record["step"] if record.get("watched_step") is None else record["watched_step"]) for record in having]
+    value = np.array(rows, dtype=np.float64).reshape(len(having), len(names))
+    return Table(np.array(steps, dtype=np.int64), names, value)
+
+
+def _number(value: Any, otherwise: Any = None) -> float:
+    """A number; for null that which stands in `nonfinite`, and NaN for anything else."""
+    for held in (value, otherwise):
+        if isinstance(held, int | float):
+            return float(held)
+    return math.nan

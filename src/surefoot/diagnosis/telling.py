@@ -1,0 +1,93 @@
+"""Findings as text for a terminal of 80 columns, and in one line for a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from surefoot.diagnosis.finding import SEVERITIES, Finding, Unclear, Verdict, Well, worst_first
+from surefoot.diagnosis.history import History
+
+_WIDE = 80
+_HEAD = 11  # columns of what stands before evidence, causes and things to try
+
+
+def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
+    """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
+    found = worst_first([verdict for verdict in verdicts if isinstance(verdict, Finding)])
+    blocks = [_headline(history, found)]
+    blocks += [_block(finding) for finding in found]
+    if every or not found:
+        well = [verdict for verdict in verdicts if isinstance(verdict, Well)]
+        unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
+        if well:
+            blocks.append(
+                "\n".join(["looked at, and found well", *_rows([(each.name, each.message) for each in well])])
+            )
+        if unclear:
+            rows = _rows([(each.name, each.message) for each in unclear])
+            blocks.append("\n".join(["not known, for too little is recorded of it", *rows]))
+    return "\n\n".join(blocks)
+
+
+def in_a_line(finding: Finding, *, run: str | None) -> str:
+    """A finding as it is said while the run goes on; `run` is what `surefoot diagnose` takes, None where nothing is saved.
+
+    >>> in_a_line(Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",)), run="runs/a")
+    'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
+    """
+    more = f" More: surefoot diagnose {run}" if run is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
+    return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
+
+
+def _headline(history: History, found: Sequence[Finding]) -> str:
+    steps = history.described.steps
+    of_all = "" if steps is None else f" of {steps:,}"
+    standing = (
+        "going on"
+        if history.described.standing == "running"
+        else history.ended_by or ("finished" if history.complete else "not finished")
+    )
+    counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
+    said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or "nothing found"
+    resumed = (
+        f", resumed {len(history.resumed)} times"
+        if len(history.resumed) > 1
+        else ", resumed once"
+        if history.resumed
+        else ""
+    )
+    return f"{history.described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
+
+
+def _block(finding: Finding) -> str:
+    lines = [
+        f"{finding.severity.upper()}  {finding.name}",
+        *wrap(finding.message, _WIDE - 2, initial_indent="  ", subsequent_indent="  "),
+    ]
+    for head, texts in (("evidence", finding.evidence), ("causes", finding.causes), ("try", finding.try_)):
+        for place, text in enumerate(texts):
+            first = f"  {head if place == 0 else '':<{_HEAD - 2}}"
+            lines += wrap(
+                text,
+                _WIDE,
+                initial_indent=first,
+                subsequent_indent=" " * (_HEAD + 2),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
+
+
+def _rows(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    wide = max(len(name) for name, _ in pairs)
+    lines = []
+    for name, message in pairs:
+        lines += wrap(
+            message,
+            _WIDE,
+            initial_indent=f"  {name:<{wide}}  ",
+            subsequent_indent=" " * (wide + 4),
+            break_on_hyphens=False,
+        )
+    return lines

@@ -1,0 +1,157 @@
+"""What a run finds wrong with itself while it trains: one line when a finding appears or becomes worse, never a flood.
+
+Findings are those of `diagnosis`, from the records that this sitting writes and those that it found. Asking takes time, so the next
+asking waits until a hundred times as long has passed: at most 1 % of the run's time, by construction. Notes are left to
+`surefoot diagnose`. What was said is not part of a checkpoint: a resumed run takes what the records show then as said.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.diagnosis import SEVERITIES, Described, Finding, verdicts, worst_first
+from surefoot.diagnosis.architecture import kinds_of_models
+from surefoot.diagnosis.asking import Check
+from surefoot.diagnosis.collected import Collected
+from surefoot.diagnosis.telling import in_a_line
+from surefoot.directory import machine_memory_bytes
+from surefoot.parts import Parts
+from surefoot.record import Record
+from surefoot.sinks import records
+
+_ASKED_AFTER = ("train", "scores")
+_TIMES_AS_LONG = 100  # as an asking took, until the next
+_GONE = 0.1  # of the steps made: a finding that was gone for longer is said again
+
+
+@dataclass
+class _Said:
+    severity: int
+    gone_since: int | None = None  # the step after which it was first not found any more
+
+
+class Remarks:
+    """Of one sitting, on the rank that speaks. A sink: it takes every record that is written."""
+
+    def __init__(
+        self,
+        described: Described,
+        *,
+        say: Callable[[str], None],
+        run: str | None,
+        earlier: Sequence[Record] = (),
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.described, self.say, self.run, self.now = described, say, run, now
+        self.collected = Collected(earlier)
+        self.said: dict[str, _Said] = {}
+        self.broken: set[Check] = set()
+        self.not_before = 0.0
+        try:
+            if earlier:
+                self._take_as_said()
+        except Exception as problem:
+            self._give_up(problem)
+
+    def write(self, record: Record) -> None:
+        """Keep a record; after one of training or of scores say what is found, where it is time to ask. Never raises."""
+        try:
+            self.collected.add(record)
+            if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
+                self._remark()
+        except Exception as problem:  # nobody's run ends of what is wrong with a finding
+            self._give_up(problem)
+
+    def at_end(self) -> list[Finding]:
+        """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
+        try:
+            history = self.collected.history(replace(self.described, standing="over"))
+            found = verdicts(history, broken=self._warn_of)
+        except Exception as problem:
+            self._give_up(problem)
+            return []
+        wrong = [each for each in found if isinstance(each, Finding) and each.severity != "note"]
+        return worst_first(wrong)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _remark(self) -> None:
+        """Say the worst finding that is new or has become worse, where there is one."""
+        step, found = self._asked()
+        new = None
+        for finding in found:
+            severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
+            known = before is not None and severity >= before.severity and not _long_gone(before, step)
+            if before is not None and known:
+                before.gone_since = None
+            elif finding.severity != "note" and new is None:
+                new = finding
+                self.said[finding.name] = _Said(severity)
+        for name in self.said.keys() - {finding.name for finding in found}:
+            if self.said[name].gone_since is None:
+                self.said[name].gone_since = step
+        if new is not None:
+            self.say(in_a_line(new, run=self.run))
+
+    def _asked(self) -> tuple[int, list[Finding]]:
+        """Steps made, and what is found now, the worst first."""
+        begun = self.now()
+        history = self.collected.history(self.described)
+        found = verdicts(history, broken=self._warn_of)
+        ended = self.now()
+        self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
+        return history.step, worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
+
+    def _take_as_said(self) -> None:
+        """What the records of earlier sittings show was said in those."""
+        _, found = self._asked()
+        self.said = {finding.name: _Said(SEVERITIES.index(finding.severity)) for finding in found}
+
+    def _give_up(self, problem: Exception) -> None:
+        if self.not_before < math.inf:
+            self.not_before = math.inf
+            self.say(f"note: findings are no longer looked for: {type(problem).__name__}: {problem}; training goes on")
+
+    def _warn_of(self, check: Check, problem: Exception) -> None:
+        if check not in self.broken:
+            self.broken.add(check)
+            self.say(
+                f"note: the finding {check.__name__} cannot be made, which is a fault of surefoot's:"
+                f" {type(problem).__name__}: {problem}; training goes on"
+            )
+
+
+def _long_gone(said: _Said, step: int) -> bool:
+    return said.gone_since is not None and step - said.gone_since > _GONE * step
+
+
+def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
+    """Those of a sitting; none on ranks that do not speak, and where there is no console."""
+    if parts.console is None or not parts.world.is_main:
+        return []
+    directory = parts.directory
+    try:
+        earlier = records(directory.metrics) if resumed and directory is not None else []
+    except OSError:
+        earlier = []
+    run = None if directory is None else str(directory.path)
+    return [Remarks(described_now(parts), say=parts.say, run=run, earlier=earlier)]
+
+
+def described_now(parts: Parts) -> Described:
+    """What findings are measured by, of the run that trains now."""
+    written = {f"{name}_every": text for name, text in parts.timetable.written.items() if text is not None}
+    return Described(
+        made=parts.described,
+        written={**written, "workers": parts.supply.workers},
+        kinds=kinds_of_models(parts.architecture),
+        standing="running",
+        name="RUN" if parts.directory is None else str(parts.directory.path),
+        processors=os.cpu_count(),
+        memory_bytes=machine_memory_bytes(),
+    )

@@ -1,0 +1,74 @@
+"""What to type to make a run again, to go on with it, and to look into it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from surefoot.reporting.reading import RunTold
+from surefoot.reporting.verdict import State
+
+_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command is for, and the lines to type."""
+
+    what: str
+    lines: str
+
+
+def commands(run: RunTold, state: State) -> list[Command]:
+    """The commands that work for a run in its state; none where nothing says how it was made."""
+    first = run.sittings[0] if run.sittings else {}
+    began = _words(first.get("command"))
+    path = shlex.quote(str(run.path))
+    found = []
+    if began:
+        found.append(Command("Make it again", _with_place(_again(began), first)))
+    by_verb = bool(began) and began[0] == "surefoot" and not run.script
+    if state != "finished":
+        if by_verb:
+            found.append(Command("Go on from the newest checkpoint", f"surefoot resume {path}"))
+        elif began:
+            last = run.sittings[-1]
+            again = _again(_words(last.get("command")) or began)
+            found.append(Command("Go on from the newest checkpoint", _with_place(again, last)))
+    if by_verb:
+        found.append(Command("Score it again", f"surefoot evaluate {path} --checkpoint best"))
+    return found
+
+
+def _again(words: list[str]) -> str:
+    """The command of a first start, as it is typed."""
+    if words[0] in _TYPED_IN:
+        return "# typed in, or a notebook: the same code again"
+    if words[0] == "surefoot":
+        return shlex.join(_without_out(words))
+    return shlex.join(["python", *words] if words[0].endswith(".py") else words)
+
+
+def _without_out(words: list[str]) -> list[str]:
+    """The same into another directory: where the run's own is, it would go on with that."""
+    found, skip = list[str](), False
+    for word in words:
+        if not skip and not re.fullmatch(r"--out(=.*)?", word):
+            found.append(word)
+        skip = word == "--out"
+    return [*found, "--out", "DIR"] if len(found) < len(words) else found
+
+
+def _with_place(line: str, sitting: object) -> str:
+    """A command with the directory and the commit that it was given in."""
+    held = sitting if isinstance(sitting, dict) else {}
+    directory, commit = held.get("directory"), held.get("git_commit")
+    lines = [f"cd {shlex.quote(str(directory))}"] if isinstance(directory, str) and directory else []
+    if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        lines.append(f"git checkout {commit}  # where it is another")
+    return "\n".join([*lines, line])
+
+
+def _words(held: object) -> list[str]:
+    return [str(word) for word in held] if isinstance(held, list) and held else []

@@ -1,0 +1,160 @@
+"""What the records of a run come to: curves, events, samples, layers and times, gathered one record at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from surefoot.record import OWN, Record, scores_in
+from surefoot.reporting.thinning import Curve
+from surefoot.reporting.watched_layers import Layers
+
+PHASES = {
+    "training": "training",
+    "waiting": "waiting for data",
+    "evaluating": "evaluating",
+    "saving": "saving",
+    "user": "your own code",
+}
+_SPENT = {phase: f"{phase}_s" for phase in PHASES}
+_DRAWN = {
+    "loss",
+    "norm",
+    "norm_max",
+    "clipped",
+    "learning_rate",
+    "targets_per_s",
+    "memory_bytes",
+    "device_memory_bytes",
+}
+_MOST_CURVES = 60  # names of one kind: more are left out
+_MOST_EVENTS = 200
+_LONGEST_EVENT = 500  # letters
+_MOST_SAMPLES = 8
+_LONGEST_SAMPLE = 6_000  # letters
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened after so many steps."""
+
+    step: int
+    what: str
+    kind: str = "event"  # or "resumed", "skipped"
+
+
+@dataclass
+class Recorded:
+    """What the records of a run tell."""
+
+    train: dict[str, Curve] = field(default_factory=dict)
+    users: dict[str, Curve] = field(default_factory=dict)  # what `step.log` added
+    scores: dict[str, Curve] = field(default_factory=dict)
+    at_end: dict[str, float] = field(default_factory=dict)  # scored once, when the run was over
+    at_end_of_step: int | None = None
+    kept_samples: list[tuple[int, str]] = field(default_factory=list)
+    last_sample: tuple[int, str] | None = None
+    sampled: int = 0
+    sampled_every: int = 1  # of so many samples one is kept
+    layers: Layers = field(default_factory=Layers)
+    events: list[Event] = field(default_factory=list)
+    more_events: int = 0
+    spent_s: dict[str, float] = field(default_factory=dict)
+    targets: float = 0.0
+    skipped: int = 0
+    last_step: int = 0
+    count: int = 0
+    left_s: float | None = None
+    over: str | None = None  # the last event, where nothing came after it
+    left_out: int = 0  # curves
+
+    def add(self, record: Record) -> None:
+        """Take one record."""
+        self.count += 1
+        step, kind = record["step"], record["kind"]
+        self.last_step = max(self.last_step, step)
+        self.over = str(record.get("what", "")) or None if kind == "event" else None
+        match kind:
+            case "train":
+                self._add_train(step, record)
+            case "scores":
+                for name, value in scores_in(record).items():
+                    self._add(self.scores, name, step, value)
+                if _is_number(record.get("rate_factor")):
+                    self._add(self.train, "rate_factor", step, record["rate_factor"])
+            case "end":
+                self.at_end = scores_in(record)
+                weights = record.get("weights_of_step")
+                self.at_end_of_step = weights if isinstance(weights, int) else None
+            case "sample" if isinstance(record.get("text"), str):
+                self._add_sample(step, record["text"])
+            case "layers":
+                self.layers.add(record)
+            case "resumed":
+                self._tell(Event(step, f"resumed after step {step:,}", "resumed"))
+            case "event" if isinstance(record.get("what"), str):
+                self._tell(Event(step, record["what"][:_LONGEST_EVENT]))
+
+    def _add_train(self, step: int, record: Record) -> None:
+        for name, value in record.items():
+            if name in _DRAWN:
+                if _is_number(value):
+                    self._add(self.train, name, step, value)
+            elif name not in OWN and _is_number(value):
+                self._add(self.users, name, step, value)
+        applied = record.get("loss_of_applied")
+        if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
+            self._add(self.train, "loss", step, applied)  # 0 where no step was
+        for phase, key in _SPENT.items():
+            value = record.get(key)
+            if _is_number(value) and math.isfinite(value):
+                self.spent_s[phase] = self.spent_s.get(phase, 0.0) + value
+        if _is_number(record.get("targets")):
+            self.targets += record["targets"]
+        self.left_s = record["left_s"] if _is_number(record.get("left_s")) else None
+        skipped = record.get("skipped")
+        if isinstance(skipped, int) and skipped > 0:
+            self.skipped += skipped
+            steps = record.get("skipped_steps")
+            which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
+            more = ", ..." if which and skipped > 5 else ""
+            counted = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
+            self._tell(
+                Event(step, f"{counted} skipped, for a gradient or loss that was not finite{which}{more}", "skipped")
+            )
+
+    def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
+        if name not in curves:
+            if len(curves) >= _MOST_CURVES:
+                self.left_out += 1
+                return
+            curves[name] = Curve()
+        curves[name].add(step, value)
+
+    def _add_sample(self, step: int, text: str) -> None:
+        """Samples at even distances; where there are too many, every second one is dropped."""
+        cut = text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} \u2026"
+        if self.sampled % self.sampled_every == 0:
+            self.kept_samples.append((step, cut))
+        self.sampled += 1
+        self.last_sample = (step, cut)
+        if len(self.kept_samples) > _MOST_SAMPLES:
+            self.kept_samples = self.kept_samples[::2]
+            self.sampled_every *= 2
+
+    @property
+    def samples(self) -> list[tuple[int, str]]:
+        """Steps and texts of samples, some of them where there were many; the last is always there."""
+        last = [] if self.last_sample is None or self.last_sample in self.kept_samples[-1:] else [self.last_sample]
+        return self.kept_samples + last
+
+    def _tell(self, event: Event) -> None:
+        if len(self.events) < _MOST_EVENTS:
+            self.events.append(event)
+        else:
+            self.more_events += 1
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

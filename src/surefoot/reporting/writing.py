@@ -1,0 +1,137 @@
+"""Reports where they are asked for, and the one at the end of every run that has a directory."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from surefoot.diagnosis import Finding, findings, history_in
+from surefoot.errors import ConfigError, DataError
+from surefoot.panels import Panels, read_panels
+from surefoot.reporting.page import POLICY, run_page, runs_page
+from surefoot.reporting.reading import read_run
+
+FILE = "report.html"  # in a run's directory
+_MOST_BYTES_READ = 16_000_000  # by findings, which hold all records and take 70 microseconds for each
+_FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
+_FLOCK_KIND = 3 if sys.platform == "darwin" else 0
+
+
+def report(*paths: str | Path, out: str | Path | None = None) -> Path:
+    """Write one page of HTML on a run, or on several with their curves over each other; returns its path.
+
+    paths: directories of runs, finished, running or dead; nothing in them is changed but the page itself.
+    out: the file to write. Absent: report.html in the run's directory, or, of several runs, in the current one.
+    The page needs no network and no other file, and has at most a megabyte. It is there whole or not at all. Raises
+    `ConfigError` where a path is no directory of a run, or the file cannot be written.
+
+    >>> import tempfile
+    >>> run = Path(tempfile.mkdtemp())
+    >>> _ = (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 2.5}' + chr(10))
+    >>> report(run).name, report(run).read_text()[:15]
+    ('report.html', '<!DOCTYPE html>')
+    """
+    if not paths:
+        raise ConfigError("report on which run? give the directory of one, or of several")
+    places = [Path(path) for path in paths]
+    target = target_of(places, None if out is None else Path(out))
+    write(page_of(places), target)
+    return target
+
+
+def target_of(places: Sequence[Path], out: Path | None) -> Path:
+    """The file that a page on some runs is written to."""
+    if out is not None:
+        return out / FILE if out.is_dir() else out
+    return places[0] / FILE if len(places) == 1 else Path(FILE)
+
+
+def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str = "", policy: str = POLICY) -> str:
+    """The page on some runs as they are now; `panels` in the place of those that one has in its directory."""
+    for place in places:
+        refuse_no_run(place)
+    running = [is_running(place) for place in places]
+    runs = [read_run(place) for place in places]
+    if len(runs) > 1:
+        return runs_page(runs, running=running, script=script, policy=policy)
+    run = runs[0]
+    if panels is None:
+        try:
+            panels = read_panels(run.path)
+        except DataError as problem:
+            run = replace(run, problems=(*run.problems, str(problem).partition("\n")[0]))
+    found, note = _findings(run.path)
+    if note:
+        run = replace(run, problems=(*run.problems, note))
+    return run_page(run, findings=found, panels=panels, running=running[0], script=script, policy=policy)
+
+
+def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
+    """Write the page of a run that this process has just trained; whatever goes wrong with it is one warning."""
+    try:
+        write(page_of([path]), path / FILE)
+    except Exception as problem:  # looking at a run never breaks it
+        told = str(problem).partition("\n")[0]
+        warn(
+            f"warning: no {path / FILE}: {told if isinstance(problem, ConfigError) else f'{type(problem).__name__}: {told}'}"
+        )
+
+
+def write(page: str, target: Path) -> None:
+    """Write a page so that it is there whole or not at all; `ConfigError` where that cannot be."""
+    beside = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(page, encoding="utf-8")
+        beside.replace(target)
+    except (OSError, ValueError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot write {target}: {why}\n  choose another place: --out FILE") from problem
+
+
+def _findings(path: Path) -> tuple[list[Finding], str]:
+    """What is wrong with a run; and why that is not told, where there is too much to read or a fault of ours."""
+    try:
+        if (path / "metrics.jsonl").stat().st_size > _MOST_BYTES_READ:
+            return [], f"Findings are not looked for in so many records: surefoot diagnose {path}"
+        return findings(history_in(path)), ""
+    except FileNotFoundError:
+        return [], ""
+    except Exception as problem:
+        return [], f"Findings cannot be told: {type(problem).__name__}: {problem}"
+
+
+def refuse_no_run(path: Path) -> None:
+    """Raise `ConfigError` where a directory is none of a run."""
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no directory of a run")
+    if not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
+        raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process trains into a run's directory now, as far as its lock tells."""
+    if "surefoot.directory" in sys.modules:  # else this process trains nothing
+        from surefoot.directory import held_here
+
+        if held_here(path):  # to open and close its lock would let go of it
+            return True
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        with (path / ".lock").open("rb") as lock:
+            asked = _lock_of_whole_file(fcntl.F_WRLCK)
+            kind = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))[_FLOCK_KIND]
+    except OSError:  # there is none, or it is another user's
+        return False
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def _lock_of_whole_file(kind: int) -> bytes:
+    """A `struct flock`, to ask who holds a file without holding it for a moment, in which a run might want to start."""
+    return struct.pack(_FLOCK, *(0, 0, 0, kind, 0) if sys.platform == "darwin" else (kind, 0, 0, 0, 0))

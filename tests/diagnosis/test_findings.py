@@ -1,0 +1,485 @@
+"""Every finding on histories made by formula: found when it is so, not found when it is not, and at its border; 2 seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diagnosis.histories import (
+    EVERY,
+    KINDS,
+    RECORDS,
+    falling,
+    found,
+    healthy,
+    history,
+    layers,
+    scores,
+    train,
+    verdict,
+    wobble,
+)
+from surefoot.diagnosis import CHECKS, Finding, History, Unclear, findings, verdicts
+from surefoot.diagnosis.generalising import smoothed_floor
+from surefoot.diagnosis.gradients import noise_scale
+from surefoot.record import Record
+
+
+def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
+    return [{"kind": "event", "step": step, "what": what}]
+
+
+def data(**told: Any) -> list[Record]:
+    return [{"kind": "data", "step": 0, **told}]
+
+
+def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
+    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
+    told = {
+        "small_count": batch // 2,
+        "small_squared": 1 + scale / (batch // 2),
+        "big_count": batch,
+        "big_squared": 1 + scale / batch,
+    }
+    return layers(watched=watched, noise=lambda _: told)
+
+
+def flat(place: int) -> float:
+    return 2.3 + 0.02 * wobble(place)
+
+
+# --- what must be found --------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
+    "loss-not-falling": [("error", lambda: history(train(flat)))],
+    "rate-too-high": [
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 1.01))),
+        ("error", lambda: history(train(flat), layers(update=lambda name, place: 3.0))),
+        ("error", lambda: history(train(lambda place: 2.3 + 0.1 * place))),
+        (
+            "warning",
+            lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (place > 12))),
+        ),  # it bounced
+        (
+            "warning",
+            lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place == 1 else 0.5})),
+        ),  # killed
+    ],
+    "rate-too-low": [
+        ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 9e-5))),
+        ("warning", lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3))),  # 600 times are 0.096
+    ],
+    "diverged": [
+        ("error", lambda: history(train(lambda place: falling(place) if place < 40 else 9.0))),
+        ("error", lambda: history(train(lambda place: 2.3 if place < 12 else 3.0 + 0.1 * place))),
+        ("error", lambda: history(train(), event("diverged"))),
+        (
+            "error",
+            lambda: history(
+                train(
+                    loss=lambda place: falling(place) if place < 50 else math.nan,
+                    skipped=lambda place: 0 if place < 50 else EVERY,
+                )
+            ),
+        ),
+    ],
+    "non-finite-steps": [
+        ("warning", lambda: history(train(skipped=lambda place: int(place == 7)))),
+        ("error", lambda: history(train(skipped=lambda place: int(place % 2)))),
+        ("note", lambda: history(train(skipped=lambda place: int(place < 3)), precision="fp16")),
+    ],
+    "loss-spikes": [
+        ("warning", lambda: history(train(lambda place: falling(place) + 4.0 * (place == 30)))),
+        ("warning", lambda: history(train(loss_max=lambda place: falling(place) + 0.3 + 2.0 * (place == 30)))),
+    ],
+    "overfitting": [("warning", lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])))],
+    "train-validation-overlap": [
+        ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
+        ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
+    ],
+    "constant-targets": [
+        ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
+        ("warning", lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95}))),
+    ],
+    "dead-units": [
+        ("warning", lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.5}))),
+        ("error", lambda: history(train(), layers(saturated=lambda _: {"1": 1.0}))),
+    ],
+    "saturated-units": [("warning", lambda: history(train(), layers(saturated=lambda _: {"3": 0.5})))],
+    "vanishing-gradient": [
+        ("warning", lambda: history(train(), layers(gradient=lambda name, place: 9e-5 if name[0] == "0" else 1.0))),
+        ("error", lambda: history(train(flat, norm=lambda _: 0.0))),
+    ],
+    "growing-gradient": [("warning", lambda: history(train(norm=lambda place: 0.1 * 1.1**place)))],
+    "often-clipped": [
+        ("note", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 2.0))),
+        ("warning", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 10.0))),
+    ],
+    "never-updated": [
+        ("warning", lambda: history(train(), layers(never_updated=lambda _: ["9.weight"]))),
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 0.0 if name[0] == "2" else 0.01))),
+    ],
+    "unusual-updates": [
+        ("note", lambda: history(train(), layers(update=lambda name, place: 1.01 if name[0] == "2" else 0.01))),
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 0.01 if name[0] == "2" else 9e-5))),
+    ],
+    "batch-too-small": [
+        ("note", lambda: history(train(), noisy(8, 81.0))),
+        ("warning", lambda: history(train(), noisy(8, 8000.0))),
+    ],
+    "smoothed-perplexity": [
+        (
+            "warning",
+            lambda: history(
+                train(),
+                scores([3.0, 2.0, 1.5], perplexity=[20.1, 7.4, 4.5]),
+                program="file",
+                settings={"loss": {"label_smoothing": 0.1}},
+            ),
+        )
+    ],
+    "growing-memory": [
+        ("warning", lambda: history(train(memory_bytes=lambda place: 500e6 + 1e6 * place))),
+        ("error", lambda: history(train(memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000)),
+        ("warning", lambda: history(train(device_memory_bytes=lambda place: 500e6 + 1e6 * place))),
+    ],
+    "data-bound": [
+        ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
+        ("warning", lambda: history(train(waiting_s=lambda _: 0.4))),
+    ],
+    "evaluating-too-long": [("warning", lambda: history(train(evaluating_s=lambda _: 0.3)))],
+    "saving-too-long": [("warning", lambda: history(train(saving_s=lambda _: 0.1)))],
+    "falling-throughput": [("warning", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
+    "jittering-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))],
+    "ended-early": [
+        ("warning", lambda: history(train(count=40))),
+        ("note", lambda: history(train(count=40), event("stopped by SIGTERM", 400))),
+        ("note", lambda: history(train(count=40), written={"stop_after": "400 steps"})),
+    ],
+    "long-warm-up": [("warning", lambda: history(train(), schedule={"shape": "cosine", "warmup": 151}))],
+    "high-rate-at-end": [
+        ("note", lambda: history(train(learning_rate=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
+    ],
+    "still-improving": [("note", lambda: history(train(), scores([2.0 - 0.1 * place for place in range(10)])))],
+}
+
+CASES = [(name, severity, make) for name, cases in FAULTS.items() for severity, make in cases]
+
+
+def test_there_is_a_fault_for_every_finding() -> None:
+    assert list(FAULTS) != []
+    assert {check(healthy()).name for check in CHECKS} == set(FAULTS)
+
+
+@pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
+def test_a_fault_is_found_with_evidence_causes_and_what_to_try(
+    name: str, severity: str, make: Callable[[], History]
+) -> None:
+    finding = found(name, make())
+    assert finding is not None
+    assert finding.severity == severity
+    assert finding.evidence
+    assert finding.causes
+    assert finding.try_
+    assert finding.message.endswith(".")
+    assert all(math.isfinite(number) or number > 0 for number in finding.numbers.values() if not math.isnan(number))
+
+
+def test_nothing_is_found_in_a_healthy_run() -> None:
+    assert findings(healthy()) == []
+    assert findings(healthy(standing="running")) == []
+
+
+# --- and at the borders what must not ------------------------------------------------------------------------------
+
+BORDERS: dict[str, list[Callable[[], History]]] = {
+    "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
+    "rate-too-high": [
+        lambda: history(train(), layers(update=lambda name, place: 0.99)),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.11 if place < 2 else 0.5})),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 2 else 0.49})),
+        lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
+        lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
+        lambda: history(
+            train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 20) - 0.1 * (place >= 20))
+        ),
+    ],
+    "rate-too-low": [
+        lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),
+        lambda: history(train(), layers(update=lambda name, place: 1.6e-3)),
+        lambda: history(train(flat), layers(update=lambda name, place: 1.7e-3)),
+        lambda: history(train(lambda place: 2.3 - 0.02 * place, learning_rate=lambda _: 1e-5)),  # a line, but it learns
+        lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), learning_rate=lambda _: 1e-5)),
+    ],
+    "diverged": [
+        lambda: history(
+            train(lambda place: falling(place) + 0.9 * (place >= 40))
+        ),  # lost a third of what it had gained
+        lambda: history(train(lambda place: falling(place) + 5 * (place == 40))),  # and came back
+        lambda: history(train(skipped=lambda place: 3 if place == RECORDS - 1 else 0)),
+    ],
+    "non-finite-steps": [lambda: history(train())],
+    "loss-spikes": [
+        lambda: history(train(lambda place: falling(place) + 0.2 * (place == 40))),  # below a quarter
+        lambda: history(train(lambda place: 9.0 if place == 0 else falling(place))),  # the start
+    ],
+    "overfitting": [
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
+        lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
+    ],
+    "train-validation-overlap": [
+        lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
+        lambda: history(train(), data(overlap={"train": {"looked_at": 100, "found": 100, "same": True}})),
+    ],
+    "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
+    "dead-units": [
+        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.49})),
+        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}),
+        lambda: history(train(), layers(saturated=lambda _: {"1": 0.95})),  # sparse
+        lambda: history(
+            train(), layers(zero_rows=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
+        ),  # a head from 0
+    ],
+    "saturated-units": [lambda: history(train(), layers(saturated=lambda _: {"3": 0.49, "1": 0.6}))],
+    "vanishing-gradient": [
+        lambda: history(train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)),
+        lambda: history(
+            train(),
+            layers(
+                names=("0.weight", "0.bias"),
+                gradient=lambda name, place: 1e-9 if "bias" in name else 1.0,
+                zero_rows=lambda _: {},
+            ),
+        ),
+    ],
+    "growing-gradient": [lambda: history(train(norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
+    "often-clipped": [
+        lambda: history(train(clipped=lambda _: 0.89, norm=lambda _: 2.0)),
+        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 1.9)),
+        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 9.0), clip="auto 0.9"),
+    ],
+    "never-updated": [lambda: history(train(), layers(update=lambda name, place: 0.01 * (place == 5)))],
+    "unusual-updates": [
+        lambda: history(train(), layers(update=lambda name, place: 0.99 if name[0] == "2" else 1.1e-4)),
+        lambda: history(
+            train(), layers(weight=lambda name, place: 0.01 if name[0] == "2" and place < 4 else 10.0)
+        ),  # began at 0
+        lambda: history(
+            train(learning_rate=lambda place: 1e-3 if place < 31 else 1e-6),
+            layers(update=lambda name, place: 0.01 if place < 4 else 1e-7),
+        ),
+    ],
+    "batch-too-small": [lambda: history(train(), noisy(8, 79.0))],
+    "smoothed-perplexity": [
+        lambda: history(train(), scores([3.0], perplexity=[20.1]), settings={"label_smoothing": 0.1}),  # a recipe's
+        lambda: history(train(), scores([3.0], perplexity=[20.1]), program="file"),
+        lambda: history(
+            train(),
+            data(targets={"distinct": 1000}),
+            scores([0.5], perplexity=[1.65]),
+            program="file",
+            settings={"label_smoothing": 0.1},
+        ),  # below what a smoothed one can be
+    ],
+    "growing-memory": [
+        lambda: history(train(memory_bytes=lambda place: 500e6 + 1e5 * place)),
+        lambda: history(train(memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))),  # one step up
+    ],
+    "data-bound": [
+        lambda: history(train(waiting_s=lambda _: 0.088)),
+        lambda: history(train(waiting_s=lambda place: 60.0 * (place == 0))),
+    ],
+    "evaluating-too-long": [lambda: history(train(evaluating_s=lambda _: 0.26))],
+    "saving-too-long": [lambda: history(train(saving_s=lambda _: 0.09))],
+    "falling-throughput": [lambda: history(train(targets_per_s=lambda place: 100 - 0.25 * place))],
+    "jittering-throughput": [lambda: history(train(targets_per_s=lambda place: 100 + 20 * wobble(place)))],
+    "ended-early": [
+        lambda: history(train()),
+        lambda: history(train(count=40), event("finished", 400)),
+        lambda: history(train(count=40), standing="running"),
+    ],
+    "long-warm-up": [
+        lambda: history(train(), schedule={"shape": "cosine", "warmup": 150}),
+        lambda: history(train(), schedule={"shape": "one-cycle", "warmup": 180}),
+    ],
+    "high-rate-at-end": [lambda: history(train(learning_rate=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
+    "still-improving": [
+        lambda: history(train(), scores([2.0 - 0.1 * place for place in range(8)] + [1.29, 1.28])),  # by 1.6 %
+        lambda: history(train(count=40), scores([2.0 - 0.1 * place for place in range(10)])[:6]),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, cases in BORDERS.items() for make in cases])
+def test_what_is_just_not_so_is_not_found(name: str, make: Callable[[], History]) -> None:
+    assert found(name, make()) is None
+
+
+def test_every_finding_has_a_border() -> None:
+    assert set(BORDERS) == set(FAULTS)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("standing", ["running", "over", "unknown"])
+def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> None:
+    few = history(
+        train(flat, count=count, memory_bytes=lambda place: 1e8 * place),
+        layers(watched=count // 2),
+        length=f"{EVERY * count} steps",
+        standing=standing,
+    )
+    assert findings(few) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "memory_bytes", "waiting_s"]
+)
+@pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
+def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
+    values = {"null": None, "nan": math.nan, "inf": math.inf}
+    records = [
+        {key: value for key, value in record.items() if key != name} | ({name: values[how]} if how in values else {})
+        for record in train()
+    ]
+    assert len(verdicts(history(records, layers()))) == len(CHECKS)
+    some = [
+        record | ({name: values[how]} if how in values else {}) if place % 3 == 0 else record
+        for place, record in enumerate(train())
+    ]
+    assert [finding.severity for finding in findings(history(some, layers()))].count("error") == 0
+
+
+def test_nothing_is_needed_of_the_settings() -> None:
+    bare = healthy(
+        **dict.fromkeys(("length", "schedule_of_steps", "schedule", "optimizer", "batch_size", "clip", "data")),
+        kinds={},
+        program="script",
+    )
+    assert findings(bare) == []
+
+
+# --- what the findings say -----------------------------------------------------------------------------------------
+
+
+def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
+    def gradient(name: str, place: int) -> float:
+        return 100.0 if (name == "2.weight" and place >= 4) or place >= 5 else 1.0
+
+    finding = found(
+        "diverged", history(train(lambda place: falling(place) if place < 40 else 9.0), layers(gradient=gradient))
+    )
+    assert finding is not None
+    assert finding.evidence[-1] == "first to grow: the gradient of 2.weight, 100 times its median before, at step 400"
+    assert finding.step is not None
+    assert 340 <= finding.step <= 400
+
+
+def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
+    indexes = [33, 160, 288, 333, 487, 555]  # passes of 100 steps
+    records = train(
+        skipped=lambda place: sum(10 * place <= index < 10 * (place + 1) for index in indexes),
+        skipped_steps=lambda place: [index for index in indexes if 10 * place <= index < 10 * (place + 1)],
+    )
+    finding = found("non-finite-steps", history(records))
+    assert finding is not None
+    assert "one in each pass over the 800 samples: it is one sample that comes again" in finding.evidence
+    assert finding.step == 33
+    assert finding.try_[0].startswith("surefoot replay runs/a --step 33")
+
+
+def test_settings_to_try_are_typed_with_their_present_values() -> None:
+    finding = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0)))
+    assert finding is not None
+    assert finding.try_[0] == "--optimizer.lr 0.0001 (now 0.001)"
+    of_a_script = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0), program="script"))
+    assert of_a_script is not None
+    assert of_a_script.try_[0] == "adamw(lr=0.0001) (now 0.001)"
+
+
+def test_overfitting_names_its_best_step() -> None:
+    finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])))
+    assert finding is not None
+    assert finding.step == 300
+    assert finding.numbers["best"] == 1.5
+
+
+def test_workers_to_try_are_those_that_keep_up() -> None:
+    finding = found("data-bound", history(train(waiting_s=lambda _: 2.4), processors=8))
+    assert finding is not None
+    assert finding.numbers["workers"] == 3  # 2.4 s of reading for 0.8 s of training
+
+
+def test_memory_is_told_by_the_step_and_until_when() -> None:
+    finding = found(
+        "growing-memory", history(train(memory_bytes=lambda place: 500e6 + 1e6 * place), memory_bytes=2_000_000_000)
+    )
+    assert finding is not None
+    assert finding.numbers["bytes_per_step"] == pytest.approx(1e5)
+    assert finding.numbers["full_at_step"] == pytest.approx(600 + (2e9 - 559e6) / 1e5, abs=2)
+
+
+def test_errors_come_first() -> None:
+    severities = [
+        finding.severity
+        for finding in findings(
+            history(train(flat, waiting_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
+        )
+    ]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    assert {"error", "warning", "note"} <= set(severities)
+
+
+def test_noise_scale_is_that_of_gradients_of_which_it_is_known() -> None:
+    """Of samples whose gradients are a fixed vector and noise: the trace of the covariance over the squared norm."""
+    generator = np.random.default_rng(0)
+    truth, deviation, size = np.full(50, 0.2), 1.5, 4000
+    rows = []
+    for _ in range(size):
+        samples = truth + deviation * generator.standard_normal((8, 50))
+        rows.append([2.0, (samples[:2].mean(0) ** 2).sum(), 8.0, (samples.mean(0) ** 2).sum()])
+    assert noise_scale(np.array(rows)) == pytest.approx(50 * deviation**2 / (50 * 0.2**2), rel=0.1)
+
+
+@pytest.mark.parametrize(("smoothing", "classes"), [(0.1, 10), (0.1, 1000), (0.3, 5)])
+def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, classes: int) -> None:
+    torch = pytest.importorskip("torch")
+    target = torch.full((classes,), smoothing / classes)
+    target[0] += 1 - smoothing
+    best = torch.nn.functional.cross_entropy(target.log()[None], torch.tensor([0]), label_smoothing=smoothing)
+    assert smoothed_floor(smoothing, classes) == pytest.approx(float(best), rel=1e-5)
+
+
+def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end() -> None:
+    marker: Record = {"kind": "resumed", "step": 300}
+    records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
+    going = history(records, standing="running")
+    assert verdict("ended-early", going).message == "the run goes on"
+    assert going.step == 500
+    dead = found("ended-early", history(records))
+    assert dead is not None
+    assert dead.evidence[0] == "500 of 600 steps; killed, or lost with its machine"
+    assert found("ended-early", history([*records, *train()[50:]])) is None
+
+
+def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> None:
+    ending = history(train(learning_rate=lambda _: 1e-3), event("finished"), standing="running")
+    assert found("high-rate-at-end", ending) is not None
+
+
+def test_while_it_trains_nothing_is_said_of_its_end() -> None:
+    going = history(train(count=40, learning_rate=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
+    for name in ("ended-early", "high-rate-at-end", "still-improving"):
+        assert isinstance(verdict(name, going), Unclear), name
+
+
+def test_a_finding_as_json_has_its_numbers() -> None:
+    finding = findings(history(train(flat)))[0]
+    assert isinstance(finding, Finding)
+    assert finding.as_json()["numbers"]["start"] == pytest.approx(2.3, abs=0.02)

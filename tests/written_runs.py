@@ -1,0 +1,63 @@
+"""Directories of runs that nobody trained: records, settings and sittings, written as a run writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from surefoot.sinks.jsonl import line
+
+HOSTILE = '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
+
+
+def written(path: Path, records: list[dict[str, Any]], *, config: str | None = None, **sitting: Any) -> Path:
+    """A run's directory with these records; of an environment where a sitting is given."""
+    path.mkdir(parents=True)
+    lines = [line(record) if "nonfinite" not in record else json.dumps(record) for record in records]
+    (path / "metrics.jsonl").write_text("".join(f"{text}\n" for text in lines), errors="replace")
+    if config is not None:
+        (path / "config.toml").write_text(config)
+    if sitting:
+        (path / "environment.json").write_text(json.dumps({"sittings": [sitting]}))
+    return path
+
+
+def train(step: int, loss: float = 2.0, **values: Any) -> dict[str, Any]:
+    """A record of training."""
+    return {"kind": "train", "step": step, "loss": loss, "skipped": 0, **values}
+
+
+def scores(step: int, **values: float) -> dict[str, Any]:
+    """A record of scores of the split "held-out"."""
+    return {"kind": "scores", "step": step, **{f"held-out/{name}": value for name, value in values.items()}}
+
+
+def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any]]:
+    """Records of a run whose loss falls from 3 towards 1, scored every five records; `values` are in each of training."""
+    found = []
+    for step in range(every, steps + 1, every):
+        loss = 1 + 2 * math.exp(-3 * step / steps)
+        rate = 1e-3 * (1 - step / steps)
+        times = {"training_s": 0.8, "waiting_s": 0.1, "evaluating_s": 0.05, "saving_s": 0.03, "user_s": 0.02}
+        more = {"norm": 0.5, "norm_max": 0.9, "clipped": 0.25, "learning_rate": rate, "targets": 640.0}
+        found.append(train(step, loss, targets_per_s=711.0, memory_bytes=3 * 2**30, **more, **times, **values))
+        if step % (5 * every) == 0:
+            found.append(scores(step, loss=loss + 0.1, accuracy=1 - loss / 3))
+    return found
+
+
+def layers(step: int, names: tuple[str, ...] = ("up.weight", "down.weight"), **changes: Any) -> dict[str, Any]:
+    """A record of a watched step."""
+    return {
+        "kind": "layers",
+        "step": step,
+        "watched_step": step - 1,
+        "gradient_norm": {name: 0.1 * (place + 1) for place, name in enumerate(names)},
+        "weight_norm": dict.fromkeys(names, 10.0),
+        "update_norm": dict.fromkeys(names, 0.01),
+        "saturated": {"act": 0.5},
+        "never_updated": [],
+        **changes,
+    }
