@@ -99,6 +99,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up() -> None:
     planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
     for lap in laps:
         assert {name: lap[name] >= least for name, least in planted.items()} == dict.fromkeys(planted, True)
+    assert steps.watch.stack == []  # each phase that was begun was ended
     together = sum(sum(lap.values()) for lap in laps)
     assert together <= took_s
     fastest = {name: min(lap[name] for lap in laps) for name in planted}
@@ -276,7 +277,9 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
             tried(variant, base, limit_s=0.0) for variant in variants(parts, [*NAMES[:-1]]) if variant.workers is None
         ]
         offered = [variant.flag for variant in variants(parts, NAMES)]
+        trained = {name: held.clone() for name, held in run.state.models["model"].named_parameters()}
     assert [one.problem for one in found] == [None] * len(found)
+    assert all(torch.equal(held, before[name]) for name, held in trained.items())  # not even meanwhile
     assert [one.flag for one in found] == [
         "--precision bf16",
         "AdamW(..., fused=True)",
