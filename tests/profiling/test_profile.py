@@ -94,11 +94,12 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up() -> None:
     with unchanged(run) as parts:
         steps = stepping(parts)
         begun = time.perf_counter()
-        laps = [steps.lap() for _ in range(3)]
+        laps = [steps.make() for _ in range(3)]
         took_s = time.perf_counter() - begun
     planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
     for lap in laps:
         assert {name: lap[name] >= least for name, least in planted.items()} == dict.fromkeys(planted, True)
+    assert steps.watch.stack == []  # each phase that was begun was ended
     together = sum(sum(lap.values()) for lap in laps)
     assert together <= took_s
     fastest = {name: min(lap[name] for lap in laps) for name in planted}
@@ -239,9 +240,9 @@ def test_memory_is_told_by_what_holds_it() -> None:
     with unchanged(run) as parts:
         steps = stepping(parts)
         for _ in range(2):
-            steps.lap()
+            steps.make()
         with gradients_seen(parts.state.parameters) as gradients:
-            seen = profiled(steps.step, parts.device, shapes=False)
+            seen = profiled(steps.make, parts.device, shapes=False)
         line = memory_line(seen, parts.state, gradients, parts.device, standing_bytes=0)
     assert line.peak.parameters == weights
     assert 2 * weights <= line.peak.optimizer <= 2 * weights + 64  # two averages, and the steps
@@ -276,7 +277,9 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
             tried(variant, base, limit_s=0.0) for variant in variants(parts, [*NAMES[:-1]]) if variant.workers is None
         ]
         offered = [variant.flag for variant in variants(parts, NAMES)]
+        trained = {name: held.clone() for name, held in run.state.models["model"].named_parameters()}
     assert [one.problem for one in found] == [None] * len(found)
+    assert all(torch.equal(held, before[name]) for name, held in trained.items())  # not even meanwhile
     assert [one.flag for one in found] == [
         "--precision bf16",
         "AdamW(..., fused=True)",
@@ -300,7 +303,7 @@ def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
             raise RuntimeError("not on this device")
 
         assert tried(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
-        base.lap()
+        base.make()
 
 
 def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
@@ -319,6 +322,7 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
 def test_compiling_is_tried_when_asked_for() -> None:
     found = sf.profile(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=60.0)
     assert [one.problem for one in found.tries] == [None]

@@ -272,6 +272,7 @@ def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_n
     sink.close()  # told already
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

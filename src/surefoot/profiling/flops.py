@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from surefoot import activations
 from surefoot.loop import State, Task
@@ -22,6 +21,9 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.models.gpt import GPT
 from surefoot.profiling.stopwatch import Stopwatch
 from surefoot.profiling.watched import Stepping
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def counter() -> FlopCounterMode:
     >>> counting.get_total_flops()
     120
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     operators = torch.ops.aten
     return FlopCounterMode(
         display=False,
@@ -140,10 +144,14 @@ def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    from torch.utils.flop_counter import sdpa_flop_count
+
     del out_shape
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
 def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    from torch.utils.flop_counter import sdpa_backward_flop_count
+
     del out_shape
     return int(sdpa_backward_flop_count(outer, query, key, value))  # type: ignore[no-untyped-call]

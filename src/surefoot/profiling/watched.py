@@ -25,7 +25,7 @@ PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer"
 class Stepping:
     """Steps of a run, one after the other, that change no weight: the learning rate is 0.
 
-    Each call of `step` makes one; it returns what its phases took.
+    Each call of `make` makes one; it returns what its phases took.
     """
 
     def __init__(self, task: Task, state: State, feed: Feed, watch: Stopwatch) -> None:
@@ -38,7 +38,7 @@ class Stepping:
         self.next = step
         self.feed.start(step)
 
-    def lap(self) -> dict[str, float]:
+    def make(self) -> dict[str, float]:
         """Make the next step and wait for the device to have made it."""
         with watched(self.task, self.plain_state, self.watch) as (task, state):
             self.watch.start()
@@ -58,7 +58,7 @@ class Stepping:
 
     def seconds(self) -> float:
         """Make the next step; how long it took."""
-        return sum(self.lap().values())
+        return sum(self.make().values())
 
     def _make(self, step: Step) -> None:
         forward_backward(step)
@@ -90,7 +90,7 @@ def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     if not isinstance(model, nn.Module) or "_orig_mod" in vars(model).get("_modules", {}):
         return _Called(model, watch)
     own = vars(model).get("forward")
-    vars(model)["forward"] = _timed(model.forward, watch)
+    vars(model)["forward"] = _timed(model.forward, watch, splits=True)
     afterwards.callback(_put_back, model, own)
     return model
 
@@ -102,9 +102,11 @@ def _put_back(model: nn.Module, forward: Any) -> None:
         vars(model)["forward"] = forward
 
 
-def _timed(forward: Callable[..., Any], watch: Stopwatch) -> Callable[..., Any]:
+def _timed(forward: Callable[..., Any], watch: Stopwatch, *, splits: bool) -> Callable[..., Any]:
+    """The forward pass as a phase; `splits`: a loss that is given to it is one too, which cannot be seen in compiled code."""
+
     def called(*inputs: Any, **named: Any) -> Any:
-        if callable(named.get("loss")):  # a model that is given its loss, as surefoot's GPT is
+        if splits and callable(named.get("loss")):  # a model that is given its loss, as surefoot's GPT is
             named["loss"] = _in_phase("loss", named["loss"], watch)
         with watch.phase("forward"):
             return forward(*inputs, **named)
@@ -124,7 +126,7 @@ class _Called:
     """What the loss calls, timed."""
 
     def __init__(self, model: Any, watch: Stopwatch) -> None:
-        self.model, self.timed = model, _timed(model, watch)
+        self.model, self.timed = model, _timed(model, watch, splits=False)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self.timed(*inputs, **named)

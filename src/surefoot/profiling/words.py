@@ -113,7 +113,8 @@ def _suggestions(profile: Profile) -> str:
     lines = ["suggestions, each measured in turn with the run as it is"]
     lines += [line for one in profile.tries for line in _suggestion(one)]
     if profile.not_tried:
-        lines.append(f"  no time for: {', '.join(profile.not_tried)}; give more: --limit 120")
+        left = f"no time for: {', '.join(profile.not_tried)}; give more: --limit 120"
+        lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     if not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
         lines.append("  nothing that was tried makes a step quicker")
     return "\n".join(lines)
