@@ -16,7 +16,7 @@ class Finding:
     """Something that is wrong with a run, or worth knowing, with what it was concluded from and what to try.
 
     `evidence` are sentences with numbers and steps, `numbers` those that thresholds were compared with, `step` where it began
-    (steps made), `causes` the likely ones first, `try_` flags or code with the value of now.
+    (steps made; None where it holds for the whole run), `causes` the likely ones first, `try_` flags or code with the value of now.
 
     >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).as_json()["name"]
     'loss-spikes'

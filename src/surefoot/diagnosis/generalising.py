@@ -113,7 +113,6 @@ def overlap(history: History) -> Verdict:
             "the same file given for both",
         ),
         try_=("take duplicates out before splitting; split by source (document, patient, speaker), not by sample",),
-        step=0,
         numbers={"share": share},
     )
 
@@ -141,7 +140,6 @@ def constant_targets(history: History) -> Verdict:
             "print a few samples as the model gets them: train[0], train[1]",
             "where the classes are so uneven, score by class, not by accuracy",
         ),
-        step=0,
         numbers={"distinct": distinct, "most_common_fraction": share},
     )
 

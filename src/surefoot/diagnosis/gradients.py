@@ -169,7 +169,6 @@ def vanishing_gradient(history: History) -> Verdict:
             "weights that start too small",
         ),
         try_=("residual connections, a norm in each layer, ReLU or GELU", "weights started by Glorot's or He's rule"),
-        step=int(history.layers[-1]["step"]),
         numbers={"smallest": gone[smallest], "layers": len(gone)},
     )
 

@@ -97,7 +97,6 @@ def loss_not_falling(history: History) -> Verdict:
             "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
             f"surefoot find-lr {described.name}",
         ),
-        step=history.step,
         numbers={"start": found.start, "best": found.best, "noise": found.error},
     )
 

@@ -69,7 +69,6 @@ def long_warmup(history: History) -> Verdict:
         evidence=(f"{warmup:,} of {steps:,} steps; usual is 1 % to 10 %",),
         causes=("a warm-up in steps that was meant for a longer run",),
         try_=(described.typed("schedule.warmup", "5%"),),
-        step=0,
         numbers={"share": warmup / steps},
     )
 
@@ -110,7 +109,6 @@ def still_improving(history: History) -> Verdict:
         ),
         causes=("a run shorter than what data and model bear",),
         try_=tuple(tries),
-        step=int(series.step[-1]),
         numbers={"gained": gained},
     )
 
@@ -139,7 +137,6 @@ def high_rate_at_end(history: History) -> Verdict:
             else "the run that the schedule was made for",
             described.typed("schedule.name", "wsd"),
         ),
-        step=history.step,
         numbers={"share": rate / highest},
     )
 

@@ -57,7 +57,7 @@ def dead_units(history: History) -> Verdict:
             else "a lower learning rate",
             "biases that start at 0; LeakyReLU or GELU for ReLU; a norm before the activation",
         ),
-        step=int(history.layers[-1]["step"]),
+        step=min([*_begun(rows, dead, DEAD), *_begun(flat, silent, ALL_FLAT)]),
         numbers={"worst": worst},
     )
 
@@ -87,7 +87,7 @@ def saturated_units(history: History) -> Verdict:
             "inputs scaled to mean 0 and deviation 1; weights started smaller (Glorot's rule)",
             "a norm before the activation; a lower learning rate",
         ),
-        step=int(history.layers[-1]["step"]),
+        step=min(_begun(flat, found, FLAT)),
         numbers={"worst": worst},
     )
 
@@ -114,6 +114,12 @@ def _above(table: Table, most: float) -> dict[str, float]:
         if values.size and np.median(values) >= most:
             found[column] = float(np.median(values))
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def _begun(table: Table, found: dict[str, float], most: float) -> list[int]:
+    """For each column found, the first watched step at which it was so."""
+    columns = {column: table.value[:, table.names.index(column)] for column in found}
+    return [int(table.step[np.flatnonzero(values >= most)[0]]) for values in columns.values()]
 
 
 def _shares(found: dict[str, float], of_what: str) -> list[str]:

@@ -51,7 +51,6 @@ def never_updated(history: History) -> Verdict:
             "use the module, or leave it out of the model",
             "where it is frozen on purpose, say so: optimizer.frozen, or requires_grad_(False) before the run is built",
         ),
-        step=int(history.layers[-1]["step"]),
         numbers={"without_gradient": len(without), "unmoved": len(still)},
     )
 
