@@ -271,7 +271,7 @@ def diverging(*, out: str) -> None:
 def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
     refused(ranks, 2, diverging, out=str(tmp_path / "run"))
     kept = sorted(path.name for path in (tmp_path / "run" / "crash").iterdir())
-    assert kept == ["step-00000006-rank-1.json", "step-00000006.json"]
+    assert kept == ["step-00000006-rank-1.json", "step-00000006.json", "step-00000006.txt"]
 
 
 def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:

@@ -279,6 +279,29 @@ def test_what_an_activation_overwrites_is_not_asked_for() -> None:
     assert FLAT_ENDS[nn.SiLU](module, given, module(given)) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
+def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(FEATURES, CLASSES).to(dtype))
+            self.bias = nn.Parameter(torch.zeros(CLASSES))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            made = inputs.to(self.weight.dtype) @ self.weight
+            return (made.real if dtype.is_complex else made).float() + self.bias
+
+    run = build(tmp_path / "run", model=Other, train=tokens(SAMPLES, seed=5), length="1 steps")
+    before = run.state.models["model"].get_parameter("weight").detach().clone()
+    run.train()
+    (record,) = layers(tmp_path / "run")
+    after = run.state.models["model"].get_parameter("weight").detach()
+    wide = torch.promote_types(dtype, torch.float32)
+    assert record["weight_norm"]["weight"] == pytest.approx(float(before.to(wide).norm()), rel=1e-6)
+    assert record["update_norm"]["weight"] == pytest.approx(float((after - before).to(wide).norm()), rel=1e-3)
+    assert record["zero_rows"] == {"weight": 0.0}
+
+
 def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> None:
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     inputs[3] = math.inf
@@ -401,7 +424,11 @@ def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:
 
 
 def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
-    world_runs.of_example(name="gan", out=str(tmp_path / "run"), watch_every="4 steps")
+    usual = torch.get_default_dtype()
+    try:
+        world_runs.of_example(name="gan", out=str(tmp_path / "run"), watch_every="4 steps")
+    finally:
+        torch.set_default_dtype(usual)
     found = layers(tmp_path / "run")
     assert [record["watched_step"] for record in found] == [3, 7, 11]
     assert all(value > 0 for value in found[0]["update_norm"].values())

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from surefoot.plateau import Plateau
     from surefoot.profiling.profile import Profile, profile
+    from surefoot.replay.replaying import replayed
     from surefoot.reporting.writing import report
     from surefoot.run import Run
     from surefoot.schedules import (
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from surefoot.tune.find_batch import find_batch
     from surefoot.tune.find_lr import find_lr
     from surefoot.tune.schedule_pictures import schedule_picture
+    from surefoot.verifying.whole import verify
 
 __all__ = [
     "Augmentation",
@@ -195,6 +197,7 @@ __all__ = [
     "profile",
     "radam",
     "read_panels",
+    "replayed",
     "report",
     "save_gpt2",
     "scaling",
@@ -208,6 +211,7 @@ __all__ = [
     "tokenizer_from_json",
     "top_k_accuracy",
     "update",
+    "verify",
     "warm_restarts",
     "warmup_cosine",
     "warmup_stable_decay",
@@ -284,6 +288,7 @@ _HOME = {
     ),
     "plateau": ("Plateau",),
     "reporting.writing": ("report",),
+    "replay.replaying": ("replayed",),
     "run": ("Run",),
     "schedules": (
         "constant",
@@ -304,6 +309,7 @@ _HOME = {
     "tune.find_batch": ("find_batch",),
     "tune.find_lr": ("find_lr",),
     "tune.schedule_pictures": ("schedule_picture",),
+    "verifying.whole": ("verify",),
 }
 _ROOMS = ("beam", "checkpoint", "data", "generate", "losses", "models", "scaling")
 

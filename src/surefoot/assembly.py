@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
@@ -21,10 +22,12 @@ from surefoot.data.mixture import Mixture
 from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.errors import ConfigError, DataError
 from surefoot.loop import State, Trained
-from surefoot.optimizers import on_shards
+from surefoot.optimizers import flat, on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
 from surefoot.optimizers.clipping import Clip, clipping_of, limited
 from surefoot.optimizers.ema import Ema
+from surefoot.optimizers.fused_adamw import StraightToKernel
+from surefoot.optimizers.gradients import present
 from surefoot.optimizers.groups import Group, parameter_groups
 from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.rates import factors_of, freeze
@@ -214,7 +217,15 @@ def built_state(
         for group in made.param_groups:
             group["initial_lr"] = float(group["lr"])
         limits, device = clipping_of(clip, decision.limited), parameters[0].device
-        trained[name] = Trained(made, parameters, skipping(made, device), limits, torch.zeros((), device=device))
+        way = skipping(made, device)
+        gradients: Callable[[], list[Tensor]] = partial(present, parameters)
+        small = world.size == 1 and all(flat.worth_it(group["params"]) for group in made.param_groups)
+        if (
+            isinstance(way, StraightToKernel) and small and clip[0] != "adaptive"
+        ):  # which is told of parameters, not of groups
+            way = flat.FlatAdamW(made, way)
+            gradients = way.gradients
+        trained[name] = Trained(made, parameters, way, limits, torch.zeros((), device=device), gradients)
         kept = _averages(models[name], decision.twin, made, ema)
         if kept is not None:
             averages[name] = kept

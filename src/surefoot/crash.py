@@ -103,11 +103,14 @@ def write_report(
     how_to_go_on: str,
     directory: RunDirectory,
     rank: int = 0,
+    seen: Any = None,
+    text: str | None = None,
 ) -> None:
     """Keep an error in the run's directory, as crash/step-N.json; `OSError` or `CheckpointError` where that fails.
 
     samples: of each micro-batch that this rank makes in the step; none is read again, for that may be what failed.
     That of a rank above 0 is crash/step-N-rank-R.json: several may fail of the same at once, or one after another.
+    seen: of a step that was made again, what was seen, as JSON; `text` is the same for people, as crash/step-N.txt.
     """
     found = {
         "error": f"{type(problem).__name__}: {problem}",
@@ -115,10 +118,13 @@ def write_report(
         "samples": [list(ids) for ids in samples],
         "traceback": traceback.format_exception(problem),
         "how_to_go_on": how_to_go_on,
+        **({} if seen is None else {"seen": seen}),
     }
     (directory.path / "crash").mkdir(exist_ok=True)
     name = f"step-{step:08d}" + (f"-rank-{rank}" if rank else "")
     directory.write_text(f"crash/{name}.json", json.dumps(found, indent=1))
+    if text is not None:
+        directory.write_text(f"crash/{name}.txt", f"{problem}\n\n{text}\n")
 
 
 def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:

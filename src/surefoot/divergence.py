@@ -9,6 +9,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.errors import DivergedError
 from surefoot.loop import State
 from surefoot.parts import Parts
+from surefoot.replay.at_hand import seen_at_hand
 
 
 def latched(state: State, most: int) -> bool:
@@ -17,9 +18,12 @@ def latched(state: State, most: int) -> bool:
 
 
 def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:
-    """Save the state as that of the last good step, where it is that; say what happened, and what to try."""
-    bad = parts.whole.bad_steps
-    first = bad.in_a_row[0] if bad.in_a_row else parts.state.step
+    """Save the state as that of the last good step, where it is that; look at the first bad one, say what happened and what to try.
+
+    Collective.
+    """
+    bad, in_a_row = parts.whole.bad_steps, list(parts.whole.bad_steps.in_a_row)
+    first = in_a_row[0] if in_a_row else parts.state.step
     strange = crash.strange_samples(parts.supply.again(first))
     stands = narration.standing(parts)
     if parts.saving is not None and _nothing_changed_since(parts, first):
@@ -32,9 +36,19 @@ def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int,
         parts.saving.begun_step = None  # one of this very step would still be latched
         parts.saving.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.saving.store.path(parts.state.step)}"
-    return DivergedError(
-        narration.divergence(first, strange, stands, optimizer=parts.described["optimizer"], schedule=parts.schedule)
+    seen = seen_at_hand(parts, in_a_row or [first])
+    said = narration.divergence(
+        first,
+        strange,
+        stands,
+        optimizer=parts.described["optimizer"],
+        schedule=parts.schedule,
+        seen=None if isinstance(seen, str) else seen.said,
+        look=None if parts.directory is None else narration.replay_command(parts.directory, first),
     )
+    if isinstance(seen, str):
+        return DivergedError(said, step=first, seen={"not_looked_at": seen})
+    return DivergedError(said, step=first, seen=seen.plain, text=seen.text if parts.world.is_main else None)
 
 
 def _nothing_changed_since(parts: Parts, step: int) -> bool:

@@ -6,6 +6,8 @@ prints it without a traceback; a library user catches `SurefootError`, or one of
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SurefootError(Exception):
     """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with."""
@@ -32,9 +34,16 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """Too many steps in a row had a loss or a gradient that was not finite."""
+    """Too many steps in a row had a loss or a gradient that was not finite: the first is `step`, where that is known.
+
+    `seen` is what was seen when that step was made again, as JSON, and `text` the same for people.
+    """
 
     exit_status = 5
+
+    def __init__(self, message: str, *, step: int | None = None, seen: Any = None, text: str | None = None) -> None:
+        super().__init__(message)
+        self.step, self.seen, self.text = step, seen, text
 
 
 class RankLostError(SurefootError):

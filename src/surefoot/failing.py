@@ -30,6 +30,9 @@ def reported(problem: Exception, parts: Parts, *, step: int) -> None:
     if parts.directory is None:
         return
     _wait_for_save(parts)
+    seen = text = None
+    if isinstance(problem, DivergedError) and problem.step is not None:
+        step, seen, text = problem.step, problem.seen, problem.text
     try:
         crash.write_report(
             problem,
@@ -38,6 +41,8 @@ def reported(problem: Exception, parts: Parts, *, step: int) -> None:
             how_to_go_on=narration.standing(parts),
             directory=parts.directory,
             rank=parts.world.rank,
+            seen=seen,
+            text=text,
         )
         if not isinstance(problem, SurefootError):  # which says by itself what stands
             parts.say(f"\n{narration.standing(parts)}\n  what happened is in {parts.directory.path / 'crash'}")

@@ -22,6 +22,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.averages import Averages
 from surefoot.optimizers.clipping import Clipping
 from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
+from surefoot.optimizers.latch import skipped_where_bad
 from surefoot.optimizers.skipping import Skip
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
@@ -56,6 +57,7 @@ class Trained:
     skip: Skip
     clipping: Clipping
     bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
+    gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
 
 
 @dataclass
@@ -230,13 +232,10 @@ def update(step: Step, *names: str) -> None:
 
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
-    gradients = [parameter.grad for parameter in trained.parameters if parameter.grad is not None]
+    gradients = trained.gradients()
     step.norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
-    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
-    skipped = (bad | (trained.bad_in_a_row > task.max_bad_steps)).float()
-    # an overflow that a smaller scale may cure is skipped, but is no sign of divergence
-    counted = 1 if scale is None else torch.logical_not(bad & torch.isfinite(loss) & (scale.scale > 1))
-    trained.bad_in_a_row.add_(counted).mul_(skipped)  # past the limit it only grows: the latch
+    factor_of_scale = None if scale is None else scale.scale
+    skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=task.max_bad_steps, loss_scale=factor_of_scale)
     step.clipped[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:

@@ -132,6 +132,13 @@ def resume_command(directory: RunDirectory) -> str:
     return f"{interpreter} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
 
 
+def replay_command(directory: RunDirectory, step: int) -> str:
+    """What to type to have a step made again and shown."""
+    if _by_command():
+        return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory.path))} --step {step}"
+    return f"print(surefoot.replayed(run, step={step})) where this run is built, in place of training it"
+
+
 def standing(parts: Parts) -> str:
     """Which checkpoint stands, and how to go on from it."""
     if parts.directory is None or parts.saved_step is None:
@@ -140,12 +147,23 @@ def standing(parts: Parts) -> str:
 
 
 def divergence(
-    step: int, samples: list[int], stands: str, *, optimizer: dict[str, Any], schedule: Schedule | Joined
+    step: int,
+    samples: list[int],
+    stands: str,
+    *,
+    optimizer: dict[str, Any],
+    schedule: Schedule | Joined,
+    seen: str | None = None,
+    look: str | None = None,
 ) -> str:
-    """Why a run was ended after steps that were not finite, and what to try."""
+    """Why a run was ended after steps that were not finite, and what to try.
+
+    `seen` is what looking at the first of them has found, `look` what to type to look oneself.
+    """
     rate = optimizer.get("lr")
     lines = [
         f"loss or gradient became non-finite at step {step} and stayed so; none of these steps was applied",
+        *([] if seen is None else [f"  {seen}"]),
         f"  {stands}",
     ]
     if samples:
@@ -155,12 +173,14 @@ def divergence(
         )
     elif step == 0:
         lines.append(
-            "  the model had not been updated yet, so no learning rate or warm-up is the cause: look at the data, at the weights\n"
-            "  that it starts from, and at the loss: try loss(model, batch) on one batch (log of 0, division by 0, wrong labels?)"
+            "  the model had not been updated yet, so no rate or warm-up is the cause: look at the data, the starting weights, the"
+            " loss (log of 0?)"
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
         lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
+    if look is not None:
+        lines.append(f"  look: {look}")
     return "\n".join(lines)
 
 

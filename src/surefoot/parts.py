@@ -65,6 +65,7 @@ class Parts:
     init: str | None
     sample: Callable[[Any], str] | None
     panels: Makes | None
+    describe_sample: Callable[[Any], str] | None  # of a batch of one
     files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
     about_data: tuple[str, ...]  # lines that say which data these are

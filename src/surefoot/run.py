@@ -76,6 +76,7 @@ class Run:
     panels: a function of the model that returns or yields what the report shows of the task (`surefoot.classification_panels`, say):
         called once, when the run is over. After 60 seconds no further panel is asked for.
     files: {name: text or bytes} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
+    describe_sample: a function of a batch of one sample that returns it in words, for `surefoot replay`; None: shapes and values.
     activation_checkpointing: "blocks" computes the model's repeated blocks again in the backward pass instead of keeping what is in
         them; "selective" keeps the results of matrix products and attention. `checkpointed_blocks`: modules to take instead,
         by name or class. Changes no bit.
@@ -138,6 +139,7 @@ class Run:
         panels: Makes | None = None,
         files: Mapping[str, str | bytes] | None = None,
         settings: Mapping[str, Any] | None = None,
+        describe_sample: Callable[[Any], str] | None = None,
         example: str | None = None,
         about_data: Sequence[str] = (),
         report: bool = True,
@@ -303,6 +305,7 @@ class Run:
             init=None if init is None else str(init),
             sample=sample,
             panels=panels,
+            describe_sample=describe_sample,
             files=checked_files(files or {}),
             example=example,
             about_data=tuple(about_data),

@@ -134,7 +134,7 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(held.dtype for held in tensors):
         places = [place for place, held in enumerate(tensors) if held.dtype == dtype]
-        wide = torch.promote_types(dtype.to_real(), torch.float32)
+        wide = torch.promote_types(dtype, torch.float32)
         found |= zip(places, torch._foreach_norm([tensors[place] for place in places], 2, wide), strict=True)
     return [found[place] for place in range(len(tensors))]
 

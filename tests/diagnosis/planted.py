@@ -108,6 +108,12 @@ def network(activation: Callable[[], nn.Module] = nn.ReLU, *, hidden: int = 2, w
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
+def linear_in(model: nn.Sequential, place: int) -> nn.Linear:
+    found = model[place]
+    assert isinstance(found, nn.Linear)
+    return found
+
+
 def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -204,21 +210,21 @@ def sharing(share: float) -> dict[str, Any]:
 
 def dead() -> nn.Module:
     model = network()
-    nn.init.constant_(model[2].bias, -100.0)  # type: ignore[arg-type]
+    nn.init.constant_(linear_in(model, 2).bias, -100.0)
     return model
 
 
 def half_dead() -> nn.Module:
     model = network()
     with torch.no_grad():
-        nn.init.constant_(model[2].bias[:30], -100.0)  # type: ignore[index]
+        linear_in(model, 2).bias[:30] = -100.0
     return model
 
 
 def saturated() -> nn.Module:
     model = network(nn.Tanh)
     with torch.no_grad():
-        model[0].weight.mul_(100)  # type: ignore[operator]
+        linear_in(model, 0).weight.mul_(100)
     return model
 
 
@@ -232,7 +238,7 @@ def one_large() -> nn.Module:
     model = network()
     model[2] = Scaled(48, 48)
     with torch.no_grad():
-        model[2].weight.mul_(1e5)  # type: ignore[operator]
+        linear_in(model, 2).weight.mul_(1e5)
     return model
 
 

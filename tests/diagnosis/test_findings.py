@@ -66,7 +66,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ),  # it bounced
         (
             "warning",
-            lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 3 else 0.5})),
+            lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place == 1 else 0.5})),
         ),  # killed
     ],
     "rate-too-low": [
@@ -202,8 +202,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
-        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.11 if place < 3 else 0.5})),
-        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 3 else 0.49})),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.11 if place < 2 else 0.5})),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 2 else 0.49})),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
         lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
         lambda: history(

@@ -15,14 +15,16 @@ WHOLE = """surefoot trains PyTorch models without losing its footing.
   surefoot compare RECIPE ...     train variants side by side, one table and one plot
   surefoot diagnose RUN           what is wrong with a run, and what to try
   surefoot report RUN...          a page on a run, or several over each other
+  surefoot replay RUN --step N    make a past step again, and look into it
+  surefoot verify RUN             check its files, make steps again, compare bits
   surefoot export RUN             write a run's weights as others load them
   surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
 
 RUN is a run's directory, its name under runs/, or latest. --traceback shows
 where an error came from. surefoot VERB --help says more. Exit status: 0 done,
 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
-of the run was lost, 130 and 143 stopped by a signal, saved; by a second signal
-at once, and not saved.
+of the run was lost, 8 steps made again came out otherwise (verify), 130 and 143
+stopped by a signal, saved; by a second signal at once, and not saved.
 """
 
 VERBS = {
@@ -261,6 +263,46 @@ Several runs: their curves over each other, and the settings that differ.
   surefoot report latest
   surefoot report runs/a runs/b --out compared.html
   surefoot report runs/mine --watch
+""",
+    "replay": """surefoot replay RUN --step N [--samples K] [--json] [settings]
+surefoot replay RUN --bisect-nan
+
+Make step N (from 0) of a run again, from the nearest checkpoint before it, and
+show it: its samples with the loss of each, what every module put out, the
+gradient of every parameter, and what was first not finite, in which module and
+from which sample. On the same machine it is that step bit for bit, and where
+the records hold its loss, that is checked. Only reads the run's directory. It
+says first how many steps have to be made again, and about how long that takes.
+
+  --step N      the step, from 0
+  --bisect-nan  find the first bad step instead, and show it
+  --samples K   how many samples are shown (default: 8); 0 passes none alone
+  --json        everything as JSON
+
+  surefoot replay runs/mine --step 412
+  surefoot replay latest --bisect-nan
+""",
+    "verify": """surefoot verify RUN [--steps N] [--windows K] [--all] [--json] [settings]
+
+Prove a run: every byte of its checkpoints and its records against their hashes,
+records against each other and the schedule, data against their fingerprints;
+then make steps again from checkpoints and compare losses, norms and tensors:
+bit for bit on the machine that made them, to rounding elsewhere. Says first
+what that costs; writes nothing; a run that goes on may be verified. Of a run
+that a script has made only files are checked; in it: surefoot.verify(run).
+
+  --all          make all steps again (default: where that takes two minutes)
+  --steps N      of a window, from a checkpoint on (default: 100)
+  --windows K    the first, the last, and evenly between (default: 5); 0: files
+  --seed S       draw the windows instead
+  --tolerance X  relative, on another machine (default: 0.01)
+  --json         the verdict for programs
+
+Leaves with 0 where nothing is wrong, 4 where files are damaged or contradict
+each other, 3 where data are others, 8 where steps come out otherwise.
+
+  surefoot verify latest
+  surefoot verify runs/mine --steps 200 --windows 3
 """,
     "export": """surefoot export RUN [--checkpoint WHICH] [--out DIR] [--layout LAYOUT]
 

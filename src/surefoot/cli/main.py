@@ -8,7 +8,21 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import compare, data, diagnose, export, finders, help, profiled, report, submit, trained, verbs
+from surefoot.cli import (
+    compare,
+    data,
+    diagnose,
+    export,
+    finders,
+    help,
+    profiled,
+    replay,
+    report,
+    submit,
+    trained,
+    verbs,
+    verify,
+)
 from surefoot.errors import ConfigError, RankLostError, SurefootError
 from surefoot.launch.rank import started_by_launcher
 
@@ -25,6 +39,8 @@ _VERBS = {
     "compare": compare.compare,
     "diagnose": diagnose.diagnose,
     "report": report.report,
+    "replay": replay.replay,
+    "verify": verify.verify,
     "export": export.export,
     "data": data.data,
 }

@@ -93,13 +93,13 @@ def saturated_units(history: History) -> Verdict:
 
 
 def died(history: History) -> list[str]:
-    """Layers of which a tenth of the units at most was dead in one of the first watched steps, and half or more are in the last third."""
+    """Layers of which a tenth of the units at most was dead at some time in the first third, and half or more are in the last."""
     rows = history.watched("zero_rows")
     if len(rows) < 2 * WATCHED:
         return []
     found = []
     for place, parameter in enumerate(rows.names):
-        first, last = rows.value[:WATCHED, place], rows.value[-(len(rows) // 3) :, place]
+        first, last = rows.value[: len(rows) // 3, place], rows.value[-(len(rows) // 3) :, place]
         if np.nanmin(first, initial=1.0) <= ALIVE and np.nanmedian(last) >= DEAD and not _is_lookup(history, parameter):
             found.append(f"{parameter} ({float(np.nanmin(first)):.0%}, then {float(np.nanmedian(last)):.0%})")
     return found

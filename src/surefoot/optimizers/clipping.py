@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
+from surefoot.optimizers.on_cpu import read_on_cpu
 from surefoot.optimizers.roles import final_layer
 from surefoot.sharding import add_up, holders
 
@@ -95,10 +96,14 @@ class ByNorm:
 
     def __init__(self, most: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self._most, self._tiny, self._one = torch.tensor([most, 1e-6, 1.0], dtype=dtype, device=device).unbind()
+        self._surely_within = most * 0.999 if dtype == torch.float32 and most > _LEAST_NORM else -1.0
+        self._not_limited = torch.tensor(False)
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """Whether the norm was above `most`, in one pass over the gradients."""
+        """Whether the norm was above `most`, in one pass over the gradients; in none where the CPU can tell that it was not."""
+        if norm.is_cpu and isinstance(factor, float) and read_on_cpu(norm) < self._surely_within:
+            return self._not_limited
         limit = torch.minimum(torch.div(self._most, torch.add(norm, self._tiny)), self._one)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
         return torch.lt(limit, self._one)

@@ -25,37 +25,39 @@ class StraightToKernel:
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step where `found_inf` (float32, on the device) is 0; where it is 1, change no bit of parameters or state."""
         with torch.no_grad():
-            self._apply(optimizer, found_inf)
+            moved_on = torch.rsub(found_inf, 1.0)
+            for place in range(len(optimizer.param_groups)):
+                self.apply_to(optimizer, place, found_inf, moved_on)
 
-    def _apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+    def apply_to(self, optimizer: Optimizer, place: int, found_inf: Tensor, moved_on: Tensor) -> None:
+        """The same for one group of parameters; `moved_on` is 1 - found_inf."""
         if len(self.held) != len(optimizer.param_groups):
             self.held = [_GroupState() for _ in optimizer.param_groups]
-        moved_on = torch.rsub(found_inf, 1.0)
-        for group, held in zip(optimizer.param_groups, self.held, strict=True):
-            gradients = [parameter.grad for parameter in group["params"]]
-            if any(gradient is None for gradient in gradients) or not held.is_of(optimizer, group["params"]):
-                held.take(optimizer, group["params"])
-                gradients = [parameter.grad for parameter in held.parameters]
-            if not gradients:
-                continue
-            torch._foreach_add_(held.steps, [moved_on] * len(held.steps))
-            beta1, beta2 = group["betas"]
-            torch._fused_adamw_(
-                held.parameters,
-                gradients,
-                held.means,
-                held.squares,
-                [],
-                held.steps,
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                found_inf=found_inf,
-            )
+        group, held = optimizer.param_groups[place], self.held[place]
+        gradients = [parameter.grad for parameter in group["params"]]
+        if any(gradient is None for gradient in gradients) or not held.is_of(optimizer, group["params"]):
+            held.take(optimizer, group["params"])
+            gradients = [parameter.grad for parameter in held.parameters]
+        if not gradients:
+            return
+        torch._foreach_add_(held.steps, [moved_on] * len(held.steps))
+        beta1, beta2 = group["betas"]
+        torch._fused_adamw_(
+            held.parameters,
+            gradients,
+            held.means,
+            held.squares,
+            [],
+            held.steps,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=found_inf,
+        )
 
 
 @dataclass

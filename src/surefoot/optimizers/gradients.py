@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
 
 
+def present(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradients that there are, in the order of their parameters."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
 def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
     """The 2-norm over all of them after they are multiplied by `factor` (1.0 or a tensor), on their device; 0 for none."""
     if not gradients:
         return torch.zeros(())
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
+    )
     return norm if isinstance(factor, float) else norm * factor
 
 

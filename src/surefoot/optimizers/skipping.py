@@ -21,6 +21,7 @@ from surefoot.optimizers.fused_adamw import straight_to_kernel
 from surefoot.optimizers.guarded import fused_sgd_writes
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
+from surefoot.optimizers.on_cpu import read_on_cpu
 from surefoot.optimizers.schedule_free import ScheduleFree
 from surefoot.optimizers.sharded_muon import ShardedMuon
 
@@ -193,10 +194,8 @@ class Restoring:
 
 
 def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
-    """Take the step unless the flag is set; the one function that reads it, so it must be on the host."""
-    if found_inf.device.type != "cpu":
-        raise RuntimeError(f"step_unless_on_cpu was given a flag on {found_inf.device}")
-    if found_inf.item() == 0:
+    """Take the step unless the flag is set, which must be on the CPU."""
+    if read_on_cpu(found_inf) == 0:
         optimizer.step()
 
 

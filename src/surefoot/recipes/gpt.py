@@ -15,6 +15,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import corpus as texts
 from surefoot.recipes import questions as asked_questions
+from surefoot.recipes.in_words import text_in_words
 from surefoot.recipes.prompts import Predict, continuations
 from surefoot.recipes.settings import (
     NOT_STEERED,
@@ -240,6 +241,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         sample=sample if config.sample_tokens else None,
         panels=panels,
+        describe_sample=text_in_words(tokenizer),
         best=BEST,
         files={texts.TOKENIZER: tokenizer.to_json()},
         example="",

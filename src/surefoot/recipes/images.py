@@ -15,6 +15,7 @@ import surefoot as sf
 from surefoot.batching import batching
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import networks, pictures
+from surefoot.recipes.in_words import picture_in_words
 from surefoot.recipes.networks import Model
 from surefoot.recipes.pictures import Predict
 from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
@@ -247,6 +248,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         panels=panels,
         best=BEST,
+        describe_sample=picture_in_words(names),
         files={pictures.FILE: keep.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
         example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
         about_data=_in_words(found, data.path),

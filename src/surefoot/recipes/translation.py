@@ -14,6 +14,7 @@ import surefoot as sf
 from surefoot.config import Settings, run_arguments
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
+from surefoot.recipes.in_words import pair_in_words
 from surefoot.recipes.settings import (
     NOT_STEERED,
     Optimizer,
@@ -276,6 +277,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         sample=sample,
         panels=panels,
+        describe_sample=pair_in_words(found.source, found.target),
         best=best,
         files=found.files,
         example=scored[0][0],

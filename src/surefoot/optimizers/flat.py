@@ -1,0 +1,166 @@
+"""AdamW of a small model on one tensor instead of one for each parameter: a call for all of them, a private choice of layout.
+
+Parameters become views of one tensor and stay what they are to everyone else: the same objects, of the same shapes, saved by
+name; so does their state. Gradients are copied together after backward, so one that is absent is still seen (None is not
+zeros: such a parameter must neither decay nor coast); from then on its group is updated parameter by parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.optimizers.fused_adamw import StraightToKernel
+from surefoot.optimizers.gradients import present
+from surefoot.optimizers.on_cpu import read_on_cpu
+from surefoot.sharding import rows_of
+
+_MOST = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
+_ALIGNED = 16  # numbers of 4 bytes: 64 bytes, to which torch's allocator aligns
+_APART = "updated_apart"  # in a group of parameters, and so in a checkpoint
+
+
+@dataclass
+class FlatGroup:
+    """One group of parameters laid out one after the other; `steps` has a counter for each, as torch's AdamW has."""
+
+    parameters: list[nn.Parameter]
+    weights: Tensor
+    gradients: Tensor
+    means: Tensor
+    squares: Tensor
+    steps: Tensor
+
+    def __post_init__(self) -> None:
+        self.pieces = parts(self.gradients, self.parameters)
+        self.counters = list(self.steps.unbind())
+
+    def gathered(self) -> bool:
+        """Copy the gradients together; False where one is absent."""
+        held = [parameter.grad for parameter in self.parameters]
+        if any(gradient is None for gradient in held):
+            return False
+        torch._foreach_copy_(self.pieces, held)  # type: ignore[arg-type]  # none is None
+        return True
+
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """True where these are the state's tensors: a loaded checkpoint puts others there."""
+        return optimizer.state.get(self.parameters[-1], {}).get("step") is self.counters[-1]
+
+    def take_over(self, optimizer: Optimizer) -> bool:
+        """Move the state that is there into this layout, zeros where there is none; False where it does not fit in."""
+        states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
+        if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
+            return False  # some parameters have made fewer steps than others: one counter would be wrong
+        means, squares = parts(self.means, self.parameters), parts(self.squares, self.parameters)
+        for parameter, state, counter, mean, square in zip(
+            self.parameters, states, self.counters, means, squares, strict=True
+        ):
+            for place, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
+                if state:
+                    place.copy_(state[key])
+                else:
+                    place.zero_()
+            optimizer.state[parameter] = {"step": counter, "exp_avg": mean, "exp_avg_sq": square}
+        return True
+
+
+class FlatAdamW:
+    """A way to step or skip, as `StraightToKernel`, which makes the steps of a group with an absent gradient."""
+
+    description = "inside the fused AdamW kernel"
+
+    def __init__(self, optimizer: Optimizer, apart: StraightToKernel) -> None:
+        self.optimizer, self.apart = optimizer, apart
+        with torch.no_grad():
+            self.groups = [laid_out(group["params"]) for group in optimizer.param_groups]
+
+    def gradients(self) -> list[Tensor]:
+        """All gradients, for their norm and their limit: of each group in one tensor, or those that there are."""
+        found: list[Tensor] = []
+        for group, flat in zip(self.optimizer.param_groups, self.groups, strict=True):
+            if not group.get(_APART) and flat.gathered():
+                found.append(flat.gradients)
+            else:
+                group[_APART] = True
+                found += present(flat.parameters)
+        return found
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step with what `gradients` gave where `found_inf` is 0; where it is 1, change no bit of parameters or state."""
+        with torch.no_grad():
+            moved_on = torch.rsub(found_inf, 1.0)
+            for place, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+                if not group.get(_APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
+                    group[_APART] = True
+                    for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
+                        parameter.grad = piece  # they are limited there
+                if group.get(_APART):
+                    self.apart.apply_to(optimizer, place, found_inf, moved_on)
+                else:
+                    self._step(group, flat, found_inf, moved_on)
+
+    def _step(self, group: dict[str, Any], flat: FlatGroup, found_inf: Tensor, moved_on: Tensor) -> None:
+        flat.steps.add_(moved_on)
+        beta1, beta2 = group["betas"]
+        torch._fused_adamw_(
+            [flat.weights],
+            [flat.gradients],
+            [flat.means],
+            [flat.squares],
+            [],
+            flat.counters[:1],
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=found_inf,
+        )
+
+
+def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether the parameters of a group may and should lie in one tensor: small, on the CPU, plain, of 32 bits.
+
+    >>> worth_it([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2))])
+    True
+    """
+    plain = all(
+        held.is_cpu and held.dtype == torch.float32 and held.is_contiguous() and not held.untyped_storage().is_shared()
+        for held in parameters
+    )
+    whole = all(type(held) is nn.Parameter and rows_of(held) is None for held in parameters)
+    return plain and whole and sum(held.numel() for held in parameters) <= _MOST
+
+
+def laid_out(parameters: list[nn.Parameter]) -> FlatGroup:
+    """Move parameters into one tensor, as views of it; their bits stay as they are, and so do the objects."""
+    weights = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float32)
+    for parameter, place in zip(parameters, parts(weights, parameters), strict=True):
+        place.copy_(parameter)
+        parameter.data = place
+    gradients, means, squares = (torch.zeros_like(weights) for _ in range(3))
+    return FlatGroup(parameters, weights, gradients, means, squares, torch.zeros(len(parameters), dtype=torch.float32))
+
+
+def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The parts of a flat tensor that belong to each parameter, in its shape.
+
+    Those of a round number of elements come first: so they, the matrices, begin where torch's allocator would have put them.
+    Nothing lies between: what no gradient ever fills could not be rid of a NaN.
+    """
+    places: dict[int, Tensor] = {}
+    start = 0
+    for ragged in (False, True):
+        for index, held in enumerate(parameters):
+            if (held.numel() % _ALIGNED > 0) == ragged:
+                places[index] = tensor[start : start + held.numel()].view(held.shape)
+                start += held.numel()
+    return [places[index] for index in range(len(parameters))]

@@ -1,0 +1,175 @@
+"""Trying the samples of a micro-batch by themselves: the loss of each, the gradient of each, and which of them go wrong.
+
+The plain models are called, with the random numbers of the micro-batch. Whatever is tried, weights, buffers, gradients and modes
+are afterwards as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from surefoot.loop import State, Step, forward_backward
+from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.gradients import clear
+from surefoot.parallel import Alone
+from surefoot.replay.glass import value_of
+from surefoot.replay.rows import rows
+from surefoot.seeding import fold, seed_generators, untouched
+
+Mode = Literal["evaluation", "training"]
+"""training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
+
+
+Buffers = list[tuple[Tensor, Tensor]]
+"""Each with what it holds at the start of the step."""
+
+
+@contextmanager
+def put_back(state: State) -> Iterator[Buffers]:
+    """Whatever is passed in this block: modes and buffers, those that no checkpoint holds too, and gradients are as before.
+
+    In it no parameter has a gradient at first.
+    """
+    modules = [module for model in state.models.values() for module in model.modules()]
+    modes = [module.training for module in modules]
+    buffers = [(buffer, buffer.detach().clone()) for model in state.models.values() for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in _parameters(state)]
+    clear(_parameters(state))
+    try:
+        with untouched():
+            yield buffers
+    finally:
+        _put(buffers)
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+class Probe:
+    """One micro-batch of a step, cut by samples; use it inside `put_back`. `can_cut`: whether its batch says which rows are whose."""
+
+    def __init__(self, step: Step, micro_batch: MicroBatch, buffers: Buffers) -> None:
+        self.step, self.micro_batch, self.buffers = step, micro_batch, buffers
+        self.count = len(micro_batch.ids)
+        self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
+        models: dict[str, Any] = dict(step.state.models)
+        called = models["model"] if list(models) == ["model"] else models
+        plain = replace(
+            step.task.precision, loss_scale=None
+        )  # a single sample's gradient would overflow where the mean's does not
+        self.task = replace(step.task, forward=called, ranks=Alone(), precision=plain)
+
+    def batch(self, chosen: Sequence[int]) -> Any:
+        """The batch of some of the samples."""
+        if len(chosen) == self.count:
+            return self.micro_batch.batch
+        return rows(self.micro_batch.batch, chosen, of=self.count)
+
+    def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
+        """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
+        task = self.task
+        loss = task.loss
+        assert loss is not None  # who makes steps again has one
+
+        def passed() -> float | None:
+            seed_generators(fold(task.key, self.step.index, self.micro_batch.index))
+            with torch.no_grad(), task.precision.autocast():
+                value, count = value_of(loss(task.forward, self.batch(chosen)))
+            return None if count == 0 else value
+
+        return self._tried(mode, passed)
+
+    def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
+        """The norm of the gradient of the mean loss over some of the samples; None where it cannot be computed of so few."""
+        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
+        step = Step(self.step.index, [few], self.task, self.step.state)
+
+        def passed() -> float:
+            forward_backward(step)
+            assert step.pending is not None
+            gradients = [held.grad for held in _parameters(step.state) if held.grad is not None]
+            return float(step.pending[1]) * norm_of(gradients)
+
+        return self._tried(mode, passed)
+
+    def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
+        """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
+        loss = self.loss(chosen, mode="training")
+        if loss is None or not math.isfinite(loss):
+            return None if loss is None else True
+        norm = self.gradient_norm(chosen, mode="training")
+        return None if norm is None else not math.isfinite(norm)
+
+    def wrong_samples(self) -> list[int]:
+        """The rows of the samples that go wrong, found by halving: by itself each, or the fewest that do so together."""
+        every = list(range(self.count))
+        return sorted(self._halved(every)) if self.can_cut and self.goes_wrong(every) else []
+
+    def _halved(self, chosen: list[int]) -> list[int]:
+        if len(chosen) == 1:
+            return chosen
+        middle = len(chosen) // 2
+        halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
+        return [row for half in halves for row in self._halved(half)] if halves else chosen
+
+    def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
+        """What passing comes to, from the buffers of the step on; None where it fails."""
+        state = self.step.state
+        _put(self.buffers)
+        try:
+            with _mode(state, mode):
+                return passed()
+        except Exception:  # so few samples, or another mode, may not be what a layer takes
+            return None
+        finally:
+            clear(_parameters(state))
+            state.buffers.undo()
+
+
+def norm_of(gradients: Sequence[Tensor]) -> float:
+    """The norm over all of them, in float64: it does not overflow where that of the step does.
+
+    >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0])])
+    5.0
+    """
+    return math.hypot(*(float(wide_norm(gradient)) for gradient in gradients))
+
+
+def wide_norm(tensor: Tensor) -> Tensor:
+    """The norm of one tensor, in float64 where the device has it."""
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
+    return found
+
+
+@contextmanager
+def _mode(state: State, mode: Mode) -> Iterator[None]:
+    modules: list[nn.Module] = [module for model in state.models.values() for module in model.modules()]
+    before = [module.training for module in modules]
+    for module in modules:
+        if mode == "evaluation" or isinstance(module, _NormBase):
+            module.training = False
+    try:
+        yield
+    finally:
+        for module, was in zip(modules, before, strict=True):
+            module.training = was
+
+
+def _put(buffers: Buffers) -> None:
+    with torch.no_grad():
+        for held, before in buffers:
+            held.copy_(before)
+
+
+def _parameters(state: State) -> list[nn.Parameter]:
+    return [parameter for model in state.models.values() for parameter in model.parameters()]

@@ -1,0 +1,185 @@
+"""What verifying a run came to: what is proved, what is not, and what is wrong, in sentences and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from surefoot.errors import CheckpointError, DataError
+
+Kind = Literal["damaged", "inconsistent", "data", "differs"]
+DIFFERS = 8  # exit status: steps that were made again came out otherwise
+_STATUS = {
+    "damaged": CheckpointError.exit_status,
+    "inconsistent": CheckpointError.exit_status,
+    "data": DataError.exit_status,
+    "differs": DIFFERS,
+}
+_FIRST: tuple[Kind, ...] = ("damaged", "inconsistent", "data", "differs")  # of several the first is the exit status
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as it was saved. `text` says what and where; the rest is that again for programs.
+
+    "damaged": a file is not what its hash says. "inconsistent": files contradict each other. "data": the data are others now.
+    "differs": a step that was made again came out otherwise. `step` counts steps made; `saved` and `computed` are numbers as
+    they are written.
+    """
+
+    kind: Kind
+    text: str
+    step: int | None = None
+    file: str | None = None
+    quantity: str | None = None
+    saved: str | None = None
+    computed: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps to be made again: from the checkpoint after `start` of them to the state after `stop`, which is compared."""
+
+    start: int
+    stop: int
+
+    @property
+    def steps(self) -> int:
+        """How many that are.
+
+        >>> Window(100, 150).steps
+        50
+        """
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest difference of a kind, relative to what was saved, and where it is."""
+
+    difference: float
+    where: str
+    saved: str
+    computed: str
+
+
+@dataclass
+class Outcome:
+    """What a window came to: records and checkpoints, by step, that came out as they were saved.
+
+    exact: whether equal bits were asked for; otherwise `unlike` says what is not as it was, and the largest differences are
+    held. `unknown` are values of records that a loop's own body has logged, which only that can compute.
+    """
+
+    window: Window
+    exact: bool
+    unlike: str = ""
+    records: list[int] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    met_records: int = 0  # on the way, comparable or not
+    largest: dict[str, Largest] = field(default_factory=dict)  # "records", "tensors"
+    unknown: set[str] = field(default_factory=set)
+    loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
+    kept: bool = False  # a checkpoint holds objects of the user's, which were not compared
+    lost: str | None = None  # why it ended early: a checkpoint that a run which goes on has let go
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is proved of a run and what is not, and all that is wrong with it; as text, what `surefoot verify` prints."""
+
+    run: str
+    proved: Sequence[str]
+    not_proved: Sequence[str]
+    problems: Sequence[Problem]
+    outcomes: Sequence[Outcome] = ()
+    hints: Sequence[str] = ()
+    whole: bool = False  # whether every step was made again, and the last one's state compared
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong; what is not proved may still be."""
+        return not self.problems
+
+    @property
+    def exit_status(self) -> int:
+        """0 where nothing is wrong, 4 for files that are damaged or contradict each other, 3 for other data, 8 where steps differ.
+
+        >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
+        3
+        """
+        kinds = {problem.kind for problem in self.problems}
+        return next((_STATUS[kind] for kind in _FIRST if kind in kinds), 0)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a line."""
+        if self.problems:
+            count = len(self.problems)
+            return f"{self.run} is not what it says: {count} thing{'s are' if count > 1 else ' is'} wrong"
+        if not self.outcomes:
+            return f"{self.run}: the files are what was saved; no step was made again"
+        how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "to rounding"
+        return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
+
+    def __str__(self) -> str:
+        parts = (
+            ("proved", self.proved),
+            ("not proved", self.not_proved),
+            ("WRONG", self.problems),
+            ("why", self.hints),
+        )
+        lines = [line for title, said in parts if said for line in [title, *(f"  {each}" for each in said)]]
+        return "\n".join([*lines, self.sentence])
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it for programs."""
+        return {
+            "run": self.run,
+            "exit_status": self.exit_status,
+            "verdict": self.sentence,
+            "whole": self.whole,
+            "proved": list(self.proved),
+            "not_proved": list(self.not_proved),
+            "why": list(self.hints),
+            "problems": [asdict(problem) for problem in self.problems],
+            "windows": [
+                {
+                    "start": outcome.window.start,
+                    "stop": outcome.window.stop,
+                    "exact": outcome.exact,
+                    "unlike": outcome.unlike,
+                    "records": outcome.records,
+                    "checkpoints": outcome.checkpoints,
+                    "largest": {name: asdict(held) for name, held in outcome.largest.items()},
+                }
+                for outcome in self.outcomes
+            ],
+        }
+
+
+def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
+    """Several steps as a person says them.
+
+    >>> steps_in_words([4]), steps_in_words([4, 8]), steps_in_words(list(range(9)))
+    ('step 4', 'steps 4 and 8', 'steps 0, 1, 2 and 6 more')
+    """
+    if len(steps) == 1:
+        return f"step {steps[0]:,}"
+    shown = [f"{step:,}" for step in steps] if len(steps) <= most + 1 else [f"{step:,}" for step in steps[:most]]
+    last = shown.pop() if len(steps) <= most + 1 else f"{len(steps) - most} more"
+    return f"steps {', '.join(shown)} and {last}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "record"), counted(1200, "record")
+    ('1 record', '1,200 records')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"

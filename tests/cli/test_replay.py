@@ -1,0 +1,194 @@
+"""`surefoot replay` as a user types it: what it prints, what it compares with, what it refuses; about 3 s."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import faulty_runs
+import surefoot as sf
+from surefoot.cli.main import main
+from surefoot.replay.replaying import cost
+from surefoot.sinks import records
+
+Ran = Callable[..., tuple[int, str, str]]
+FILE = Path(faulty_runs.__file__)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
+    """`surefoot` with these arguments: its exit status, and what it printed."""
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    monkeypatch.chdir(tmp_path)
+
+    def ran(*arguments: str) -> tuple[int, str, str]:
+        status = 0
+        try:
+            main(list(arguments))
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return (status, *capsys.readouterr())
+
+    return ran
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 steps, a checkpoint every 4 and a record every 3."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    main(["train", f"{FILE}:build", "--out", str(out), "--log-every", "3 steps"])
+    return out
+
+
+def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran) -> None:
+    status, page, said = command("replay", str(trained), "--step", "5", "--samples", "2")
+    assert status == 0
+    assert page.splitlines()[:4] == [
+        f"{trained}, step 5 of 24",
+        "  everything in this step is finite",
+        page.splitlines()[2],
+        "  made again from step-00000004, 2 steps; loss and norm are bit for bit those of the record",
+    ]
+    assert said.startswith("from step-00000004: 2 steps to make again, about ")
+    ids = [sample for held in faulty_runs.build(faulty_runs.Config()).parts.supply.samples(5) for sample in held]
+    assert all(f" {sample}" in page for sample in ids)
+    assert page.count("    batch[0]  (6)") == 2
+    assert all(len(line) <= 100 for line in page.splitlines() if str(trained) not in line)
+    for name in ("blocks.1.up ", "blocks.1.up.weight", "norm.bias"):
+        assert f"\n{name}" in page
+
+
+@pytest.mark.parametrize(
+    ("step", "where"), [(5, "the record"), (6, "step-00000008"), (4, None), (0, None), (23, "the record")]
+)
+def test_a_step_is_compared_with_what_the_run_has_noted_of_it(
+    step: int, where: str | None, trained: Path, command: Ran
+) -> None:
+    _, page, _ = command("replay", str(trained), "--step", str(step), "--json", "--samples", "0")
+    logged = json.loads(page)["logged"]
+    assert (logged and (logged["where"], logged["equal"])) == (where and (where, True))
+
+
+def test_a_record_that_was_changed_is_told(trained: Path, command: Ran, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "edited")
+    file = tmp_path / "edited" / "metrics.jsonl"
+    (loss,) = (record["loss"] for record in records(file) if record["kind"] == "train" and record["step"] == 6)
+    file.write_text(file.read_text().replace(repr(loss), repr(loss + 1e-9)))
+    _, page, _ = command("replay", "edited", "--step", "5")
+    assert f"NOT those of the record: loss {loss + 1e-9!r}, now {loss!r}" in " ".join(page.split())
+
+
+def test_nothing_is_written_into_the_run(trained: Path, command: Ran) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    command("replay", str(trained), "--step", "9")
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, command: Ran, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "damaged")
+    file = tmp_path / "damaged" / "checkpoints" / "step-00000008" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    status, page, said = command("replay", "damaged", "--step", "9", "--samples", "0")
+    assert status == 0
+    assert "step-00000008 is damaged" in said
+    assert "made again from step-00000004, 6 steps" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--step", "24"], 2, "the steps of RUN are 0 to 23"),
+        (["--step", "-1"], 2, "--step '-1' is not a whole number, 0 or more"),
+        ([], 2, "--bisect-nan to find the first bad step"),
+        (["--step", "3", "--bisect-nan"], 2, "--bisect-nan to find the first bad step"),
+        (["--step", "3", "--nproc", "2"], 2, "--nproc"),
+        (["--step", "3", "--batch-size", "4"], 4, "batch_size was 8, now 4"),
+        (["--step", "3", "--sampels", "4"], 2, "sampels"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(
+    arguments: list[str], status: int, said: str, trained: Path, command: Ran
+) -> None:
+    ended, page, error = command("replay", str(trained), *arguments)
+    assert (ended, page) == (status, "")
+    assert said.replace("RUN", str(trained)) in error
+    assert len([line for line in error.splitlines() if not line.startswith("from step-")]) <= 5
+
+
+def test_a_run_without_checkpoints_is_refused(trained: Path, command: Ran, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "bare")
+    shutil.rmtree(tmp_path / "bare" / "checkpoints")
+    status, _, error = command("replay", "bare", "--step", "3")
+    assert (status, error) == (4, "error: bare holds no checkpoint, so none of its steps can be made again\n")
+
+
+def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
+    run = faulty_runs.build(faulty_runs.Config(out="script", length="4 steps"))
+    run.train()
+    status, _, error = command("replay", "script", "--step", "2")
+    assert status == 2
+    assert "print(surefoot.replayed(run, step=N))" in error
+    again = sf.replayed(faulty_runs.build(faulty_runs.Config(out="script", length="4 steps")), step=2)
+    assert again.logged is not None
+    assert again.logged.equal
+    assert str(again).startswith("script, step 2 of 4\n")
+    with pytest.raises(sf.ConfigError, match="no directory"):
+        sf.replayed(faulty_runs.build(faulty_runs.Config()), step=2)
+
+
+def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch, surefoot as sf\n"
+        "def build():\n"
+        "    return sf.Run(model=lambda: torch.nn.Linear(4, 1), train=(torch.ones(9, 4),), batch_size=3, length='3 steps',\n"
+        "        optimizer=sf.sgd(lr=0.1), out='own', device='cpu', console=False)\n"
+    )
+    assert command("train", "own.py:build")[0] == 2  # it has no loss; what was begun is there
+    status, _, error = command("replay", "own", "--step", "0")
+    assert status == 2
+    assert "its script makes each step itself" in error
+    assert "between forward_backward(step, loss) and update(step)" in error
+    assert len(error.splitlines()) <= 5
+
+
+def test_a_body_of_the_users_is_said_not_to_be_repeated(command: Ran) -> None:
+    def build() -> sf.Run:
+        return faulty_runs.build(faulty_runs.Config(out="body", length="4 steps"))
+
+    with build() as run:
+        for step in run:
+            assert step.loss is not None
+    assert any("code of yours ran between the steps" in note for note in sf.replayed(build(), step=2).notes)
+    run = faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps"))
+    run.train()
+    assert not sf.replayed(faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps")), step=2).notes
+
+
+def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on a mat while birds sang\n" * 60)
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=4 steps"]
+    data = ["--data.path=text.txt", "--data.tokenizer=characters", "--cloze-questions=0", "--sample-tokens=0"]
+    assert command("train", "gpt", "--out=texts", *small, *data)[0] == 0
+    _, page, _ = command("replay", "texts", "--step", "1", "--samples", "1", "--json")
+    shown = json.loads(page)["samples"][0]["shown"]
+    assert len(eval(shown)) == 17  # what the model sees, and the last target
+    assert eval(shown) in "the cat sat on a mat while birds sang\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ([], "from step-00000004: 6 steps to make again"),
+        (
+            [{"kind": "train", "step": 20, "training_s": 190.0, "waiting_s": 10.0}],
+            "from step-00000004: 6 steps to make again, about 1m00s by the records",
+        ),
+    ],
+)
+def test_the_cost_is_told_by_the_time_of_the_steps_on_record(known: list[dict[str, float | str]], said: str) -> None:
+    assert cost(4, 10, known) == said

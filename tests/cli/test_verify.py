@@ -1,0 +1,175 @@
+"""`surefoot verify` as it is typed: what it prints, what it leaves with, and data that were exchanged; 3 s."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forged
+import small_runs
+from surefoot.cli.main import main
+from surefoot.cli.verify import _Line
+
+PROGRAM = """
+from dataclasses import dataclass
+from pathlib import Path
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+import surefoot as sf
+
+HERE = Path(__file__).parent
+
+@dataclass(frozen=True)
+class Config:
+    out: str = "runs/mine"
+
+def build(config: Config) -> sf.Run:
+    data = torch.from_numpy(np.load(HERE / "data.npy"))
+    return sf.Run(
+        model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
+        loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        train=(data[:, :4], data[:, 4:]), batch_size=6, length="12 steps", optimizer=sf.adamw(lr=0.01),
+        save_every="4 steps", log_every="2 steps", keep=9, out=config.out, console=False,
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("program")
+    (place / "verified_program.py").write_text(PROGRAM)
+    np.save(place / "data.npy", np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32))
+    main(["train", str(place / "verified_program.py:build"), "--out", str(place / "runs" / "mine")])
+    return place
+
+
+@pytest.fixture
+def place(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a program, its data and its run `runs/mine`, as they were after training."""
+    kept = trained.with_name("kept")
+    shutil.copytree(trained, kept, dirs_exist_ok=True)
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield trained
+    shutil.rmtree(trained)
+    kept.rename(trained)
+
+
+def left_with(*arguments: str) -> int:
+    try:
+        main(["verify", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_run_is_proved_and_what_that_costs_is_said_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left_with("mine", "--all") == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("making 12 of 12 steps again, in 1 window, about 1s at the run's own pace")
+    assert "  steps 0 to 12: 6 records and the checkpoints of steps 4, 8 and 12, bit for bit" in lines
+    assert lines[-1] == "runs/mine is proved bit for bit"
+
+
+def test_the_verdict_comes_as_json_and_nothing_else_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "verified_program.py").write_text(PROGRAM + 'print("said by the program")\n')
+    assert left_with("latest", "--steps", "4", "--windows", "2", "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["exit_status"], found["problems"], found["whole"]) == (0, [], False)
+    assert [(window["start"], window["stop"], window["exact"]) for window in found["windows"]] == [
+        (0, 4, True),
+        (8, 12, True),
+    ]
+    assert any("has changed since the run last began or went on" in line for line in found["not_proved"])
+
+
+def test_windows_may_be_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = set()
+    for seed in range(6):
+        assert left_with("mine", "--steps", "4", "--windows", "1", "--seed", str(seed), "--json") == 0
+        drawn |= {window["start"] for window in json.loads(capsys.readouterr().out)["windows"]}
+    assert len(drawn) > 1
+
+
+def test_a_changed_weight_leaves_with_8(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def edit(held: Any) -> None:
+        held["2.weight"][0, 3] += 0.5
+
+    forged.tensors_changed(forged.checkpoint(place / "runs" / "mine", 8), edit)
+    assert left_with("mine", "--all") == 8
+    said = capsys.readouterr().out
+    assert "WRONG\n  step-00000008: model.safetensors, 2.weight[0, 3] was saved as " in said
+    assert said.splitlines()[-1] == "runs/mine is not what it says: 1 thing is wrong"
+
+
+def test_a_flipped_byte_leaves_with_4(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = forged.checkpoint(place / "runs" / "mine", 12) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x55")
+    assert left_with("mine", "--windows", "0") == 4
+    assert "checkpoint step-00000012 is damaged: model.safetensors: hash differs" in capsys.readouterr().out
+
+
+def test_exchanged_data_leave_with_3_before_a_step_is_made(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = np.load(place / "data.npy")
+    data[7, 2] += 1
+    np.save(place / "data.npy", data)
+    assert left_with("mine", "--all") == 3
+    said = capsys.readouterr().out
+    assert "WRONG\n  training data: data.sha256 was '" in said
+    assert "making" not in said
+    (place / "data.npy").unlink()
+    with pytest.raises(FileNotFoundError):
+        main(["verify", "mine"])
+    assert "every byte is what was saved" in capsys.readouterr().err
+
+
+def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_runs.build(tmp_path / "a", length="2 steps").train()
+    assert left_with(str(tmp_path / "a")) == 0
+    said = capsys.readouterr().out
+    assert "no step was made again: a script has made this run, and only that can build it again" in said
+    assert said.endswith("the files are what was saved; no step was made again\n")
+
+
+def test_a_run_whose_program_is_gone_has_its_files_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "verified_program.py").unlink()
+    assert left_with("mine") == 2
+    said = capsys.readouterr().err
+    assert "verified_program.py is not there any more" in said
+    assert "the checkpoints of steps 0, 4, 8 and 12: every byte is what was saved" in said
+    assert "error: no file " in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--all", "--steps", "3"], "--all makes all steps again"),
+        (["--steps", "0"], "--steps '0' is not a whole number, 1 or more"),
+        (["--tolerance", "-1"], "--tolerance -1: a relative difference is 0 or more"),
+        (["--nproc", "2"], "verify works in one process"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    place: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert left_with("mine", *flags) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    ticks = iter([0.0, 10.0, 10.0, 10.1])
+    line = _Line(now=lambda: next(ticks))
+    line.show(50, 200)
+    line.show(51, 200)  # too soon after the other
+    assert capsys.readouterr().err == "\r\x1b[2K50 of 200 steps made again, 30s left"

@@ -1,0 +1,177 @@
+"""Faults planted in a run, found by step, sample and module: by the run itself, and by `surefoot replay`; about 5 s."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faulty_runs
+from faulty_runs import Config
+from surefoot.cli.main import main
+
+Ran = Callable[..., tuple[int, str, str]]
+FILE = Path(faulty_runs.__file__)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """`surefoot` with these arguments: its exit status, and what it printed."""
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+
+    def ran(*arguments: str) -> tuple[int, str, str]:
+        status = 0
+        try:
+            main(list(arguments))
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return (status, *capsys.readouterr())
+
+    return ran
+
+
+def trained(command: Ran, config: Config) -> tuple[int, str, str]:
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in vars(config).items()
+        if value != getattr(Config(), name)
+    ]
+    flags = [flag.replace("=True", "") for flag in flags]
+    return command("train", f"{FILE}:build", *flags)
+
+
+def crash_of(out: Path) -> dict[str, Any]:
+    (file,) = (out / "crash").glob("*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "what", "name"),
+    [
+        ("sample", "inputs", "batch[0]"),
+        ("label", "inputs", "batch[2]"),
+        ("magnitude", "output", "blocks.1.act"),
+        ("flattened", "output", "blocks.1.act"),
+        ("root", "gradient of output", "blocks.1.up"),
+        ("loss", "loss", ""),
+    ],
+)
+def test_a_fault_of_one_sample_is_named_by_the_run_and_by_replay(
+    fault: faulty_runs.Fault, what: str, name: str, checkpointed: bool, command: Ran, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    config = Config(fault=fault, out=str(out), checkpointed=checkpointed)
+    step, micro_batch = faulty_runs.first_step_of(replace(config, out=None))
+    status, _, said = trained(command, config)
+
+    expected = {
+        "what": what,
+        "name": name,
+        "micro_batch": micro_batch,
+        "samples": [config.sample],
+        "every_sample": False,
+    }
+    assert status == 5
+    assert f"at step {step} " in said
+    assert f"from sample {config.sample}" in said
+    assert name in said
+    assert f"surefoot replay {out} --step {step}" in said
+    assert len(said.splitlines()) <= 5
+    found = crash_of(out)
+    assert found["step"] == step
+    assert expected.items() <= found["seen"]["first"].items()
+    assert f"from sample {config.sample}" in (out / "crash" / f"step-{step:08d}.txt").read_text()
+
+    status, page, _ = command("replay", str(out), "--step", str(step), "--json")
+    assert status == 0
+    again = json.loads(page)
+    assert expected.items() <= again["first"].items()
+    assert again["logged"]["equal"]
+    assert again["samples"][0]["id"] == config.sample
+
+
+def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(command: Ran, tmp_path: Path) -> None:
+    config = Config(fault="step", out=str(tmp_path / "run"), step=6)
+    status, _, said = trained(command, config)
+    assert status == 5
+    assert "at step 6 " in said
+    assert "output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0" in said
+    _, page, _ = command("replay", str(tmp_path / "run"), "--step", "6")
+    assert "first non-finite: output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0" in page
+    _, page, _ = command("replay", str(tmp_path / "run"), "--step", "5")
+    assert "everything in this step is finite" in page
+
+
+def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(command: Ran, tmp_path: Path) -> None:
+    """The state before the first bad step was saved after the record that tells of that step and of others."""
+    out = str(tmp_path / "run")
+    assert trained(command, Config(fault="sample", out=out, log_every="6 steps", save_every="24 steps"))[0] == 5
+    for step in ("4", "5"):
+        _, page, _ = command("replay", out, "--step", step, "--json", "--samples", "0")
+        found = json.loads(page)
+        assert (found["from_checkpoint"], found["logged"]) == (4, None)
+
+
+def test_a_norm_that_overflows_is_not_blamed_on_a_sample(command: Ran, tmp_path: Path) -> None:
+    status, _, said = trained(command, Config(fault="norm", out=str(tmp_path / "run")))
+    assert status == 5
+    assert "the norm of the gradient" in said
+    assert "is too large to be squared" in said
+
+
+def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> None:
+    assert trained(command, Config(out=str(tmp_path / "run"), length="4 steps"))[0] == 0
+    _, page, _ = command("replay", str(tmp_path / "run"), "--step", "3", "--json")
+    found = json.loads(page)
+    mask = next(held for held in found["modules"] if held["name"] == "blocks.0.mask")
+    assert mask["output"]["minus"] == 2 * faulty_runs.WIDTH / 4 * 4
+    assert (found["finite"], found["first"]) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "step"),
+    [
+        (Config(fault="magnitude", max_bad_steps=9), None),
+        (Config(fault="magnitude", max_bad_steps=9, log_every="6 steps"), None),
+        (Config(fault="step", max_bad_steps=30, step=11, log_every="5 steps"), 11),
+        (Config(fault="step", max_bad_steps=0, step=9), 9),
+    ],
+)
+def test_bisecting_finds_the_first_bad_step(config: Config, step: int | None, command: Ran, tmp_path: Path) -> None:
+    config = replace(config, out=str(tmp_path / "run"))
+    trained(command, config)
+    expected = faulty_runs.first_step_of(replace(config, out=None))[0] if step is None else step
+    status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
+    assert status == 0
+    assert page.startswith(f"first bad step: {expected}, loss or gradient is not finite")
+    assert "first non-finite: output of blocks.1.act (Act), from" in page
+
+
+def test_bisecting_goes_by_checkpoints_where_there_are_no_records(command: Ran, tmp_path: Path) -> None:
+    trained(command, Config(fault="step", step=9, max_bad_steps=30, out=str(tmp_path / "run")))
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
+    assert page.startswith("first bad step: 9, loss or gradient is not finite (made again: no record tells of it)")
+
+
+def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path: Path) -> None:
+    trained(command, Config(fault="update", max_bad_steps=30, out=str(tmp_path / "run"), save_every="1 steps"))
+    _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
+    assert page.startswith(
+        "first bad step: 0, the update leaves a weight that is not finite (the weights of step-00000001 are not finite)"
+    )
+    _, page, _ = command("replay", str(tmp_path / "run"), "--step", "1")
+    assert "first non-finite: the weight first.weight, before the step" in page
+
+
+def test_bisecting_says_so_where_there_is_no_bad_step(command: Ran, tmp_path: Path) -> None:
+    trained(command, Config(out=str(tmp_path / "run"), length="6 steps"))
+    status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
+    assert (status, page) == (0, "no bad step: loss and gradient of steps 0 to 5 were finite, and so are the weights\n")

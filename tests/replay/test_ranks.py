@@ -1,0 +1,106 @@
+"""A fault that only one of two ranks meets: found and told by rank 0, and by one process afterwards; about 4 s."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import faulty_runs
+import surefoot as sf
+from faulty_runs import Config
+from ranks import Ranks
+from surefoot.checkpoint import Store
+from surefoot.replay.at_hand import seen_at_hand
+from surefoot.replay.execution import execution
+from surefoot.sinks import records
+
+
+def trained(**settings: Any) -> dict[str, Any]:
+    """Train; what was said of the divergence."""
+    sys.argv = ["surefoot"]
+    try:
+        faulty_runs.build(Config(**settings)).train()
+    except sf.DivergedError as problem:
+        return {"said": str(problem), "step": problem.step, "seen": json.dumps(problem.seen)}
+    return {"said": "", "step": None, "seen": ""}
+
+
+def of_rank_1(**changes: Any) -> tuple[Config, int]:
+    """A run whose faulty sample rank 1 of 2 meets first, and the step in which it does."""
+    for sample in range(faulty_runs.SAMPLES):
+        config = Config(sample=sample, **changes)
+        step, micro_batch = faulty_runs.first_step_of(replace(config, fault="none"))
+        if micro_batch == 1 and step > 0:
+            return config, step
+    raise AssertionError
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config, step = of_rank_1(fault="magnitude")
+    settings = vars(replace(config, out=str(out), parallel=parallel))
+    told = ranks(2, trained, **settings)
+    assert [one["step"] for one in told] == [step, step]
+    assert told[0]["said"] == told[1]["said"]
+    where = f"first non-finite: output of blocks.1.act (Act), from sample {config.sample} (rank 1)"
+    report = json.loads((out / "crash" / f"step-{step:08d}.json").read_text())["seen"]
+    if parallel == "ddp":
+        assert where in told[0]["said"]
+        assert report["first"]["rank"] == 1
+        assert [one["finite"] for one in report["ranks"]] == [True, False]
+    else:
+        assert report == {"not_looked_at": "its models are sharded: surefoot replay looks at it in one process"}
+    assert f"surefoot replay {out} --step {step}" in told[0]["said"]
+
+    again = sf.replayed(faulty_runs.build(replace(config, out=str(out))), step)
+    assert again.look.verdict == where
+    assert "made by 2 ranks" in str(again)
+
+
+def test_steps_of_two_ranks_are_made_again_by_one_process_to_rounding(ranks: Ranks, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ranks(2, trained, out=str(out), length="12 steps")
+    known = records(out / "metrics.jsonl")
+    store = Store(out / "checkpoints")
+    with execution(faulty_runs.build(Config(out=str(out))).parts, store.at(4), records=known) as again:
+        made = list(again.steps(12))
+        weights = {name: held.clone() for name, held in again.parts.state.models["model"].state_dict().items()}
+    logged = {record["step"]: record["loss"] for record in known if record["kind"] == "train"}
+    for each in made:
+        assert each.numbers().loss == pytest.approx(logged[each.index + 1], rel=1e-5)
+    for name, held in store.at(12).tensors("model").items():
+        torch.testing.assert_close(weights[name], held, rtol=1e-3, atol=1e-4)  # AdamW amplifies rounding
+
+
+def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: Ranks) -> None:
+    told = ranks(2, trained, fault="step", step=3)
+    seen = json.loads(told[1]["seen"])
+    assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
+    assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
+
+
+def looked_at_badly(**settings: Any) -> list[Any]:
+    """A look that fails on rank 1 alone: what each rank is told of it."""
+    run = faulty_runs.build(Config(**settings))
+    if run.parts.world.rank == 1:
+
+        def failing(model: Any, batch: Any) -> Any:
+            raise RuntimeError("out of luck")
+
+        run.parts = replace(run.parts, task=replace(run.parts.task, loss=failing))
+    found = seen_at_hand(run.parts, [3])
+    assert not isinstance(found, str)
+    return found.plain["ranks"]
+
+
+def test_where_one_rank_cannot_look_the_others_do_not_wait_for_it(ranks: Ranks) -> None:
+    for told in ranks(2, looked_at_badly):
+        assert told[0]["finite"]
+        assert told[1] == {"not_looked_at": "RuntimeError: out of luck"}
