@@ -94,7 +94,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up() -> None:
     with unchanged(run) as parts:
         steps = stepping(parts)
         begun = time.perf_counter()
-        laps = [steps.step() for _ in range(3)]
+        laps = [steps.lap() for _ in range(3)]
         took_s = time.perf_counter() - begun
     planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
     for lap in laps:
@@ -239,7 +239,7 @@ def test_memory_is_told_by_what_holds_it() -> None:
     with unchanged(run) as parts:
         steps = stepping(parts)
         for _ in range(2):
-            steps.step()
+            steps.lap()
         with gradients_seen(parts.state.parameters) as gradients:
             seen = profiled(steps.step, parts.device, shapes=False)
         line = memory_line(seen, parts.state, gradients, parts.device, standing_bytes=0)
@@ -300,7 +300,7 @@ def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
             raise RuntimeError("not on this device")
 
         assert tried(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
-        base.step()
+        base.lap()
 
 
 def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:

@@ -138,15 +138,15 @@ def profile(
         try:
             tell("warming up")
             for _ in range(_WARM_UP):
-                base.step()
+                base.lap()
             laps: list[dict[str, float]] = []
             tell(f"timing {steps} steps")
             while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * limit_s):
-                laps.append(base.step())
+                laps.append(base.lap())
             phases = middle_half(laps)
             tell("under torch's profiler")
             seen = profiled(
-                lambda: [base.step() for _ in range(_UNDER_PROFILER)], parts.device, shapes=shapes, memory=False
+                lambda: [base.lap() for _ in range(_UNDER_PROFILER)], parts.device, shapes=shapes, memory=False
             )
             if place is not None:
                 write_trace(seen, place / "trace.json.gz")
@@ -192,7 +192,7 @@ def _memory(parts: Parts, base: Stepping) -> MemoryLine:
         torch.cuda.reset_peak_memory_stats(device)
         standing = torch.cuda.memory_allocated(device)
     with gradients_seen(parts.state.parameters) as gradients:
-        seen = profiled(base.step, device, shapes=False)
+        seen = profiled(base.lap, device, shapes=False)
     return memory_line(seen, parts.state, gradients, device, standing_bytes=standing)
 
 

@@ -38,7 +38,7 @@ class Stepping:
         self.next = step
         self.feed.start(step)
 
-    def step(self) -> dict[str, float]:
+    def lap(self) -> dict[str, float]:
         """Make the next step and wait for the device to have made it."""
         with watched(self.task, self.plain_state, self.watch) as (task, state):
             self.watch.start()
@@ -58,7 +58,7 @@ class Stepping:
 
     def seconds(self) -> float:
         """Make the next step; how long it took."""
-        return sum(self.step().values())
+        return sum(self.lap().values())
 
     def _make(self, step: Step) -> None:
         forward_backward(step)
