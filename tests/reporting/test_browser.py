@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,8 +17,10 @@ import pytest
 from PIL import Image
 
 from pages import titles
-from surefoot.reporting.writing import report
-from written_runs import falling, layers, written
+from surefoot.reporting import watching
+from surefoot.reporting.writing import page_of, report
+from surefoot.sinks.jsonl import line
+from written_runs import falling, layers, train, written
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -35,20 +39,20 @@ OPTIONS += [
     "--disable-sync",
     "--enable-logging=stderr",
 ]
-OPTIONS += ["--host-resolver-rules=MAP * ~NOTFOUND", "--v=0", "--window-size=900,1500"]
+OPTIONS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--v=0", "--window-size=900,1500"]
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
 
 class Seen:
-    """What a browser made of a file: its document, its console, the hosts it asked, and a picture."""
+    """What a browser made of a page: its document, its console, the hosts it asked, and a picture."""
 
-    def __init__(self, page: Path, place: Path) -> None:
+    def __init__(self, page: str, place: Path, *more: str) -> None:
         assert BROWSER is not None
         own = [f"--user-data-dir={place / 'profile'}", f"--log-net-log={place / 'net.json'}"]
         own += [f"--screenshot={place / 'seen.png'}", "--dump-dom", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         ended = subprocess.run(
-            [BROWSER, *OPTIONS, *own, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+            [BROWSER, *OPTIONS, *own, *more, page], capture_output=True, text=True, timeout=120, check=True
         )
         self.document = ended.stdout
         self.console = re.findall(r":CONSOLE.*?\] (.*)", ended.stderr)
@@ -63,7 +67,7 @@ def test_a_page_is_seen_without_complaint_and_asks_nobody(tmp_path: Path) -> Non
     told = falling(2000, temperature=0.5) + [layers(step) for step in range(2000, 2100)]
     told += [{"kind": "sample", "step": 2000, "text": "<script>console.error('ran')</script>"}]
     page = report(written(tmp_path / "run", told))
-    seen = Seen(page, tmp_path)
+    seen = Seen(page.as_uri(), tmp_path)
     assert seen.console == []
     assert seen.hosts == set()
     assert titles(seen.document)[1:4] == ["Loss", "Scores", "Learning rate and gradient"]
@@ -80,6 +84,35 @@ def test_what_a_browser_complains_of_and_asks_for_is_noticed(tmp_path: Path) -> 
     page.write_text(
         '<script>console.error("bad"); fetch("https://one.example/x")</script><img src="http://two.example/a.png">'
     )
-    seen = Seen(page, tmp_path)
+    seen = Seen(page.as_uri(), tmp_path)
     assert any("bad" in line for line in seen.console)
     assert seen.hosts == {"one.example", "two.example"}
+
+
+@pytest.mark.slow
+def test_a_page_that_is_watched_exchanges_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written(tmp_path / "run", falling(100))
+
+    def growing(places: Sequence[Path], **asked: str) -> str:
+        """Each time it is made, there is one more record."""
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(line(train(int(1000 + 10 * len(made)))) + "\n")
+        made.append(page_of(places, **asked))
+        return made[-1]
+
+    made: list[str] = []
+    monkeypatch.setattr(watching, "page_of", growing)
+    with watching.served([run]) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            seen = Seen(f"http://127.0.0.1:{server.server_address[1]}/", tmp_path, "--virtual-time-budget=12000")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert seen.console == []
+    assert seen.hosts == {"127.0.0.1"}
+    assert len(made) >= 4  # the first, that of the browser, and two polls
+    assert re.findall(r"ended at step ([\d,]+)", seen.document)[0] in [
+        f"{1000 + 10 * place:,}" for place in range(2, len(made))
+    ]

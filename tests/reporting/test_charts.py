@@ -61,6 +61,14 @@ def test_axes_hold_every_point(points: tuple[tuple[float, float], ...]) -> None:
     assert vertical.low < vertical.high
 
 
+def test_what_is_marked_beyond_the_last_point_stands_where_it_happened() -> None:
+    marks = (Mark("strange", 20, None, "not finite"), Mark("event", 15, None, "stopped"))
+    root = ElementTree.fromstring(svg(chart(Line("a", ((0.0, 1.0), (10.0, 2.0))), marks=marks)))
+    (cross,) = [text for text in root.iter("text") if text.attrib.get("class") == "strange"]
+    (event,) = [line for line in root.iter("line") if line.attrib.get("class") == "near"]
+    assert (cross.attrib["x"], event.attrib["x1"]) == ("100.00%", "75.00%")
+
+
 def test_an_axis_is_logarithmic_where_one_value_would_flatten_all_others() -> None:
     def logarithmic(last: float) -> bool:
         found = axes(chart(Line("a", (*((float(x), 1.0) for x in range(9)), (9.0, last)))))

@@ -206,6 +206,8 @@ def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
     page = page_of([run])
     assert "failed at step 100: OSError: disk &lt;gone&gt;" in page
     assert "two &lt;b&gt;" in page
+    (run / "crash" / "step-00000100.txt").write_text("made again: layer <up> overflowed")
+    assert "made again: layer &lt;up&gt; overflowed" in page_of([run])
     assert 'data-state="failed"' in page
 
 

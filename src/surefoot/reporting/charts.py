@@ -87,7 +87,7 @@ _FLATTENED = 30.0  # times the median: what is so large takes an even scale's ro
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis] | None:
-    """The axes that hold every point of a chart; None where there is none.
+    """The axes that hold every point and mark of a chart; None where there is no point.
 
     >>> horizontal, vertical = axes(Chart("a", "a", (Line("a", ((0, 1.0), (10, 3.0))),)))
     >>> horizontal.high, vertical.low < 1.0, vertical.high > 3.0
@@ -97,7 +97,8 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     points += [(mark.x, mark.y) for mark in chart.marks if mark.y is not None]
     if not points:
         return None
-    steps = [x for x, _ in points if chart.x_scale == "linear" or x > 0]
+    places = [x for x, _ in points] + [mark.x for mark in chart.marks]
+    steps = [x for x in places if chart.x_scale == "linear" or x > 0]
     values = sorted(y for _, y in points)
     if not steps:
         return None

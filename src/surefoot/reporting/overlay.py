@@ -15,6 +15,7 @@ from surefoot.reporting.verdict import State, direction_of, headline
 
 _MOST_SCORES = 12
 _DOTS = 60
+_LONGEST_TITLE = 60  # letters
 _MORE = {"learning_rate": "Learning rate", "norm": "Gradient norm, mean", "targets_per_s": "Targets a second"}
 
 
@@ -79,9 +80,7 @@ def overlaid(runs: Sequence[RunTold], states: Sequence[State], *, stretches: int
         for place, (one, state) in enumerate(zip(named, states, strict=True))
     ]
     return Overlaid(
-        title=" · ".join(one.label for one in named)
-        if len(named) <= 3
-        else f"{named[0].label} and {len(named) - 1} more",
+        title=_title([one.label for one in named]),
         verdict=_verdict(named),
         runs=named,
         score_names=names,
@@ -177,6 +176,16 @@ def _cells(name: str, runs: Sequence[RunTold]) -> list[Cell]:
         at = "" if last is not None and last[1] == best[1] else f"at {best[0]:,}"
         cells.append(Cell(written(best[1]), at, best=best[1] == winner))
     return cells
+
+
+def _title(names: Sequence[str]) -> str:
+    """All names where that is short, else how many there are.
+
+    >>> _title(["a", "b"]), _title(["x" * 50, "y" * 50])
+    ('a · b', '2 runs')
+    """
+    title = " · ".join(names)
+    return title if len(title) <= _LONGEST_TITLE else f"{len(names)} runs"
 
 
 def _verdict(named: Sequence[Named]) -> str:

@@ -146,9 +146,13 @@ def _crash(run: RunTold, state: State) -> dict[str, str] | None:
     if not run.crashes or state in ("finished", "running"):
         return None
     newest = run.crashes[0]
+    step = newest.get("step")
+    if state not in ("failed", "diverged") and not (isinstance(step, int) and step >= run.recorded.last_step):
+        return None
     trace = newest.get("traceback")
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""
-    return {"error": str(newest.get("error", ""))[:4000], "trace": text[-8000:]}
+    words = newest.get("words") or newest.get("error", "")
+    return {"error": str(words)[:12000], "trace": text[-8000:]}
 
 
 def _rendered(name: str, held: dict[str, Any]) -> str:

@@ -116,9 +116,12 @@ def _sittings(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """What the run died of, the last first."""
+    """What the run died of, the last first, with the words that stand beside it, where its step was made again."""
     places = sorted((path / "crash").glob("step-*.json"), reverse=True)[:10]
-    return tuple(found for place in places if isinstance(found := _json(place), dict))
+    held = [(place, _json(place)) for place in places]
+    return tuple(
+        {**found, "words": _text(place.with_suffix(".txt"), [])} for place, found in held if isinstance(found, dict)
+    )
 
 
 def _steps(length: Any) -> int | None:
