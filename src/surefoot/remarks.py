@@ -47,12 +47,13 @@ class Remarks:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.run, self.now = described, say, run, now
-        self.collected = Collected(earlier)
+        self.collected = Collected()
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
         try:
             if earlier:
+                self.collected = Collected(earlier)
                 self._take_as_said()
         except Exception as problem:
             self._give_up(problem)

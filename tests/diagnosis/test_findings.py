@@ -52,6 +52,11 @@ def flat(place: int) -> float:
     return 2.3 + 0.02 * wobble(place)
 
 
+def below_zero(place: int) -> float:
+    """Learnt at once, and as good from then on; within 3 % of it."""
+    return -5 + 5 * math.exp(-place) + 0.02 * wobble(place)
+
+
 # --- what must be found --------------------------------------------------------------------------------------------
 
 FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
@@ -64,10 +69,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
             "warning",
             lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (place > 12))),
         ),  # it bounced
-        (
-            "warning",
-            lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place == 1 else 0.5})),
-        ),  # killed
+        ("warning", lambda: history(train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30)))),  # at once
     ],
     "rate-too-low": [
         ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
@@ -97,7 +99,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(lambda place: falling(place) + 4.0 * (place == 30)))),
         ("warning", lambda: history(train(loss_max=lambda place: falling(place) + 0.3 + 2.0 * (place == 30)))),
     ],
-    "overfitting": [("warning", lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])))],
+    "overfitting": [
+        ("warning", lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9]))),
+        ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
+    ],
     "train-validation-overlap": [
         ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
         ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
@@ -202,8 +207,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
-        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.11 if place < 2 else 0.5})),
-        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.1 if place < 2 else 0.49})),
+        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})),  # it may be well
+        lambda: history(train(below_zero)),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
         lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
         lambda: history(
@@ -233,6 +238,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
         lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
+        lambda: history(train(), scores([1 + 0.06 * wobble(place + 3) + 3 * math.exp(-place / 4) for place in range(60)])),
     ],
     "train-validation-overlap": [
         lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
@@ -401,6 +407,32 @@ def test_settings_to_try_are_typed_with_their_present_values() -> None:
     of_a_script = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0), program="script"))
     assert of_a_script is not None
     assert of_a_script.try_[0] == "adamw(lr=0.0001) (now 0.001)"
+
+
+@pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
+def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
+    died = layers(
+        update=lambda name, place: 1.01, zero_rows=lambda place: {"2.weight": killed if place == 1 else 0.5}
+    )
+    finding = found("rate-too-high", history(train(), died))
+    assert finding is not None
+    assert any("2.weight (10%, then 50%)" in line for line in finding.evidence) == told
+
+
+@pytest.mark.parametrize(("started_at", "severity"), [(0.12, "warning"), (2.3, "error")])
+def test_a_loss_that_stays_where_it_is_good_is_no_error(started_at: float, severity: str) -> None:
+    targets = data(targets={"distinct": 10, "most_common_fraction": 0.1})
+    finding = found("loss-not-falling", history(targets, train(lambda place: started_at + 0.01 * wobble(place))))
+    assert finding is not None
+    assert finding.severity == severity
+    assert ("weights that were trained before" in " ".join(finding.causes)) == (severity == "warning")
+
+
+def test_overfitting_tells_what_other_scores_did() -> None:
+    accuracy = [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]
+    finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy)))
+    assert finding is not None
+    assert "held-out/accuracy 0.7 then, 0.76 now" in finding.evidence
 
 
 def test_overfitting_names_its_best_step() -> None:

@@ -152,6 +152,26 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
     assert of_windows == pytest.approx(whole)
 
 
+def test_a_record_without_a_number_where_one_is_usual_ends_nothing() -> None:
+    said: list[str] = []
+    odd = train(count=2100, loss_max=lambda place: None if place % 2 else 2.0)
+    made = of(said, earlier=odd)
+    assert said == []
+    assert len(made.collected.kinds["train"]) <= MOST["train"]
+
+
+def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(records: Any) -> Any:
+        raise TypeError("of ours")
+
+    monkeypatch.setattr("surefoot.diagnosis.collected.thinned", wrong)
+    said: list[str] = []
+    made = of(said, earlier=train(count=2100))
+    made.write(train()[0])
+    assert len(said) == 1
+    assert "findings are no longer looked for: TypeError: of ours" in said[0]
+
+
 def test_thinned_records_have_the_same_findings() -> None:
     records = train(lambda place: falling(place) if place < 40 else 9.0)
     held = Collected()

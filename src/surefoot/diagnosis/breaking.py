@@ -52,6 +52,7 @@ def diverged(history: History) -> Verdict:
                 if len(loss)
                 else "no step was finite",
             ),
+            bad=True,
         )
     if len(loss) < FEWEST:
         return Unclear(name, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
@@ -72,6 +73,7 @@ def diverged(history: History) -> Verdict:
         middle,
         f"The loss diverged: from {best:.4g} about step {middle:,} to {last:.4g}.",
         (f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}",),
+        bad=False,
     )
 
 
@@ -172,7 +174,7 @@ def skipped_steps(history: History) -> list[int]:
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 
-def _divergence(history: History, begun: int, message: str, evidence: tuple[str, ...]) -> Finding:
+def _divergence(history: History, begun: int, message: str, evidence: tuple[str, ...], *, bad: bool) -> Finding:
     described = history.described
     rate = described.lr
     tries = [] if rate is None else [described.typed("optimizer.lr", float(f"{rate / 10:.3g}"))]
@@ -188,6 +190,7 @@ def _divergence(history: History, begun: int, message: str, evidence: tuple[str,
         causes=(
             "a learning rate that is too high, or reached too soon",
             "numbers that overflow: attention or logits that grow without a norm, fp16, a loss with log or division",
+            *(() if bad else ("a loss that is not meant to fall, as of a policy: judge such a run by its scores",)),
         ),
         try_=(*tries, f"surefoot replay {described.name} --step {begun}"),
         step=begun,

@@ -67,7 +67,7 @@ def _as_one(first: Record, second: Record) -> Record:
         elif name in _AVERAGED:
             share = first.get("targets", 1), second.get("targets", 1)
             merged[name] = (one * share[0] + other * share[1]) / (sum(share) or 1)
-    if first.get("loss_max", 0) > second.get("loss_max", 0):
+    if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
     indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
     return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})

@@ -82,7 +82,7 @@ def still_improving(history: History) -> Verdict:
     if series is None:
         return Unclear(name, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
     end, before = float(series.value[-1]), _at(series, 0.8 * history.step)
-    gained = (before - end) / before if before > 0 else 0.0
+    gained = (before - end) / abs(before) if before else 0.0
     if series.value.min() < end or gained < STILL:
         return Well(name, f"{of_what} improved by {max(gained, 0):.1%} over the last fifth of the run")
     exact = described.shape in ("constant", "inverse-sqrt")
