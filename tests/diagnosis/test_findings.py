@@ -69,7 +69,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
             "warning",
             lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (place > 12))),
         ),  # it bounced
-        ("warning", lambda: history(train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30)))),  # at once
+        (
+            "warning",
+            lambda: history(train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30))),
+        ),  # at once
     ],
     "rate-too-low": [
         ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
@@ -207,7 +210,9 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
-        lambda: history(train(), layers(zero_rows=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})),  # it may be well
+        lambda: history(
+            train(), layers(zero_rows=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
+        ),  # it may be well
         lambda: history(train(below_zero)),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
         lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
@@ -238,7 +243,9 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
         lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
-        lambda: history(train(), scores([1 + 0.06 * wobble(place + 3) + 3 * math.exp(-place / 4) for place in range(60)])),
+        lambda: history(
+            train(), scores([1 + 0.06 * wobble(place + 3) + 3 * math.exp(-place / 4) for place in range(60)])
+        ),
     ],
     "train-validation-overlap": [
         lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
@@ -387,6 +394,32 @@ def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
     assert 340 <= finding.step <= 400
 
 
+def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
+    records = train(lambda place: falling(place) if place < 50 else math.nan)
+    for record in records[50:]:
+        record.update({"skipped": EVERY, "loss_of_applied": 0.0})
+    lost = history(records, event("diverged", RECORDS * EVERY))
+    assert len(lost.loss) == 50
+    finding = found("diverged", lost)
+    assert finding is not None
+    assert "the last loss before: 1." in finding.evidence[0]
+    assert found("ended-early", lost) is None  # of which all is said
+
+
+def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() -> None:
+    spike = train(lambda place: falling(place) + 4.0 * (place == 30))
+    for program, replay, test in (
+        ("recipe", "surefoot replay runs/a --step 309", "surefoot find-lr runs/a --checkpoint 0"),
+        ("script", "print(surefoot.replayed(run, step=309))", "print(surefoot.find_lr(run))"),
+    ):
+        jumped, still = found("loss-spikes", history(spike, program=program)), history(train(flat), program=program)
+        not_falling = found("loss-not-falling", still)
+        assert jumped is not None
+        assert not_falling is not None
+        assert jumped.try_[0].startswith(replay)
+        assert not_falling.try_[-1].startswith(test)
+
+
 def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     indexes = [33, 160, 288, 333, 487, 555]  # passes of 100 steps
     records = train(
@@ -411,9 +444,7 @@ def test_settings_to_try_are_typed_with_their_present_values() -> None:
 
 @pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
 def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
-    died = layers(
-        update=lambda name, place: 1.01, zero_rows=lambda place: {"2.weight": killed if place == 1 else 0.5}
-    )
+    died = layers(update=lambda name, place: 1.01, zero_rows=lambda place: {"2.weight": killed if place == 1 else 0.5})
     finding = found("rate-too-high", history(train(), died))
     assert finding is not None
     assert any("2.weight (10%, then 50%)" in line for line in finding.evidence) == told

@@ -172,6 +172,17 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
     assert "findings are no longer looked for: TypeError: of ours" in said[0]
 
 
+@pytest.mark.parametrize("lost", [(True, False), (False, True), (True, True)])
+def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, bool]) -> None:
+    pair = [
+        record | ({"loss": None, "skipped": EVERY, "loss_of_applied": 0.0} if gone else {})
+        for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
+    ]
+    held = Collected()
+    held.kinds = {"train": thinned(pair)}
+    assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
+
+
 def test_thinned_records_have_the_same_findings() -> None:
     records = train(lambda place: falling(place) if place < 40 else 9.0)
     held = Collected()

@@ -248,6 +248,12 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f]", page)
 
 
+def test_no_text_turns_round_the_words_after_it(tmp_path: Path) -> None:
+    told = [*falling(100), {"kind": "event", "step": 100, "what": "stopped by \u202e\u2066"}]
+    page = page_of([written(tmp_path / "run", told)])
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
+
+
 def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path) -> None:
     values = {f"value {n}": 1.0 for n in range(200)}
     told: list[dict[str, Any]] = []

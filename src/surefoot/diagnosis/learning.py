@@ -97,7 +97,7 @@ def loss_not_falling(history: History) -> Verdict:
         ),
         try_=(
             "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
-            f"surefoot find-lr {described.name}",
+            described.rate_test,
         ),
         numbers={"start": found.start, "best": found.best, "noise": found.error},
     )
@@ -147,7 +147,7 @@ def rate_too_high(history: History) -> Verdict:
         evidence.append(f"the gradient was limited in {clipped:.0%} of the steps")
     rate = described.lr
     lower = "a tenth of the learning rate" if rate is None else described.typed("optimizer.lr", _tenth(rate))
-    tries = [lower, f"surefoot find-lr {described.name}"]
+    tries = [lower, described.rate_test]
     if described.warmup < 0.01 * (described.schedule_steps or 0):
         tries.append(described.typed("schedule.warmup", "5%"))
     return Finding(
@@ -208,7 +208,7 @@ def rate_too_low(history: History) -> Verdict:
             "a run too short to tell",
             "a limit on the gradient far below its norm, with SGD",
         ),
-        try_=(higher, f"surefoot find-lr {described.name}"),
+        try_=(higher, described.rate_test),
         numbers={"update_to_weight": ratio},
     )
 
