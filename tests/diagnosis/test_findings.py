@@ -265,6 +265,11 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)),
         lambda: history(
             train(),
+            layers(watched=9, weight=lambda name, place: 1e-5 if name[0] == "0" and place < 5 else 10.0),
+            schedule={"shape": "linear", "warmup": 500},
+        ),  # a projection that starts at 0
+        lambda: history(
+            train(),
             layers(
                 names=("0.weight", "0.bias"),
                 gradient=lambda name, place: 1e-9 if "bias" in name else 1.0,

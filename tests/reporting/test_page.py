@@ -280,3 +280,10 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write .*\n.*--out FILE"):
         report(rich, out=tmp_path / "file" / "page.html")
+
+
+def test_a_score_that_went_and_came_back_is_told_by_its_best(tmp_path: Path) -> None:
+    losses = ((10, 2.0), (50, 1.0), (100, 2.0))
+    told = [{"kind": "scores", "step": step, "held-out/loss": loss} for step, loss in losses]
+    page = page_of([written(tmp_path / "run", told)])
+    assert "held-out/loss reached 1 at step 50 and is 2 again, as at step 10" in page
