@@ -80,6 +80,16 @@ def test_what_was_gone_for_long_is_said_again_and_what_was_gone_for_a_moment_is_
     assert len(said) == times
 
 
+def test_early_in_a_run_what_was_gone_for_a_few_steps_is_not_said_again() -> None:
+    there = Finding("data-bound", "warning", "Steps wait.")
+    said: list[str] = []
+    made = of(said)
+    for step, found in ((40, [there]), (50, []), (90, [there])):  # of 600 steps
+        made._asked = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
+        made.write({"kind": "train", "step": step})
+    assert len(said) == 1
+
+
 def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
     clock = Ticking(0.5)  # every look at the clock takes half a second: an asking then takes half of one
     made, asked_at = of([], now=clock), []
