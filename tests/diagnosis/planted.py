@@ -290,7 +290,7 @@ def with_perplexity() -> dict[str, Any]:
 
 
 def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
-    time.sleep(0.15)
+    time.sleep(0.02)
     return {"accuracy": sf.accuracy(model, batch)}
 
 
@@ -347,7 +347,7 @@ HEALTHY = [
 ]
 
 FAULTY = [
-    Planted("gpt, rate 100 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=0.3, watch_every="1 steps")),
+    Planted("gpt, rate 300 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=1.0)),
     Planted("translation, rate 300 times the usual", "rate-too-high", recipe("translation", optimizer__lr=1.0)),
     Planted("images, rate 100 times too low", "rate-too-low", recipe("images", optimizer__lr=3e-5)),
     Planted("own, rate 300 times too low", "rate-too-low", own(optimizer=sf.adamw(lr=1e-5))),
