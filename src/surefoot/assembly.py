@@ -219,10 +219,8 @@ def built_state(
         limits, device = clipping_of(clip, decision.limited), parameters[0].device
         way = skipping(made, device)
         gradients: Callable[[], list[Tensor]] = partial(present, parameters)
-        small = world.size == 1 and all(flat.worth_it(group["params"]) for group in made.param_groups)
-        if (
-            isinstance(way, StraightToKernel) and small and clip[0] != "adaptive"
-        ):  # which is told of parameters, not of groups
+        by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
+        if isinstance(way, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(made, models):
             way = flat.FlatAdamW(made, way)
             gradients = way.gradients
         trained[name] = Trained(made, parameters, way, limits, torch.zeros((), device=device), gradients)
@@ -230,6 +228,14 @@ def built_state(
         if kept is not None:
             averages[name] = kept
     return State(models, trained, averages, buffers=BatchStatistics(models.values(), world=world))
+
+
+def _may_lie_together(optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module]) -> bool:
+    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
+    if not all(flat.worth_it(group["params"]) for group in optimizer.param_groups):
+        return False
+    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
+    return flat.none_shared(held.values())
 
 
 def _averages(
