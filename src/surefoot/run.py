@@ -1,7 +1,7 @@
 """A training run: the parts put together, and the ways to train them.
 
-How arguments become parts is in `assembly.py`, how a step is made in `loop.py`, what is done between steps, at the
-beginning and at the end in `sitting.py`.
+How arguments become parts is in `assembly.py`, how a step is made in `loop.py`, what is done between steps in
+`between_steps.py`, at the beginning and at the end in `sitting.py`.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class Run:
     def train(self) -> None:
         """Make all steps that are left; opens the run where it is not open."""
         with nullcontext() if self.sitting else self:
-            self._open("run.train()").alone = True
+            self._open("run.train()").between.alone = True
             for _ in self:
                 pass
 
@@ -418,7 +418,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
-        self._open("run.save()").ask_to_save()
+        self._open("run.save()").between.ask_to_save()
 
     def load(self, found: Contents) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
