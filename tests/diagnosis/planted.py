@@ -303,16 +303,16 @@ def evaluating_long() -> dict[str, Any]:
 
 
 def noisy() -> dict[str, Any]:
-    """A linear regression whose targets are a signal and ten times as much noise, each sample's its own."""
+    """A linear regression whose targets are a signal and three times as much noise, each sample's its own."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2000, 64, generator=generator) / 8
-    signal = inputs @ torch.randn(64, 10, generator=generator)
-    data = TensorDataset(inputs, signal + 10 * torch.randn(2000, 10, generator=generator))
+    signal = inputs @ torch.randn(64, 100, generator=generator)
+    data = TensorDataset(inputs, signal + 3 * torch.randn(2000, 100, generator=generator))
 
     def squared(model: nn.Module, batch: Any) -> Tensor:
         return F.mse_loss(model(batch[0]), batch[1])
 
-    return {"model": lambda: nn.Linear(64, 10), "loss": squared, "train": data, "evaluate": {}}
+    return {"model": lambda: nn.Linear(64, 100), "loss": squared, "train": data, "evaluate": {}}
 
 
 def growing() -> dict[str, Any]:
