@@ -37,6 +37,10 @@ def data(**told: Any) -> list[Record]:
     return [{"kind": "data", "step": 0, **told}]
 
 
+def passages(found: int) -> dict[str, Any]:
+    return {"looked_at": 100, "found": found, "passages": True}
+
+
 def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
     """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
     told = {
@@ -116,6 +120,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
         ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
         ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
+        ("warning", lambda: history(train(), data(overlap={"held-out": passages(10)}))),
+        ("error", lambda: history(train(), data(overlap={"held-out": passages(50)}))),
+        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"looked_at": 100, "found": 2}}))),
     ],
     "constant-targets": [
         ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),

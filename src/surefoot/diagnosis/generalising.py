@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from surefoot.diagnosis.finding import Finding, Severity, Unclear, Verdict, Well
+from surefoot.diagnosis.finding import Finding, Severity, Unclear, Verdict, Well, worst_first
 from surefoot.diagnosis.history import History, Series
 from surefoot.diagnosis.robust import level, noise
 from surefoot.diagnosis.words import listed
@@ -26,6 +28,9 @@ NEARLY_ALL = 0.95
 """Of the targets: who always gives the commonest answer is right in 19 of 20 cases, so a high accuracy says nothing."""
 SHARED = 0.01
 """Of a split: more is seen in the first digits of a score. Real data have a few duplicates."""
+PASSAGES_SHARED = 0.1
+"""Of a split's windows over a text: of two texts of the same kind a few in a hundred share a passage (2 % of Python's own library), and of
+one text cut in two ways a fifth of the windows have the same one. A shared passage is a part of a window, so a score moves less."""
 MOSTLY_SHARED = 0.5
 """Of a split: its score is one of the training data."""
 _MOST_SCORES = 3  # that are told beside a loss
@@ -89,39 +94,76 @@ def overfitting(history: History) -> Verdict:
 
 
 def overlap(history: History) -> Verdict:
-    """Samples of a split that are samples of the training data."""
+    """Samples of a split that are samples of the training data, or windows over a text that share a passage with it."""
     name = "train-validation-overlap"
-    found = history.data.get("overlap")
-    shares = {
-        split: (int(counts.get("found") or 0), int(counts.get("looked_at") or 0))
-        for split, counts in (found.items() if isinstance(found, dict) else ())
+    told = history.data.get("overlap")
+    found = {
+        split: counts
+        for split, counts in (told.items() if isinstance(told, dict) else ())
         if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
     }
-    if not shares:
+    if not found:
         return Unclear(name, "the records do not say how many samples are in both parts")
-    split = max(shares, key=lambda each: shares[each][0] / shares[each][1])
-    same, looked_at = shares[split]
-    share = same / looked_at
-    if not same:
-        return Well(name, f"none of {sum(each for _, each in shares.values()):,} samples looked at is one of training")
-    severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= SHARED else "note"
+    verdicts = [_overlap_of(split, counts, history) for split, counts in found.items() if counts.get("found")]
+    if not verdicts:
+        looked_at = sum(int(counts["looked_at"]) for counts in found.values())
+        return Well(name, f"none of {looked_at:,} samples looked at is one of training")
+    verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
+    worst = worst_first(verdicts)[0]
+    return replace(worst, evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
+
+
+def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding:
+    looked_at, same, of_text = int(counts["looked_at"]), int(counts["found"]), bool(counts.get("passages"))
+    share, bound = same / looked_at, PASSAGES_SHARED if of_text else SHARED
+    severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
+    trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
+    among = f" among the {known:,} of {trained_on:,} training samples looked at" if known < trained_on else ""
+    if of_text:
+        evidence = f"{split}: {same:,} of {looked_at:,} windows{among}"
+        return _passages_shared(split, share, severity, evidence=evidence, mostly_seen=2 * known >= trained_on)
     return Finding(
-        name,
+        "train-validation-overlap",
         severity,
-        f"{share:.0%} of {split} are samples of the training data."
-        if share >= SHARED
-        else f"A few samples of {split} are training data too.",
-        evidence=tuple(
-            f"{each}: {found_there:,} of {looked:,} looked at"
-            for each, (found_there, looked) in shares.items()
-            if found_there
-        ),
+        f"A few samples of {split} are training data too."
+        if severity == "note"
+        else f"{share:.0%} of {split} are samples of the training data.",
+        evidence=(f"{split}: {same:,} of {looked_at:,} looked at{among}",),
         causes=(
             "a split that was taken after the data were copied or augmented",
             "duplicates in the data",
             "the same file given for both",
         ),
         try_=("take duplicates out before splitting; split by source (document, patient, speaker), not by sample",),
+        numbers={"share": share},
+    )
+
+
+def _passages_shared(split: str, share: float, severity: Severity, *, evidence: str, mostly_seen: bool) -> Finding:
+    few = severity == "note"
+    message = (
+        f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text."
+    )
+    if few and mostly_seen:
+        message = (
+            f"A few passages of {split} stand in the training text too, as in most texts: its score is hardly touched."
+        )
+    elif few:
+        message = f"A few passages of {split} stand in the part of the training text that was looked at."
+    return Finding(
+        "train-validation-overlap",
+        severity,
+        message,
+        evidence=(evidence,),
+        causes=(
+            "what many files have in common: licences, headers, code or phrases that were copied",
+            *(() if few else ("the same file given for both", "documents that are in the data twice")),
+        ),
+        try_=(
+            "nothing need be done; for a stricter score take copied documents out"
+            if few
+            else "take copied documents out before splitting; split by document, not by place in the text",
+        ),
         numbers={"share": share},
     )
 
