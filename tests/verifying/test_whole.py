@@ -70,6 +70,19 @@ def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
     assert outcome.records == [*range(3, 25, 3), 26]
     assert outcome.checkpoints == saved(trained)[1:]
     assert "step 0: the weights are those that seed 0 builds" in verdict.proved
+    of_records = (
+        "the records: in order; their speeds agree with their times, and these with the clock of every checkpoint"
+    )
+    assert f"{of_records}; the best score follows from the scores" in verdict.proved
+
+
+def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
+    forged.record_changed(run, lambda record: record.update(norm=1.0), step=26, hashes=False)
+    proved = "\n".join(verified(run, windows=0, steps=1).proved)
+    count = len(saved(run)) - 1  # that of step 0 has no records before it
+    assert (
+        f"their speeds agree with their times, and these with the clock of {count - 1} of {count} checkpoints" in proved
+    )
 
 
 def test_nothing_in_the_directory_changes(run: Path) -> None:
@@ -121,7 +134,7 @@ def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
 def test_with_no_windows_files_alone_are_checked(trained: Path) -> None:
     verdict = verified(trained, steps=5, windows=0)
     assert verdict.outcomes == []
-    assert verdict.sentence.endswith("the files are what was saved; no step was made again")
+    assert verdict.sentence.endswith("the files are as their manifests tell; no step was made again")
 
 
 def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) -> None:

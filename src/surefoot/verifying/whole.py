@@ -140,14 +140,13 @@ def pace_s(records: Sequence[Record]) -> float | None:
 
 
 def _of_records(files: Files) -> tuple[list[Problem], list[str]]:
-    """Whether the records agree with themselves and with every checkpoint."""
+    """Whether the records agree with themselves and with the checkpoints that can be compared with them."""
     found = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         found += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
     problems = [problem for each in found for problem in consistency.shortened(each)]
-    records = files.log.of("train")
-    said = "the records: in order; their speeds, times and best score agree with each other and with every checkpoint"
-    return problems, [said] if records and not problems else []
+    proved = [sentences.of_records(files)] if files.log.of("train") and not problems else []
+    return problems, proved
 
 
 def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
@@ -190,7 +189,7 @@ def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str]]:
     factors = parts.going_on_from(files.newest.found).task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     found = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
-    count = len(files.log.of("train"))
+    count = sum("learning_rate" in record for record in files.log.of("train"))
     return consistency.shortened(found), [
         f"learning rates of {count:,} records: those of the schedule"
     ] if count and not found else []
