@@ -23,7 +23,7 @@ from surefoot.profiling.flops import Flops, counted
 from surefoot.profiling.memory_line import gradients_seen, memory_line
 from surefoot.profiling.operators import profiled
 from surefoot.profiling.tries import NAMES
-from surefoot.profiling.trying import Tried, ranked, tried
+from surefoot.profiling.trying import Tried, interval, ranked, tried
 from surefoot.profiling.variants import stepping, variants
 from surefoot.tune.unchanged import unchanged
 
@@ -318,6 +318,14 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
         one("most", 2.0, 1.9, 2.1),
     ]
     assert [held.name for held in ranked(given)] == ["most", "some", "noise", "little", "slower", "broken"]
+
+
+@pytest.mark.parametrize("number", range(6, 26))
+def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrower_one(number: int) -> None:
+    low, high = interval(list(range(number)))
+    assert low == number - 1 - high
+    outside = [2 * sum(math.comb(number, k) for k in range(int(spared) + 1)) / 2**number for spared in (low, low + 1)]
+    assert outside[0] <= 0.05 < outside[1]
 
 
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
