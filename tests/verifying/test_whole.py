@@ -297,6 +297,16 @@ def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
 
+def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
+    data = small_runs.Augmented()
+    split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
+    verdict = sf.verify(build(run, evaluate={"held-out": split}, optimizer=sf.adamw(lr=0.5, weight_decay=0.05)))
+    said = [problem.text for problem in verdict.problems]
+    assert [text.startswith("data of split held-out") for text in said] == [True, False]
+    assert "optimizer.lr was 0.01, now 0.5" in said[1]
+    assert verdict.outcomes == []
+
+
 # --- what only steps that are made again can tell -----------------------------------------------------------------
 
 

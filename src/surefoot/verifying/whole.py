@@ -80,29 +80,23 @@ def verify(
     with _as_before(parts):
         others = _of_other_data(parts, files)
         problems += others
-        misfit = None if others else _misfit(parts, files)
+        elsewhere = any(problem.quantity == "training data" for problem in others)
+        misfit = None if elsewhere else _misfit(parts, files)
         if misfit is not None:
             problems.append(misfit)
-        why = _cannot_be_made(
-            parts, others=any(problem.quantity == "training data" for problem in others), misfit=misfit
-        )
+        why = _cannot_be_made(parts, others=elsewhere, misfit=misfit)
         outcomes: list[Outcome] = []
         end, step_s = _end(files), pace_s(files.log.of("train"))
         if why is not None:
             not_proved.append(f"no step was made again: {why}")
         else:
-            wrong, told = _of_rates(parts, files)
-            problems, proved = [*problems, *wrong], [*proved, *told]
-            wrong, told, doubts = begun(parts, files)
-            problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
+            for wrong, told, doubts in (_of_rates(parts, files), begun(parts, files)):
+                problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
             chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s)
             if chosen and say is not None:
                 say(sentences.cost(chosen, files, end=end, step_s=step_s))
             outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
-            problems += [problem for outcome in outcomes for problem in outcome.problems]
-            told_already = {(problem.step, problem.quantity) for problem in problems}
-            more = _of_targets(parts, files, outcomes)
-            problems += [problem for problem in more if (problem.step, problem.quantity) not in told_already]
+            problems = _with_those_of_steps(problems, parts, files, outcomes)
             proved += sentences.of_windows(outcomes)
             not_proved += sentences.not_of_windows(outcomes, files, end=end, step_s=step_s)
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
@@ -184,15 +178,14 @@ def _cannot_be_made(parts: Parts, *, others: bool, misfit: Problem | None) -> st
     return None
 
 
-def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str]]:
+def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[str]]:
     """The learning rates on the record against the schedule."""
     factors = parts.going_on_from(files.newest.found).task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     found = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
     count = sum("learning_rate" in record for record in files.log.of("train"))
-    return consistency.shortened(found), [
-        f"learning rates of {count:,} records: those of the schedule"
-    ] if count and not found else []
+    proved = [f"learning rates of {count:,} records: those of the schedule"] if count and not found else []
+    return consistency.shortened(found), proved, []
 
 
 def _end(files: Files) -> int:
@@ -230,6 +223,16 @@ def _made(
         outcomes.append(made_again(parts, files, window, tolerance=tolerance, watch=seen, workers=parts.supply.workers))
         before += window.steps
     return outcomes
+
+
+def _with_those_of_steps(
+    problems: Sequence[Problem], parts: Parts, files: Files, outcomes: Sequence[Outcome]
+) -> list[Problem]:
+    """All that is wrong, with what steps that were made again have shown; nothing twice."""
+    found = [*problems, *(problem for outcome in outcomes for problem in outcome.problems)]
+    told_already = {(problem.step, problem.quantity) for problem in found}
+    more = _of_targets(parts, files, outcomes)
+    return [*found, *(problem for problem in more if (problem.step, problem.quantity) not in told_already)]
 
 
 def _of_targets(parts: Parts, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
