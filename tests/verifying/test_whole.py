@@ -297,6 +297,39 @@ def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
 
+def _wider() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 3))
+
+
+class Unprinted(torch.nn.Module):
+    """Of two sizes that print themselves alike."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.mean() * self.weight
+
+
+def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
+    verdict = sf.verify(build(run, model=_wider))
+    assert "makes another run than step-00000026: the model was built with " in the_problem(verdict).text
+    assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
+
+    def sized(size: int) -> sf.Run:
+        return sf.Run(
+            model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
+            train=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.sgd(lr=0.1), out=tmp_path / "b",
+            console=False,
+        )  # fmt: skip
+
+    sized(3).train()
+    verdict = sf.verify(sized(2))
+    assert "no step could be made again: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
+    assert (verdict.exit_status, verdict.outcomes) == (4, [])
+
+
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)

@@ -95,7 +95,11 @@ def verify(
             chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s)
             if chosen and say is not None:
                 say(sentences.cost(chosen, files, end=end, step_s=step_s))
-            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+            try:
+                outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+            except CheckpointError as problem:  # tensors that do not fit what is built now
+                text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
+                problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
             problems = _with_those_of_steps(problems, parts, files, outcomes)
             proved += sentences.of_windows(outcomes)
             not_proved += sentences.not_of_windows(outcomes, files, end=end, step_s=step_s)
@@ -157,9 +161,9 @@ def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
 
 
 def _misfit(parts: Parts, files: Files) -> Problem | None:
-    """A setting, of config.toml or of the script, that is not that of the run in the checkpoints."""
+    """A setting, of config.toml or of the script, or a part of a model that is not that of the run in the checkpoints."""
     try:
-        parts.going_on_from(files.newest.found)
+        parts.going_on_from(files.newest.found).refuse_another_architecture(files.newest.found)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
         return Problem(
