@@ -16,6 +16,10 @@ EVALUATIONS = 4
 WORSE = 0.02
 """Of the best loss: two evaluations in a row that are worse by 2 % are beyond what batches of one size do to an average over a split
 (their noise is under 1 % from a few hundred samples on)."""
+MANY_EVALUATIONS = 12
+"""From here on their own noise can be told from the bend of their course."""
+BY_CHANCE = 3.0
+"""Deviations of that noise: the lowest of some dozens of evaluations is two below their level, and the last two may be one above it."""
 NOTHING = 0.01
 """Of the first evaluation's loss: less is a rise among what is all but 0."""
 NEARLY_ALL = 0.95
@@ -24,6 +28,7 @@ SHARED = 0.01
 """Of a split: more is seen in the first digits of a score. Real data have a few duplicates."""
 MOSTLY_SHARED = 0.5
 """Of a split: its score is one of the training data."""
+_MOST_SCORES = 3  # that are told beside a loss
 
 
 def overfitting(history: History) -> Verdict:
@@ -37,11 +42,14 @@ def overfitting(history: History) -> Verdict:
         after = series.value[place + 1 :]
         if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[place])):
             continue
-        rise = min(after[-1], after[-2]) / series.value[place] - 1 if series.value[place] > 0 else 0.0
-        if min(after[-1], after[-2]) - series.value[place] < NOTHING * series.value[0]:
+        best, first = float(series.value[place]), float(series.value[0])
+        lost = float(min(after[-1], after[-2])) - best
+        surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
+        if lost < max(NOTHING * abs(first), surely):
             continue
+        rise = lost / (best if best > 0 else max(-best, first - best))  # below 0 a loss is as large as what was gained
         if rise > WORSE and (worst is None or rise > worst[0]):
-            worst = (float(rise), split, series, place)
+            worst = (rise, split, series, place)
     if worst is None:
         return Well(name, f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
     rise, split, series, place = worst
@@ -68,6 +76,7 @@ def overfitting(history: History) -> Verdict:
             f"{split}/loss {series.value[place]:.4g} at step {best:,}, {series.value[-1]:.4g} at step {series.step[-1]:,}"
             f" ({rise:+.0%} at least in the last two)",
             f"training loss {_level_near(loss, best):.4g} then, {_level_near(loss, int(loss.step[-1])):.4g} now",
+            *_other_scores(history, split, best),
         ),
         causes=(
             "more passes over the data than they bear",
@@ -200,6 +209,19 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
     other = smoothing / classes
     own = 1 - smoothing + other
     return -own * math.log(own) - (classes - 1) * other * math.log(other)
+
+
+def _other_scores(history: History, split: str, best: int) -> list[str]:
+    """How the split's other scores went since: an accuracy may still rise while wrong answers are given more surely."""
+    names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
+    told = []
+    for name in names[:_MOST_SCORES]:
+        values = {
+            record["step"]: record[name] for record in history.scores if isinstance(record.get(name), int | float)
+        }
+        if best in values:
+            told.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
+    return told
 
 
 def _fell_since(history: History, step: int) -> bool:
