@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from surefoot.diagnosis.finding import Finding, Unclear, Verdict, Well
 from surefoot.diagnosis.history import History, Series
 from surefoot.diagnosis.robust import level, slope, trend
 from surefoot.diagnosis.words import size
 
 FEWEST = 12
-"""Records after the first quarter, in which allocators, caches and workers take what they need."""
+"""Records after the first quarter of a sitting, in which allocators, caches and workers take what they need."""
+STRETCHES = 6
+"""What adds up rises in each of them; what an allocator takes for an evaluation or a longer batch comes in one or two steps up."""
+STEADY = 0.3
+"""Of the mean rise from stretch to stretch, the least one: what adds up may be logged or freed unevenly."""
 SURE = 4.0
 """Standard deviations of a trend: memory that is given out in large pieces rises in stairs, and stairs look like trends."""
 LEAST_BYTES = 16e6
@@ -21,10 +27,11 @@ def growing_memory(history: History) -> Verdict:
     """The slope of the process's memory over the steps, and when the machine's would be full."""
     name = "growing-memory"
     told = {column: history.column(column).finite for column in ("memory_bytes", "device_memory_bytes")}
-    told = {column: series.where(series.step > history.step // 4) for column, series in told.items()}
+    begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
+    told = {column: series.where(series.step > begun + (history.step - begun) // 4) for column, series in told.items()}
     told = {column: series for column, series in told.items() if len(series) >= FEWEST}
     if not told:
-        return Unclear(name, f"fewer than {FEWEST} records of the memory after the first quarter of the run")
+        return Unclear(name, f"fewer than {FEWEST} records of the memory after the first quarter of the sitting")
     for column, series in told.items():
         found = _growth(series)
         if found is not None:
@@ -40,6 +47,10 @@ def _growth(series: Series) -> float | None:
     before, now = level(series.value[: len(series) // 3]), level(series.value[-(len(series) // 3) :])
     later = series.value[len(series) // 2 :]
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or trend(series.value) < SURE or trend(later) < SURE / 2:
+        return None
+    levels = np.array([level(stretch) for stretch in np.array_split(series.value, STRETCHES)])
+    rises = np.diff(levels)
+    if rises.min() < STEADY * rises.mean():
         return None
     return slope(series.step.astype(float), series.value)
 
