@@ -37,6 +37,11 @@ def data(**told: Any) -> list[Record]:
     return [{"kind": "data", "step": 0, **told}]
 
 
+def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
+    """Of 100 of a split `found` are among the 100 training samples that were looked at."""
+    return data(samples=samples, looked_at=100, overlap={"held-out": {"looked_at": 100, "found": found, **told}})
+
+
 def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
     """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
     told = {
@@ -100,6 +105,9 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     "overfitting": [("warning", lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])))],
     "train-validation-overlap": [
         ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
+        ("error", lambda: history(train(), shared(14, samples=700))),  # a seventh was looked at: that is all of it
+        ("warning", lambda: history(train(), shared(14, samples=7000))),
+        ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
         ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
         ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
     ],
@@ -408,6 +416,16 @@ def test_overfitting_names_its_best_step() -> None:
     assert finding is not None
     assert finding.step == 300
     assert finding.numbers["best"] == 1.5
+
+
+def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least() -> None:
+    finding = found("train-validation-overlap", history(train(), shared(14, samples=700)))
+    assert finding is not None
+    assert finding.message.startswith("At least 14% of held-out")
+    assert "100 training samples looked at, of 700; with all of them it may be 98% of held-out" in finding.evidence[1]
+    whole = found("train-validation-overlap", history(train(), shared(14, samples=100)))
+    assert whole is not None
+    assert whole.message.startswith("14% of held-out")
 
 
 def test_workers_to_try_are_those_that_keep_up() -> None:

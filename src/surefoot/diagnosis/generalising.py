@@ -24,6 +24,8 @@ SHARED = 0.01
 """Of a split: more is seen in the first digits of a score. Real data have a few duplicates."""
 MOSTLY_SHARED = 0.5
 """Of a split: its score is one of the training data."""
+LOOKED_AT = 0.1
+"""Of the training data, for what is found in them to tell of the rest: of fewer, what is there many times is most of it."""
 
 
 def overfitting(history: History) -> Verdict:
@@ -93,27 +95,33 @@ def overlap(history: History) -> Verdict:
     split = max(shares, key=lambda each: shares[each][0] / shares[each][1])
     same, looked_at = shares[split]
     share = same / looked_at
+    samples, of_training = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
+    part = 0 < of_training < samples and not found[split].get("among_all")
+    among = f"{of_training:,} training samples looked at, of {samples:,}"
     if not same:
-        return Well(name, f"none of {sum(each for _, each in shares.values()):,} samples looked at is one of training")
-    severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= SHARED else "note"
+        looked = sum(each for _, each in shares.values())
+        return Well(name, f"none of {looked:,} samples looked at is one of {f'the {among}' if part else 'training'}")
+    # of a part of the training data only copies of that part are found: so many are there of a split that is in it up to `most`
+    most = min(1.0, share * samples / of_training) if part else share
+    mostly = max(share, most if part and of_training >= LOOKED_AT * samples else 0.0) >= MOSTLY_SHARED
+    severity: Severity = "error" if mostly else "warning" if share >= SHARED else "note"
+    evidence = [f"{each}: {there:,} of {looked:,} looked at" for each, (there, looked) in shares.items() if there]
+    if part:
+        evidence.append(f"compared with the {among}; with all of them it may be {most:.0%} of {split}")
     return Finding(
         name,
         severity,
-        f"{share:.0%} of {split} are samples of the training data."
-        if share >= SHARED
+        f"{'At least ' * part}{share:.0%} of {split} are samples of the training data."
+        if share >= SHARED or severity == "error"
         else f"A few samples of {split} are training data too.",
-        evidence=tuple(
-            f"{each}: {found_there:,} of {looked:,} looked at"
-            for each, (found_there, looked) in shares.items()
-            if found_there
-        ),
+        evidence=tuple(evidence),
         causes=(
             "a split that was taken after the data were copied or augmented",
             "duplicates in the data",
             "the same file given for both",
         ),
         try_=("take duplicates out before splitting; split by source (document, patient, speaker), not by sample",),
-        numbers={"share": share},
+        numbers={"share": share, "most": most},
     )
 
 
