@@ -398,6 +398,7 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     finding = found("non-finite-steps", history(records))
     assert finding is not None
     assert "one in each pass over the 800 samples: it is one sample that comes again" in finding.evidence
+    assert "6 of 600 steps, 1% of them, were not applied" in finding.evidence
     assert finding.step == 33
     assert finding.try_[0].startswith("surefoot replay runs/a --step 33")
 

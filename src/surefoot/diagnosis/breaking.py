@@ -86,7 +86,7 @@ def non_finite_steps(history: History) -> Verdict:
     indexes = skipped_steps(history)
     fraction = skipped / max(history.step, 1)
     scaled = described.made.get("precision") == "fp16" and fraction <= FP16
-    evidence = [f"{skipped:,} of {history.step:,} steps, {fraction:.2g} of them, were not applied"]
+    evidence = [f"{skipped:,} of {history.step:,} steps, {100 * fraction:.2g}% of them, were not applied"]
     if indexes:
         evidence.append(f"steps {listed(indexes, most=8)}")
     causes = [

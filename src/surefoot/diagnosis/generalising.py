@@ -95,8 +95,9 @@ def overlap(history: History) -> Verdict:
     split = max(shares, key=lambda each: shares[each][0] / shares[each][1])
     same, looked_at = shares[split]
     share = same / looked_at
+    whole = isinstance(found, dict) and found[split].get("among_all")
     samples, of_training = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
-    part = 0 < of_training < samples and not found[split].get("among_all")
+    part = 0 < of_training < samples and not whole
     among = f"{of_training:,} training samples looked at, of {samples:,}"
     if not same:
         looked = sum(each for _, each in shares.values())
