@@ -139,6 +139,12 @@ def replay_command(directory: RunDirectory, step: int) -> str:
     return f"print(surefoot.replayed(run, step={step})) where this run is built, in place of training it"
 
 
+def diagnose_command(directory: RunDirectory) -> str:
+    """What to type to have what is wrong with a run explained."""
+    command = typed(Path(sys.argv[0]) if _by_command() else Path(sys.executable).with_name("surefoot"))
+    return f"{command} diagnose {shlex.quote(str(directory.path))}"
+
+
 def standing(parts: Parts) -> str:
     """Which checkpoint stands, and how to go on from it."""
     if parts.directory is None or parts.saved_step is None:
@@ -254,8 +260,7 @@ def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
     told = f"{len(found)} finding{'s' * (len(found) > 1)}: {', '.join([*names, *more])}"
     if directory is None:
         return told
-    command = typed(Path(sys.argv[0]) if _by_command() else Path(sys.executable).with_name("surefoot"))
-    return f"{told}: {command} diagnose {shlex.quote(str(directory.path))}"
+    return f"{told}: {diagnose_command(directory)}"
 
 
 def _moved(

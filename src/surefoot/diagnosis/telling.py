@@ -30,13 +30,14 @@ def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) 
     return "\n\n".join(blocks)
 
 
-def in_a_line(finding: Finding, *, run: str | None) -> str:
-    """A finding as it is said while the run goes on; `run` is what `surefoot diagnose` takes, None where nothing is saved.
+def in_a_line(finding: Finding, *, command: str | None) -> str:
+    """A finding as it is said while the run goes on; `command` is what explains it, None where nothing is saved.
 
-    >>> in_a_line(Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",)), run="runs/a")
+    >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
+    >>> in_a_line(finding, command="surefoot diagnose runs/a")
     'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
     """
-    more = f" More: surefoot diagnose {run}" if run is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
+    more = f" More: {command}" if command is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
     return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
 
 

@@ -76,7 +76,9 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     `ConfigError` where the port is taken or there is none of that number, or a path is no directory of a run.
     """
     if port > _LAST_PORT:
-        raise ConfigError(f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one")
+        raise ConfigError(
+            f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
+        )
     watched = Watched(places)
     watched.now()
 
