@@ -429,6 +429,15 @@ def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least
     assert whole.message.startswith("14% of held-out")
 
 
+def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
+    lost = verdict("ended-early", history(saved_step=600))
+    assert isinstance(lost, Unclear)
+    assert "the records end at step 0: some are missing (surefoot verify runs/a)" in lost.message
+    killed_at_once = found("ended-early", history())
+    assert killed_at_once is not None
+    assert all("0 steps" not in one for one in killed_at_once.try_)
+
+
 def test_workers_to_try_are_those_that_keep_up() -> None:
     finding = found("data-bound", history(train(waiting_s=lambda _: 2.4), processors=8))
     assert finding is not None

@@ -23,13 +23,19 @@ EVALUATIONS = 4
 def ended_early(history: History) -> Verdict:
     """A run that is over with steps left that its schedule was made for."""
     name, described = "ended-early", history.described
-    steps, made = described.steps, history.step
+    steps, made = described.steps, max(history.step, described.saved_step)
     if not history.over:
         return Unclear(name, "the run goes on")
     if steps is None:
         return Unclear(name, "how long it was to be is not known")
     if history.complete:
         return Well(name, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
+    if made >= steps:
+        return Unclear(
+            name,
+            f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
+            f" {history.step:,}: some are missing (surefoot verify {described.name})",
+        )
     how, stop = history.ended_by, described.present("stop_after")
     asked = (how is not None and how.startswith("stopped")) or (how is None and stop is not None)
     rate, highest = _rates(history)
@@ -47,7 +53,7 @@ def ended_early(history: History) -> Verdict:
         ),
         try_=(
             f"surefoot resume {described.name}  goes on to the same bits",
-            f"for a run of this length, another: {described.typed('length', f'{made} steps')}",
+            *([f"for a run of this length, another: {described.typed('length', f'{made} steps')}"] if made else []),
         ),
         step=made,
         numbers={"made": made, "steps": steps},
