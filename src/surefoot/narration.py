@@ -32,8 +32,7 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     `precision_chosen`: why that precision, where it was chosen now.
     """
     length, step, device = parts.length, parts.state.step, parts.device
-    trained = [(class_name(model), _trainable(model)) for model in parts.state.models.values()]
-    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in trained)
+    models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     world, how = parts.world, parts.parallel.kind
@@ -324,8 +323,16 @@ def _by_command() -> bool:
     return Path(sys.argv[0]).name == "surefoot"
 
 
-def _trainable(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def _parameters(model: torch.nn.Module) -> str:
+    """How many numbers are trained, and how many are not where there are such.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False))
+    >>> _parameters(model)
+    '15 trainable parameters, 8 frozen'
+    """
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
+    return f"{trained:,} trainable parameters" + (f", {frozen:,} frozen" if frozen else "")
 
 
 def _without_none(value: Any) -> Any:
