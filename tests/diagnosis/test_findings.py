@@ -26,6 +26,7 @@ from diagnosis.histories import (
 from surefoot.diagnosis import CHECKS, Finding, History, Unclear, findings, verdicts
 from surefoot.diagnosis.generalising import smoothed_floor
 from surefoot.diagnosis.gradients import noise_scale
+from surefoot.diagnosis.telling import told
 from surefoot.record import Record
 
 
@@ -436,6 +437,13 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
     assert all("0 steps" not in one for one in killed_at_once.try_)
+
+
+def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
+    hint = 'a run like this one tells more with --log-every "4 steps"'
+    few, enough = history(train(count=11)), history(train(count=12))
+    assert hint in told(few, verdicts(few), every=True)
+    assert hint not in told(enough, verdicts(enough), every=True)
 
 
 def test_workers_to_try_are_those_that_keep_up() -> None:
