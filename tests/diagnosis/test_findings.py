@@ -401,7 +401,7 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     assert "one in each pass over the 800 samples: it is one sample that comes again" in finding.evidence
     assert "6 of 600 steps, 1% of them, were not applied" in finding.evidence
     assert finding.step == 33
-    assert finding.try_[0].startswith("surefoot replay runs/a --step 33")
+    assert finding.try_[0] == "surefoot replay runs/a --step 33  # names samples, module and tensor"
 
 
 def test_settings_to_try_are_typed_with_their_present_values() -> None:

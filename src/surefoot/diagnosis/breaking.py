@@ -100,7 +100,7 @@ def non_finite_steps(history: History) -> Verdict:
     if described.made.get("precision") == "fp16":
         causes.insert(0, "the loss scale of fp16 being found: some at the start, and one now and then")
     step = indexes[0] if indexes else None
-    look = f"surefoot replay {described.name} --step {'N' if step is None else step}  names samples, module and tensor"
+    look = f"surefoot replay {described.name} --step {'N' if step is None else step}  # names samples, module and tensor"
     rate = described.lr
     tries = [look] + ([] if rate is None or of_a_pass else [described.typed("optimizer.lr", float(f"{rate / 10:.3g}"))])
     return Finding(
@@ -140,7 +140,7 @@ def loss_spikes(history: History) -> Verdict:
     at = where.get(largest[0])
     rate, limit = history.described.lr, history.described.clip
     tries = [
-        f"surefoot replay {history.described.name} --step {largest[0] - 1 if at is None else at}  shows its samples"
+        f"surefoot replay {history.described.name} --step {largest[0] - 1 if at is None else at}  # shows its samples"
     ]
     if limit is None or limit[0] == "off":
         tries.append(history.described.typed("clip", "norm 1.0"))

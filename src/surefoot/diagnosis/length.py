@@ -52,7 +52,7 @@ def ended_early(history: History) -> Verdict:
             "a time limit shorter than the run",
         ),
         try_=(
-            f"surefoot resume {described.name}  goes on to the same bits",
+            f"surefoot resume {described.name}  # goes on to the same bits",
             *([f"for a run of this length, another: {described.typed('length', f'{made} steps')}"] if made else []),
         ),
         step=made,
@@ -95,7 +95,7 @@ def still_improving(history: History) -> Verdict:
     longer = f"{2 * (described.steps or history.step)} steps"
     if exact:
         tries = [
-            f'surefoot resume {described.name} --length "{longer}"  goes on exactly, with its schedule ({described.shape})'
+            f'surefoot resume {described.name} --length "{longer}"  # goes on exactly, with its schedule ({described.shape})'
         ]
     else:
         tries = [f"a new run: {described.typed('length', longer)}"]
@@ -104,7 +104,7 @@ def still_improving(history: History) -> Verdict:
         )
     if described.shape == "wsd":
         tries = [
-            f'surefoot resume {described.name} --length "{longer}"  from a checkpoint before the cool-down (--keep-every keeps them)'
+            f'surefoot resume {described.name} --length "{longer}"  # from a checkpoint before the cool-down (--keep-every keeps them)'
         ]
     return Finding(
         name,
@@ -138,7 +138,7 @@ def high_rate_at_end(history: History) -> Verdict:
         ),
         causes=("a schedule that does not fall, or falls over more steps than were made",),
         try_=(
-            f'surefoot resume {described.name} --length "..."  where it is to go on'
+            f'surefoot resume {described.name} --length "..."  # where it is to go on'
             if described.shape in ("constant", "inverse-sqrt")
             else "the run that the schedule was made for",
             described.typed("schedule.name", "wsd"),
