@@ -136,13 +136,12 @@ PARTS = (
     ),
     Part(
         "Norm",
-        "One norm over all gradients. `norm + loss` less itself is 0, or NaN where one of them is not finite: so the device decides"
-        " whether the step is applied, and nobody waits for the answer.",
+        "One norm over all gradients. Where it or the loss is not finite the step is not applied: the device decides that, and nobody"
+        " waits for the answer (on the CPU, where there is nothing to wait for, the number itself is looked at).",
         (
-            Line("gradients = [parameter.grad", gradients),
+            Line("gradients = trained.gradients()", gradients),
             Line("step.norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
-            Line("bad = torch.ne(", lambda seen: f"bad {bool(seen['bad'])}"),
-            Line("skipped = (bad |", lambda seen: f"skipped {short(seen['skipped'])}"),
+            Line("skipped = skipped_where_bad(", lambda seen: f"skipped {short(seen['skipped'])}"),
         ),
     ),
     Part(

@@ -42,7 +42,17 @@ def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
             assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: str(page.name))
+LONG = ("comparing.md", "replay.md")  # many runs each; their verbs have tests of their own
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.name in LONG else [], id=page.name)
+        for page in PAGES
+        if commands(page)
+    ],
+)
 def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["surefoot"])

@@ -318,7 +318,7 @@ def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, caps
         "learning rate halved after 2 evaluations without a better held-out/same: 0.5 of the schedule's from step 6 on",
         "learning rate multiplied by 0.6 after 2 evaluations without a better held-out/same:"
         " 0.3 of the schedule's from step 10 on, its floor",
-        *[line for line in said if line.startswith("held-out/loss ")],
+        *[line for line in said if line.startswith("finished: ")],
     ]
     assert "the learning rate was lowered to 0.3 of the schedule's" in said[-1]
     assert dict(written(tmp_path / "run", "scores", "rate_factor"))[6] == 0.5

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,9 @@ def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
 
 
 def test_where_the_system_does_not_tell_the_most_that_ever_was_counts(tmp_path: Path) -> None:
-    assert memory._resident_bytes(tmp_path / "nothing") > 1e7
+    most = memory._resident_bytes(tmp_path / "nothing")
+    assert most is not None
+    assert most > 1e7
 
 
 def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,3 +219,9 @@ def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: 
     assert raw["nonfinite"] == {"gradient_norm/a.weight": "inf", "update_norm/a/b": "-inf", "held-out/loss": "inf"}
     (tmp_path / "metrics.jsonl").write_text(line(record) + "\n")
     assert records(tmp_path / "metrics.jsonl") == [record]
+
+
+def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "Path", lambda _: Path("nothing/there"))
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert memory.used_bytes(torch.device("cpu")) == {}

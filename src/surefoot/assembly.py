@@ -1,4 +1,4 @@
-"""From what a user hands over (a class, a specification, a data set) to the Task and State that the loop works on."""
+"""From what a user hands over (a class, a specification) to the State that the loop works on; of data in `ordering.py`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
-from surefoot.batching import Batching, batching, one_each
+from surefoot.batching import Batching
 from surefoot.config.strategy import Strategy
-from surefoot.data.buckets import Buckets, Lengthy
-from surefoot.data.mixture import Mixture
-from surefoot.data.plan import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError
 from surefoot.loop import State, Trained
 from surefoot.optimizers import flat, on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
@@ -34,7 +30,6 @@ from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.parallel import refuse_ranks
 from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -219,10 +214,8 @@ def built_state(
         limits, device = clipping_of(clip, decision.limited), parameters[0].device
         way = skipping(made, device)
         gradients: Callable[[], list[Tensor]] = partial(present, parameters)
-        small = world.size == 1 and all(flat.worth_it(group["params"]) for group in made.param_groups)
-        if (
-            isinstance(way, StraightToKernel) and small and clip[0] != "adaptive"
-        ):  # which is told of parameters, not of groups
+        by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
+        if isinstance(way, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(made, models):
             way = flat.FlatAdamW(made, way)
             gradients = way.gradients
         trained[name] = Trained(made, parameters, way, limits, torch.zeros((), device=device), gradients)
@@ -230,6 +223,14 @@ def built_state(
         if kept is not None:
             averages[name] = kept
     return State(models, trained, averages, buffers=BatchStatistics(models.values(), world=world))
+
+
+def _may_lie_together(optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module]) -> bool:
+    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
+    if not all(flat.worth_it(group["params"]) for group in optimizer.param_groups):
+        return False
+    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
+    return flat.none_shared(held.values())
 
 
 def _averages(
@@ -293,60 +294,3 @@ def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict
         for group in made.param_groups
     ]
     return {"name": type(made).__name__, **plain, "groups": groups}
-
-
-def planned_sizes(
-    train: Any,
-    batch_size: int | str,
-    micro_batch_size: int | str | None,
-    *,
-    ranks: int = 1,
-    began: int | str | None = None,
-) -> Batching:
-    """The sizes of a step and its micro-batches; tokens only where the samples differ in length.
-
-    Without a `micro_batch_size` each of `ranks` makes one; a run that has begun keeps the size it began with.
-    """
-    if micro_batch_size is None:
-        micro_batch_size = began or one_each(batch_size, ranks=ranks)
-    sizes = batching(batch_size, micro_batch_size)
-    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size, begun=began is not None)
-    if sizes.unit == "samples":
-        return sizes
-    if not isinstance(train, Lengthy):
-        raise ConfigError(
-            f"batch_size = {batch_size}: {type(train).__name__} does not say how long its samples are\n"
-            "  give a number of samples, or the data set an attribute `lengths`: (samples,) or (samples, sides)"
-        )
-    return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
-
-
-def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
-    if sizes.unit == "tokens":
-        return Buckets(seed, lengths=_lengths(train, samples), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
-    plan: Plan
-    if isinstance(train, Mixture):
-        plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
-    else:
-        plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
-    return Cut(plan, sizes.micro_batch_size)
-
-
-def _lengths(train: Any, samples: int) -> Ids:
-    """What a data set says of its samples' lengths; `DataError` for what cannot be."""
-    found = np.asarray(train.lengths)
-    fits = (
-        found.ndim in (1, 2) and len(found) == samples and found.dtype.kind in "iu" and found.size and found.min() > 0
-    )
-    if not fits:
-        raise DataError(
-            f"{type(train).__name__}.lengths is {found.dtype} of shape {found.shape}, and there are {samples} samples\n"
-            "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
-        )
-    return found.astype(np.int64)
-
-
-def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
-    """A pass over the data and a step, in units of which each is a whole number: samples, or steps where these vary in samples."""
-    return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)

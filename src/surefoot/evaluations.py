@@ -1,6 +1,6 @@
 """What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples.
 
-How a score is computed is in `evaluate.py`; when one is due, and who waits for it, in `sitting.py`.
+How a score is computed is in `evaluate.py`; when one is due, and who waits for it, in `between_steps.py`.
 """
 
 from __future__ import annotations

@@ -64,12 +64,14 @@ def peak(device: torch.device) -> Iterator[Peak]:
 def used_bytes(device: torch.device) -> dict[str, int]:
     """What a record says of memory: what this process holds now and, on CUDA, the most that its tensors took since the last call.
 
-    `memory_bytes` is what is resident; where the system does not tell that, the most that ever was. Waits for nothing.
+    `memory_bytes` is what is resident; where the system does not tell that, the most that ever was; absent
+    where it tells neither. Waits for nothing.
 
     >>> used_bytes(torch.device("cpu"))["memory_bytes"] > 1e7
     True
     """
-    found = {"memory_bytes": _resident_bytes(Path("/proc/self/statm"))}
+    held = _resident_bytes(Path("/proc/self/statm"))
+    found = {} if held is None else {"memory_bytes": held}
     if device.type == "cuda":
         found["device_memory_bytes"] = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -94,12 +96,14 @@ def free_bytes(device: torch.device) -> int:
     )
 
 
-def _resident_bytes(statm: Path) -> int:
+def _resident_bytes(statm: Path) -> int | None:
     try:
         pages = int(statm.read_bytes().split()[1])
     except (OSError, IndexError, ValueError):
-        import resource  # which Windows has not
-
+        try:
+            import resource
+        except ImportError:  # Windows has none
+            return None
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -265,12 +265,14 @@ def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
 def _moved(
     score: str, first: dict[str, float], scores: dict[str, float], *, best: tuple[int, float] | None = None
 ) -> list[str]:
-    """How one score changed since the first of the run; `best` is an earlier step's and its value.
+    """How one score changed since the first of the run, where it did; `best` is an earlier step's and its value.
 
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
     ['a/loss fell from 2 at step 5 to 1.5']
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5}, best=(9, 1.4))
     ['a/loss fell from 2 at step 5 to 1.4 at step 9, the best, and ended at 1.5']
+    >>> _moved("a/bleu", {"step": 5, "a/bleu": 0.0}, {"a/bleu": 7.6e-14})
+    ['a/bleu 7.6e-14']
     """
     before, after = first.get(score, math.nan), scores.get(score, math.nan)
     if math.isnan(after) and best is None:
@@ -281,7 +283,7 @@ def _moved(
         else f"{number(best[1])} at step {best[0]:,}, the best, and ended at {number(after)}"
     )
     value = after if best is None else best[1]
-    if math.isnan(before) or before == value:
+    if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # what rounding leaves of nothing
         return [f"{score} {reached}"]
     return [
         f"{score} {'fell' if value < before else 'rose'} from {number(before)} at step {first['step']:,.0f} to {reached}"

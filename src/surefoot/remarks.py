@@ -26,7 +26,7 @@ from surefoot.sinks import records
 
 _ASKED_AFTER = ("train", "scores")
 _TIMES_AS_LONG = 100  # as an asking took, until the next
-_GONE = 0.1  # of the steps made: a finding that was gone for longer is said again
+_GONE = 0.1  # of all steps: a finding that was gone for longer is said again
 
 
 @dataclass
@@ -48,12 +48,13 @@ class Remarks:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
-        self.collected = Collected(earlier)
+        self.collected = Collected()
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
         try:
             if earlier:
+                self.collected = Collected(earlier)
                 self._take_as_said()
         except Exception as problem:
             self._give_up(problem)
@@ -87,7 +88,7 @@ class Remarks:
         new = None
         for finding in found:
             severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
-            known = before is not None and severity >= before.severity and not _long_gone(before, step)
+            known = before is not None and severity >= before.severity and not self._long_gone(before, step)
             if before is not None and known:
                 before.gone_since = None
             elif finding.severity != "note" and new is None:
@@ -98,6 +99,9 @@ class Remarks:
                 self.said[name].gone_since = step
         if new is not None:
             self.say(in_a_line(new, command=self.command))
+
+    def _long_gone(self, said: _Said, step: int) -> bool:
+        return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
 
     def _asked(self) -> tuple[int, list[Finding]]:
         """Steps made, and what is found now, the worst first."""
@@ -125,10 +129,6 @@ class Remarks:
                 f"note: the finding {check.__name__} cannot be made, which is a fault of surefoot's:"
                 f" {type(problem).__name__}: {problem}; training goes on"
             )
-
-
-def _long_gone(said: _Said, step: int) -> bool:
-    return said.gone_since is not None and step - said.gone_since > _GONE * step
 
 
 def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:

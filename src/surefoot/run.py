@@ -1,7 +1,7 @@
 """A training run: the parts put together, and the ways to train them.
 
-How arguments become parts is in `assembly.py`, how a step is made in `loop.py`, what is done between steps, at the
-beginning and at the end in `sitting.py`.
+How arguments become parts is in `assembly.py`, how a step is made in `loop.py`, what is done between steps in
+`between_steps.py`, at the beginning and at the end in `sitting.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from surefoot import assembly, snapshot
+from surefoot import assembly, ordering, snapshot
 from surefoot.activations import How, compute_again, in_words
 from surefoot.alike import as_given, equal_from_main, refuse_unequal
 from surefoot.assembly import Built, Model
@@ -23,8 +23,6 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings, json_settings
 from surefoot.config import clipping
 from surefoot.config.strategy import Kind, Strategy, strategy_for
-from surefoot.data.buckets import Buckets
-from surefoot.data.plan import MicroBatches
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
 from surefoot.errors import ConfigError
@@ -179,10 +177,10 @@ class Run:
         refuse_unequal(world, as_given(locals()) | {"device": world.device.type})  # so far, these are the arguments
         place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.ranks)
         began = None if out is None else began_with(Path(out), batch_size, world=world)
-        sizes = assembly.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
-        plan = assembly.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
-        _check_compiled(plan, compiled=compile)
-        samples_per_epoch, samples_per_step = assembly.steps_of_epoch(plan, sizes)
+        sizes = ordering.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
+        plan = ordering.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
+        ordering.refuse_compiled(plan, compiled=compile)
+        samples_per_epoch, samples_per_step = ordering.steps_of_epoch(plan, sizes)
         times = timetable(
             samples_per_epoch=samples_per_epoch,
             batch_size=samples_per_step,
@@ -325,7 +323,7 @@ class Run:
     def train(self) -> None:
         """Make all steps that are left; opens the run where it is not open."""
         with nullcontext() if self.sitting else self:
-            self._open("run.train()").alone = True
+            self._open("run.train()").between.alone = True
             for _ in self:
                 pass
 
@@ -418,7 +416,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
-        self._open("run.save()").ask_to_save()
+        self._open("run.save()").between.ask_to_save()
 
     def load(self, found: Contents) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
@@ -429,15 +427,6 @@ class Run:
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}")
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})
-
-
-def _check_compiled(plan: MicroBatches, *, compiled: bool) -> None:
-    """Raise where what is compiled for one shape would be given another one in almost every step."""
-    if compiled and isinstance(plan, Buckets):
-        raise ConfigError(
-            "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
-            "  leave --compile out, or give batch_size in samples"
-        )
 
 
 def _check_splits(evaluate: Mapping[str, Split], *, seed: int) -> None:

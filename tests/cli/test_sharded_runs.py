@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+from forked import Forked
+from on_ranks import forks
 from ranks import Ranks
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
@@ -16,7 +19,19 @@ from surefoot.sinks import records
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it. " * 120
 NETWORK = ["--model.layers", "2", "--model.width", "16", "--model.heads", "2", "--model.context", "16"]
-SETTINGS = [*NETWORK, "--data.tokenizer", "characters", "--batch-size", "8", "--micro-batch-size", "2", "--ema", "0.9"]
+SETTINGS = [
+    *NETWORK,
+    "--data.tokenizer",
+    "characters",
+    "--batch-size",
+    "8",
+    "--micro-batch-size",
+    "2",
+    "--ema",
+    "0.9",
+    "--precision",
+    "fp32",
+]
 EVERY = [
     "--evaluate-every",
     "4 steps",
@@ -66,11 +81,13 @@ def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path
         assert pieces <= files
 
 
-def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@forks
+def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
     last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "scores"][-1]
-    capsys.readouterr()
-    main(["evaluate", str(runs / "sharded"), "--checkpoint", "12"])
-    said = capsys.readouterr().out
+    evaluate = ["evaluate", str(runs / "sharded"), "--checkpoint", "12"]
+    with Forked(lambda: main(evaluate), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
     found = scores(said)
     assert found, said
     for name, value in found.items():

@@ -149,6 +149,7 @@ def test_text_that_is_in_both_is_found_wherever_it_is_cut() -> None:
     for cut in range(5_000, 5_128, 16):
         leaked = overlap(train, HeldOut(text[cut:10_000], context=128))
         assert leaked["found"] > 0.1 * leaked["looked_at"]
+        assert leaked["passages"]
     assert overlap(train, HeldOut(other, context=128))["found"] == 0
     assert first_look(train, {}, seed=0)["targets"]["distinct"] == 200
 
@@ -200,3 +201,12 @@ def test_a_run_looks_once_when_it_begins(tmp_path: Path) -> None:
     assert record["step"] == 0
     assert record["samples"] == record["looked_at"] == 52
     assert set(record["overlap"]) == {"held-out"}
+
+
+def test_what_there_is_time_for_comes_from_all_over_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "_READING_S", 0.0)
+    inputs = torch.arange(20_000.0)
+    look = first_look((inputs, torch.arange(20_000)), {"copy": (inputs.clone(), torch.arange(20_000))}, seed=0)
+    assert look["looked_at"] == look["targets"]["distinct"] == 512
+    assert look["overlap"]["copy"] == {"looked_at": 512, "found": 512}
+    assert first_look((inputs, (inputs // 2_000).long()), {}, seed=0)["targets"]["distinct"] == 10

@@ -290,7 +290,7 @@ def with_perplexity() -> dict[str, Any]:
 
 
 def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
-    time.sleep(0.15)
+    time.sleep(0.02)
     return {"accuracy": sf.accuracy(model, batch)}
 
 
@@ -303,16 +303,16 @@ def evaluating_long() -> dict[str, Any]:
 
 
 def noisy() -> dict[str, Any]:
-    """A linear regression whose targets are a signal and ten times as much noise, each sample's its own."""
+    """A linear regression whose targets are a signal and three times as much noise, each sample's its own."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2000, 64, generator=generator) / 8
-    signal = inputs @ torch.randn(64, 10, generator=generator)
-    data = TensorDataset(inputs, signal + 10 * torch.randn(2000, 10, generator=generator))
+    signal = inputs @ torch.randn(64, 100, generator=generator)
+    data = TensorDataset(inputs, signal + 3 * torch.randn(2000, 100, generator=generator))
 
     def squared(model: nn.Module, batch: Any) -> Tensor:
         return F.mse_loss(model(batch[0]), batch[1])
 
-    return {"model": lambda: nn.Linear(64, 10), "loss": squared, "train": data, "evaluate": {}}
+    return {"model": lambda: nn.Linear(64, 100), "loss": squared, "train": data, "evaluate": {}}
 
 
 def growing() -> dict[str, Any]:
@@ -347,7 +347,7 @@ HEALTHY = [
 ]
 
 FAULTY = [
-    Planted("gpt, rate 100 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=0.3, watch_every="1 steps")),
+    Planted("gpt, rate 300 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=1.0)),
     Planted("translation, rate 300 times the usual", "rate-too-high", recipe("translation", optimizer__lr=1.0)),
     Planted("images, rate 100 times too low", "rate-too-low", recipe("images", optimizer__lr=3e-5)),
     Planted("own, rate 300 times too low", "rate-too-low", own(optimizer=sf.adamw(lr=1e-5))),

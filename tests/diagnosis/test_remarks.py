@@ -88,6 +88,16 @@ def test_what_was_gone_for_long_is_said_again_and_what_was_gone_for_a_moment_is_
     assert len(said) == times
 
 
+def test_early_in_a_run_what_was_gone_for_a_few_steps_is_not_said_again() -> None:
+    there = Finding("data-bound", "warning", "Steps wait.")
+    said: list[str] = []
+    made = of(said)
+    for step, found in ((40, [there]), (50, []), (90, [there])):  # of 600 steps
+        made._asked = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
+        made.write({"kind": "train", "step": step})
+    assert len(said) == 1
+
+
 def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
     clock = Ticking(0.5)  # every look at the clock takes half a second: an asking then takes half of one
     made, asked_at = of([], now=clock), []
@@ -158,6 +168,37 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
     whole = sum(record["loss"] for record in records) / len(records)
     of_windows = history.loss.value @ history.column("targets").value / history.total("targets")
     assert of_windows == pytest.approx(whole)
+
+
+def test_a_record_without_a_number_where_one_is_usual_ends_nothing() -> None:
+    said: list[str] = []
+    odd = train(count=2100, loss_max=lambda place: None if place % 2 else 2.0)
+    made = of(said, earlier=odd)
+    assert said == []
+    assert len(made.collected.kinds["train"]) <= MOST["train"]
+
+
+def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(records: Any) -> Any:
+        raise TypeError("of ours")
+
+    monkeypatch.setattr("surefoot.diagnosis.collected.thinned", wrong)
+    said: list[str] = []
+    made = of(said, earlier=train(count=2100))
+    made.write(train()[0])
+    assert len(said) == 1
+    assert "findings are no longer looked for: TypeError: of ours" in said[0]
+
+
+@pytest.mark.parametrize("lost", [(True, False), (False, True), (True, True)])
+def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, bool]) -> None:
+    pair = [
+        record | ({"loss": None, "skipped": EVERY, "loss_of_applied": 0.0} if gone else {})
+        for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
+    ]
+    held = Collected()
+    held.kinds = {"train": thinned(pair)}
+    assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
 
 
 def test_thinned_records_have_the_same_findings() -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.config import clipping
-from surefoot.optimizers.clipping import RECENT, clipping_of, limited
+from surefoot.optimizers.clipping import RECENT, ByNorm, clipping_of, limited
 from surefoot.optimizers.gradients import gradient_norm
+from surefoot.optimizers.latch import skipped_where_bad
 from surefoot.sinks import records
 
 KINDS = ["norm 0.3", "value 0.02", "adaptive 0.01", "auto 0.7"]
@@ -325,3 +326,12 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
     remembered = run.state.trained["second"].clipping.remembered["norms"]
     assert remembered[torch.isfinite(remembered)].tolist() == norms
     assert len(norms) == 2
+
+
+def test_on_a_device_a_step_without_gradients_is_limited_and_skipped_there() -> None:
+    """Their norm is a number on the host, whatever device is trained on; "meta" stands for one that cannot be read."""
+    norm, loss, bad_in_a_row = torch.zeros(()), torch.zeros((), device="meta"), torch.zeros((), device="meta")
+    skipped = skipped_where_bad(norm, loss, bad_in_a_row, most=1)
+    by_norm = ByNorm(1.0, dtype=torch.float32, device=torch.device("meta"))
+    assert skipped.is_meta
+    assert by_norm.apply([], factor=1.0, norm=norm, skipped=skipped).is_meta

@@ -152,6 +152,54 @@ def test_what_should_not_be_moved_is_left_where_it_is(parameter: nn.Parameter) -
     assert not worth_it([nn.Parameter(torch.zeros(3)), parameter])
 
 
+def test_another_tensor_put_in_a_parameters_place_is_trained_as_torch_trains_it() -> None:
+    ours, our, way, theirs, their = both()
+    for step in range(4):
+        for model in (ours, theirs):
+            if step >= 2:
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clamp(-0.3, 0.3)
+            give_gradients(model, step)
+        assert len(way.gradients()) == (2 if step < 2 else len(list(ours.parameters())))
+        way.apply(our, APPLIED)
+        their.step()
+    close(ours, our, theirs, their)
+
+
+class Joined(nn.Module):
+    """Two parameters, or a parameter and a buffer, that lie in the same memory."""
+
+    def __init__(self, *, as_buffer: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        if as_buffer:
+            self.register_buffer("seen", self.first.weight.data[:2])
+        else:
+            self.second.weight.data = self.first.weight.data
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(self.first(inputs))
+
+
+@pytest.mark.parametrize("as_buffer", [False, True])
+def test_tensors_that_lie_in_the_same_memory_still_do_after_training(*, as_buffer: bool) -> None:
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    run = sf.Run(
+        model=lambda: Joined(as_buffer=as_buffer),
+        loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        train=(inputs, -inputs),
+        batch_size=4,
+        length="3 steps",
+        optimizer=sf.adamw(lr=0.01),
+        console=False,
+    )
+    before = run.state.models["model"].first.weight.clone()
+    run.train()
+    model: Any = run.state.models["model"]
+    assert not torch.equal(model.first.weight, before)
+    assert torch.equal(model.first.weight[:2], model.seen if as_buffer else model.second.weight[:2])
+
+
 class Branching(nn.Module):
     """One of its layers is used only where the first input of a batch is positive."""
 
@@ -164,10 +212,10 @@ class Branching(nn.Module):
         return self.last(self.second(hidden) if bool(inputs[0, 0] > 0) else hidden)
 
 
-def train(out: Path, *, until: int) -> dict[str, Tensor]:
+def branching_run(out: Path, *, until: int) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(64, 4, generator=generator)
-    run = sf.Run(
+    return sf.Run(
         model=Branching,
         loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
         train=(inputs, inputs.sum(1, keepdim=True)),
@@ -180,7 +228,10 @@ def train(out: Path, *, until: int) -> dict[str, Tensor]:
         out=out,
         console=False,
     )
-    run.train()
+
+
+def train(out: Path, *, until: int) -> dict[str, Tensor]:
+    branching_run(out, until=until).train()
     found = Store(out / "checkpoints").newest_intact()
     assert found is not None
     return {
@@ -196,3 +247,12 @@ def test_a_run_in_which_a_layer_is_not_always_used_resumes_to_the_same_bits(tmp_
         parts = train(tmp_path / "parts", until=until)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_checkpoint_from_before_a_gradient_was_absent_is_loaded_as_it_was(tmp_path: Path) -> None:
+    run = branching_run(tmp_path / "run", until=12)
+    run.train()
+    groups = run.state.trained["model"].optimizer.param_groups
+    assert any(group.get("updated_apart") for group in groups)
+    run.load(Store(tmp_path / "run" / "checkpoints").at(0))
+    assert not any(group.get("updated_apart") for group in groups)

@@ -248,6 +248,12 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f]", page)
 
 
+def test_no_text_turns_round_the_words_after_it(tmp_path: Path) -> None:
+    told = [*falling(100), {"kind": "event", "step": 100, "what": "stopped by \u202e\u2066"}]
+    page = page_of([written(tmp_path / "run", told)])
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
+
+
 def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path) -> None:
     values = {f"value {n}": 1.0 for n in range(200)}
     told: list[dict[str, Any]] = []
@@ -274,3 +280,10 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write .*\n.*--out FILE"):
         report(rich, out=tmp_path / "file" / "page.html")
+
+
+def test_a_score_that_went_and_came_back_is_told_by_its_best(tmp_path: Path) -> None:
+    losses = ((10, 2.0), (50, 1.0), (100, 2.0))
+    told = [{"kind": "scores", "step": step, "held-out/loss": loss} for step, loss in losses]
+    page = page_of([written(tmp_path / "run", told)])
+    assert "held-out/loss reached 1 at step 50 and is 2 again, as at step 10" in page

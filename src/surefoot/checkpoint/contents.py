@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.errors import CheckpointError
+from surefoot.optimizers.flat import APART
 from surefoot.sharding import Rows, held_of, name_of, rows_of, rows_of_state
 
 Saved = Mapping[str, Tensor | Stored]
@@ -175,6 +176,7 @@ def load_group_numbers(optimizer: torch.optim.Optimizer, plain: Any, tensors: Ma
             "  were other parameters frozen, or other decays chosen?"
         )
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.pop(APART, None)  # by a step that this takes back
         for key, value in saved.items():
             held = group.get(key)
             group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value

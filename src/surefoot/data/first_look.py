@@ -24,6 +24,7 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 _MOST, _MOST_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
 _MOST_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
 _PROBED = 16  # samples from which the size of all is told
+_AT_A_TIME = 512  # samples between two looks at the clock
 _IGNORED = -100  # what cross-entropy leaves out
 _TARGETS = ("target", "targets", "label", "labels")  # in a sample that is a dictionary
 
@@ -36,6 +37,14 @@ class Stored(Protocol):
 
     def stored(self, ids: Ids) -> Batch:
         """These samples as bytes, and all their targets where those are whole numbers."""
+
+
+@runtime_checkable
+class Cut(Protocol):
+    """A data set of windows over something longer: two that are cut elsewhere from the same place have no sample in common."""
+
+    def passages(self, ids: Ids) -> Batch:
+        """A passage out of each of these windows (`first_look.passages`), and all their targets."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,9 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
     `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
     are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: of how many samples of a
     split that were `looked_at` the bytes are those of a training sample that was looked at too, `found`; `among_all` where all
-    of those were, as indices tell. A split that is the training data themselves is `same`: that is done on purpose. What cannot
-    be read is passed over; the step that needs it will say why. The global random generators are left as they were.
+    of those were, as indices tell; of windows over a text, of how many a passage stands in the training text too, and `passages`
+    says so. A split that is the training data themselves is `same`: that is done on purpose. What cannot be read is passed over;
+    the step that needs it will say why. The global random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
@@ -122,7 +132,8 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
         own = np.asarray(split.indices)
         return {"looked_at": len(own), "found": int(np.isin(own, np.asarray(train.indices)).sum()), "among_all": True}
     looked = _looked(split, seed=seed, reading_s=reading_s)
-    return {"looked_at": len(looked.samples), "found": sum(sample in known for sample in looked.samples)}
+    counts = {"looked_at": len(looked.samples), "found": sum(sample in known for sample in looked.samples)}
+    return counts | ({"passages": True} if isinstance(split, Cut) else {})
 
 
 def _is_same(first: Any, second: Any) -> bool:
@@ -141,22 +152,39 @@ def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
         generator = np.random.default_rng(fold(stream_key(seed, "first look"), 0))
         if whole is None:
             return _read(dataset, _chosen(samples, _MOST_READ, generator), seed=seed, reading_s=reading_s)
-        for _ in range(2):  # the first time is mostly what happens once, and would have little looked at
-            begun = perf_counter()
-            probe, _ = whole(_chosen(samples, _PROBED, generator))
-            each_s = (perf_counter() - begun) / len(probe)
-        each = max(1, sum(map(len, probe)) // len(probe))
-        most = max(_PROBED, min(_MOST, _MOST_BYTES // each, int(reading_s / each_s)))
-        rows, targets = whole(_chosen(samples, most, generator))
+        return _looked_in_parts(whole, samples, generator, reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
         return Looked([])
-    return Looked([hash(row) for row in rows], _counted(targets))
+
+
+def _looked_in_parts(
+    whole: Callable[[Ids], Batch], samples: int, generator: np.random.Generator, *, reading_s: float
+) -> Looked:
+    """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
+    begun = perf_counter()
+    probe, _ = whole(_chosen(samples, _PROBED, generator))
+    each = max(1, sum(map(len, probe)) // len(probe))
+    chosen = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator)
+    if chosen.size > _AT_A_TIME:
+        chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
+    rows: list[int] = []
+    targets: list[NDArray[np.int64] | None] = []
+    for start in range(0, len(chosen), _AT_A_TIME):
+        part, theirs = whole(np.sort(chosen[start : start + _AT_A_TIME]))
+        rows += [hash(row) for row in part]
+        targets.append(_counted(theirs))
+        if perf_counter() - begun > reading_s:
+            break
+    told = [each for each in targets if each is not None]
+    return Looked(rows, np.concatenate(told) if len(told) == len(targets) else None)
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
     """How samples of a data set are had as they are stored, or at least in whole batches; None where neither can be."""
     if isinstance(dataset, Stored):
         return dataset.stored
+    if isinstance(dataset, Cut):
+        return dataset.passages
     tensors = _tensors(dataset)
     if tensors:
         return lambda ids: _of_tensors([part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors])

@@ -77,7 +77,7 @@ class Windows:
         # copies, so that both lie in memory row after row: a loss may `view` its targets
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
-    def stored(self, ids: Ids) -> Batch:
+    def passages(self, ids: Ids) -> Batch:
         """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
         inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
         return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
@@ -129,7 +129,7 @@ class HeldOut:
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
 
-    def stored(self, ids: Ids) -> Batch:
+    def passages(self, ids: Ids) -> Batch:
         """A passage out of each window (`first_look.passages`), and all targets."""
         inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
         return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)

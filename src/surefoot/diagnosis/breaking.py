@@ -52,6 +52,7 @@ def diverged(history: History) -> Verdict:
                 if len(loss)
                 else "no step was finite",
             ),
+            bad=True,
         )
     if len(loss) < FEWEST:
         return Unclear(name, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
@@ -72,6 +73,7 @@ def diverged(history: History) -> Verdict:
         middle,
         f"The loss diverged: from {best:.4g} about step {middle:,} to {last:.4g}.",
         (f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}",),
+        bad=False,
     )
 
 
@@ -100,7 +102,7 @@ def non_finite_steps(history: History) -> Verdict:
     if described.made.get("precision") == "fp16":
         causes.insert(0, "the loss scale of fp16 being found: some at the start, and one now and then")
     step = indexes[0] if indexes else None
-    look = f"surefoot replay {described.name} --step {'N' if step is None else step}  # names samples, module and tensor"
+    look = f"{described.replay('N' if step is None else step)}  # names samples, module and tensor"
     rate = described.lr
     tries = [look] + ([] if rate is None or of_a_pass else [described.typed("optimizer.lr", float(f"{rate / 10:.3g}"))])
     return Finding(
@@ -139,9 +141,7 @@ def loss_spikes(history: History) -> Verdict:
     largest = max(spikes, key=lambda spike: spike[1] - spike[2])
     at = where.get(largest[0])
     rate, limit = history.described.lr, history.described.clip
-    tries = [
-        f"surefoot replay {history.described.name} --step {largest[0] - 1 if at is None else at}  # shows its samples"
-    ]
+    tries = [f"{history.described.replay(largest[0] - 1 if at is None else int(at))}  # shows its samples"]
     if limit is None or limit[0] == "off":
         tries.append(history.described.typed("clip", "norm 1.0"))
     if rate is not None:
@@ -172,7 +172,7 @@ def skipped_steps(history: History) -> list[int]:
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 
-def _divergence(history: History, begun: int, message: str, evidence: tuple[str, ...]) -> Finding:
+def _divergence(history: History, begun: int, message: str, evidence: tuple[str, ...], *, bad: bool) -> Finding:
     described = history.described
     rate = described.lr
     tries = [] if rate is None else [described.typed("optimizer.lr", float(f"{rate / 10:.3g}"))]
@@ -188,8 +188,9 @@ def _divergence(history: History, begun: int, message: str, evidence: tuple[str,
         causes=(
             "a learning rate that is too high, or reached too soon",
             "numbers that overflow: attention or logits that grow without a norm, fp16, a loss with log or division",
+            *(() if bad else ("a loss that is not meant to fall, as of a policy: judge such a run by its scores",)),
         ),
-        try_=(*tries, f"surefoot replay {described.name} --step {begun}"),
+        try_=(*tries, described.replay(begun)),
         step=begun,
         numbers={"begun": begun},
     )

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.diagnosis.described import Described
-from surefoot.diagnosis.history import History, history_of
+from surefoot.diagnosis.history import History, history_of, loss_of_applied
 from surefoot.record import Record
 
 MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
 """Of each kind. Past it the older half is thinned to half as many, so what is new is whole and what is old is coarse."""
 _SUMMED = ("targets", "skipped", "training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
 _LARGEST = ("norm_max", "memory_bytes", "device_memory_bytes")
-_AVERAGED = ("loss", "loss_of_applied", "norm", "clipped")
+_AVERAGED = ("loss", "norm", "clipped")
 _INDEXES = 20
 
 
@@ -67,8 +67,12 @@ def _as_one(first: Record, second: Record) -> Record:
         elif name in _AVERAGED:
             share = first.get("targets", 1), second.get("targets", 1)
             merged[name] = (one * share[0] + other * share[1]) / (sum(share) or 1)
-    if first.get("loss_max", 0) > second.get("loss_max", 0):
+    if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
+    if "loss_of_applied" in merged:
+        losses = [(loss_of_applied(record), record.get("targets", 1)) for record in (first, second)]
+        known = [(loss, share) for loss, share in losses if isinstance(loss, int | float)]
+        merged["loss_of_applied"] = sum(loss * share for loss, share in known) / (sum(share for _, share in known) or 1)
     indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
     return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})
 

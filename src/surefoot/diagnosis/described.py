@@ -129,6 +129,19 @@ class Described:
         written = self.written.get(name)
         return self.made.get(name) if written is None and "." not in name else written
 
+    @property
+    def rate_test(self) -> str:
+        """What to type to test rates from the run's start on; a finished run has no next steps to do it in."""
+        if self.program == "script":
+            return "print(surefoot.find_lr(run)) where this run is built, into a new directory"
+        return f"surefoot find-lr {self.name} --checkpoint 0"
+
+    def replay(self, step: int | str) -> str:
+        """What to type to look at one step."""
+        if self.program == "script":
+            return f"print(surefoot.replayed(run, step={step})) where this run is built"
+        return f"surefoot replay {self.name} --step {step}"
+
     def typed(self, name: str, value: Any) -> str:
         """What to type for another value of a setting, with that of now: a flag, or code where the run is no recipe's.
 

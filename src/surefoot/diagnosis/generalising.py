@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from surefoot.diagnosis.finding import Finding, Severity, Unclear, Verdict, Well
+from surefoot.diagnosis.finding import Finding, Severity, Unclear, Verdict, Well, worst_first
 from surefoot.diagnosis.history import History, Series
 from surefoot.diagnosis.robust import level, noise
 from surefoot.diagnosis.words import listed
@@ -16,16 +18,22 @@ EVALUATIONS = 4
 WORSE = 0.02
 """Of the best loss: two evaluations in a row that are worse by 2 % are beyond what batches of one size do to an average over a split
 (their noise is under 1 % from a few hundred samples on)."""
+MANY_EVALUATIONS = 12
+"""From here on their own noise can be told from the bend of their course."""
+BY_CHANCE = 3.0
+"""Deviations of that noise: the lowest of some dozens of evaluations is two below their level, and the last two may be one above it."""
 NOTHING = 0.01
 """Of the first evaluation's loss: less is a rise among what is all but 0."""
 NEARLY_ALL = 0.95
 """Of the targets: who always gives the commonest answer is right in 19 of 20 cases, so a high accuracy says nothing."""
 SHARED = 0.01
 """Of a split: more is seen in the first digits of a score. Real data have a few duplicates."""
+PASSAGES_SHARED = 0.1
+"""Of a split's windows over a text: of two texts of the same kind a few in a hundred share a passage (2 % of Python's own library), and of
+one text cut in two ways a fifth of the windows have the same one. A shared passage is a part of a window, so a score moves less."""
 MOSTLY_SHARED = 0.5
 """Of a split: its score is one of the training data."""
-LOOKED_AT = 0.1
-"""Of the training data, for what is found in them to tell of the rest: of fewer, what is there many times is most of it."""
+_MOST_SCORES = 3  # that are told beside a loss
 
 
 def overfitting(history: History) -> Verdict:
@@ -39,11 +47,14 @@ def overfitting(history: History) -> Verdict:
         after = series.value[place + 1 :]
         if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[place])):
             continue
-        rise = min(after[-1], after[-2]) / series.value[place] - 1 if series.value[place] > 0 else 0.0
-        if min(after[-1], after[-2]) - series.value[place] < NOTHING * series.value[0]:
+        best, first = float(series.value[place]), float(series.value[0])
+        lost = float(min(after[-1], after[-2])) - best
+        surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
+        if lost < max(NOTHING * abs(first), surely):
             continue
+        rise = lost / (best if best > 0 else max(-best, first - best))  # below 0 a loss is as large as what was gained
         if rise > WORSE and (worst is None or rise > worst[0]):
-            worst = (float(rise), split, series, place)
+            worst = (rise, split, series, place)
     if worst is None:
         return Well(name, f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
     rise, split, series, place = worst
@@ -70,6 +81,7 @@ def overfitting(history: History) -> Verdict:
             f"{split}/loss {series.value[place]:.4g} at step {best:,}, {series.value[-1]:.4g} at step {series.step[-1]:,}"
             f" ({rise:+.0%} at least in the last two)",
             f"training loss {_level_near(loss, best):.4g} then, {_level_near(loss, int(loss.step[-1])):.4g} now",
+            *_other_scores(history, split, best),
         ),
         causes=(
             "more passes over the data than they bear",
@@ -82,47 +94,78 @@ def overfitting(history: History) -> Verdict:
 
 
 def overlap(history: History) -> Verdict:
-    """Samples of a split that are samples of the training data."""
+    """Samples of a split that are samples of the training data, or windows over a text that share a passage with it."""
     name = "train-validation-overlap"
-    found = history.data.get("overlap")
-    shares = {
-        split: (int(counts.get("found") or 0), int(counts.get("looked_at") or 0))
-        for split, counts in (found.items() if isinstance(found, dict) else ())
+    told = history.data.get("overlap")
+    found = {
+        split: counts
+        for split, counts in (told.items() if isinstance(told, dict) else ())
         if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
     }
-    if not shares:
+    if not found:
         return Unclear(name, "the records do not say how many samples are in both parts")
-    split = max(shares, key=lambda each: shares[each][0] / shares[each][1])
-    same, looked_at = shares[split]
-    share = same / looked_at
-    whole = isinstance(found, dict) and found[split].get("among_all")
-    samples, of_training = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
-    part = 0 < of_training < samples and not whole
-    among = f"{of_training:,} training samples looked at, of {samples:,}"
-    if not same:
-        looked = sum(each for _, each in shares.values())
-        return Well(name, f"none of {looked:,} samples looked at is one of {f'the {among}' if part else 'training'}")
-    # of a part of the training data only copies of that part are found: so many are there of a split that is in it up to `most`
-    most = min(1.0, share * samples / of_training) if part else share
-    mostly = max(share, most if part and of_training >= LOOKED_AT * samples else 0.0) >= MOSTLY_SHARED
-    severity: Severity = "error" if mostly else "warning" if share >= SHARED else "note"
-    evidence = [f"{each}: {there:,} of {looked:,} looked at" for each, (there, looked) in shares.items() if there]
-    if part:
-        evidence.append(f"compared with the {among}; with all of them it may be {most:.0%} of {split}")
+    verdicts = [_overlap_of(split, counts, history) for split, counts in found.items() if counts.get("found")]
+    if not verdicts:
+        looked_at = sum(int(counts["looked_at"]) for counts in found.values())
+        return Well(name, f"none of {looked_at:,} samples looked at is one of training")
+    verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
+    worst = worst_first(verdicts)[0]
+    return replace(worst, evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
+
+
+def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding:
+    looked_at, same, of_text = int(counts["looked_at"]), int(counts["found"]), bool(counts.get("passages"))
+    share, bound = same / looked_at, PASSAGES_SHARED if of_text else SHARED
+    severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
+    trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
+    part = known < trained_on and not counts.get("among_all")
+    among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
+    if of_text:
+        evidence = f"{split}: {same:,} of {looked_at:,} windows{among}"
+        return _passages_shared(split, share, severity, evidence=evidence, mostly_seen=2 * known >= trained_on)
     return Finding(
-        name,
+        "train-validation-overlap",
         severity,
-        f"{'At least ' * part}{share:.0%} of {split} are samples of the training data."
-        if share >= SHARED or severity == "error"
-        else f"A few samples of {split} are training data too.",
-        evidence=tuple(evidence),
+        f"A few samples of {split} are training data too."
+        if severity == "note"
+        else f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.",
+        evidence=(f"{split}: {same:,} of {looked_at:,} looked at{among}",),
         causes=(
             "a split that was taken after the data were copied or augmented",
             "duplicates in the data",
             "the same file given for both",
         ),
         try_=("take duplicates out before splitting; split by source (document, patient, speaker), not by sample",),
-        numbers={"share": share, "most": most},
+        numbers={"share": share},
+    )
+
+
+def _passages_shared(split: str, share: float, severity: Severity, *, evidence: str, mostly_seen: bool) -> Finding:
+    few = severity == "note"
+    message = (
+        f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text."
+    )
+    if few and mostly_seen:
+        message = (
+            f"A few passages of {split} stand in the training text too, as in most texts: its score is hardly touched."
+        )
+    elif few:
+        message = f"A few passages of {split} stand in the part of the training text that was looked at."
+    return Finding(
+        "train-validation-overlap",
+        severity,
+        message,
+        evidence=(evidence,),
+        causes=(
+            "what many files have in common: licences, headers, code or phrases that were copied",
+            *(() if few else ("the same file given for both", "documents that are in the data twice")),
+        ),
+        try_=(
+            "nothing need be done; for a stricter score take copied documents out"
+            if few
+            else "take copied documents out before splitting; split by document, not by place in the text",
+        ),
+        numbers={"share": share},
     )
 
 
@@ -209,6 +252,19 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
     other = smoothing / classes
     own = 1 - smoothing + other
     return -own * math.log(own) - (classes - 1) * other * math.log(other)
+
+
+def _other_scores(history: History, split: str, best: int) -> list[str]:
+    """How the split's other scores went since: an accuracy may still rise while wrong answers are given more surely."""
+    names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
+    told = []
+    for name in names[:_MOST_SCORES]:
+        values = {
+            record["step"]: record[name] for record in history.scores if isinstance(record.get(name), int | float)
+        }
+        if best in values:
+            told.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
+    return told
 
 
 def _fell_since(history: History, step: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.diagnosis.finding import Finding, Unclear, Verdict, Well
-from surefoot.diagnosis.history import History
+from surefoot.diagnosis.history import History, Table
 from surefoot.diagnosis.robust import level, trend
 from surefoot.diagnosis.weights import WATCHED, matrices
 from surefoot.diagnosis.words import listed
@@ -114,11 +114,8 @@ def growing_gradient(history: History) -> Verdict:
 def vanishing_gradient(history: History) -> Verdict:
     """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
     name = "vanishing-gradient"
-    norms, gradients, weights = (
-        history.column("norm").finite,
-        history.watched("gradient_norm"),
-        history.watched("weight_norm"),
-    )
+    norms = history.column("norm").finite
+    gradients, weights = (_settled(history, history.watched(kind)) for kind in ("gradient_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-len(norms) // 4 :].any():
         return Finding(
             name,
@@ -129,19 +126,20 @@ def vanishing_gradient(history: History) -> Verdict:
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),
-            try_=(f"surefoot replay {history.described.name} --step {history.step - 1}  # shows where it ends",),
+            try_=(f"{history.described.replay(history.step - 1)}  # shows where it ends",),
             step=int(norms.step[-(len(norms) // 4)]),
             numbers={"smallest": 0.0},
         )
     names = [parameter for parameter in matrices(history, gradients.names) if parameter in weights.names]
     if len(gradients) < WATCHED or len(names) < 2:
         return Unclear(
-            name, f"{len(gradients)} watched steps of {len(names)} matrices are too few (at least {WATCHED}, of 2)"
+            name,
+            f"{len(gradients)} watched steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED}, of 2)",
         )
     relative = {}
     for parameter in names:
-        gradient = gradients.value[1:, gradients.names.index(parameter)]  # without the first: a head may start at 0
-        weight = weights.value[1:, weights.names.index(parameter)]
+        gradient = gradients.value[:, gradients.names.index(parameter)]
+        weight = weights.value[:, weights.names.index(parameter)]
         part = level(gradient) * level(weight)
         if math.isfinite(part) and part > 0:
             relative[parameter] = part
@@ -242,6 +240,11 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
     small, small_squared, big, big_squared = rows.T
     gradient = (big * big_squared - small * small_squared) / (big - small)
     return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
+
+
+def _settled(history: History, table: Table) -> Table:
+    """The watched steps after the warm-up, without the first: until then what starts at 0 has hardly left it."""
+    return table.rows((table.step >= history.described.warmup) & (np.arange(len(table)) > 0))
 
 
 def _layers_that_grew(history: History) -> tuple[str, ...]:

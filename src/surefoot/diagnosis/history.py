@@ -107,7 +107,7 @@ class History:
     def loss(self) -> Series:
         """The training loss of the steps that were applied, where it is a number."""
         steps = [record["step"] for record in self.train]
-        values = [_number(record.get("loss_of_applied", record.get("loss"))) for record in self.train]
+        values = [_number(loss_of_applied(record)) for record in self.train]
         return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)).finite
 
     @cached_property
@@ -164,6 +164,16 @@ def history_of(records: Iterable[Record], described: Described) -> History:
         data=data[-1] if data else {},
         resumed=tuple(record["step"] for record in by_kind.get("resumed", ())),
     )
+
+
+def loss_of_applied(record: Record) -> Any:
+    """The training loss of the steps of a record that were applied; None where none was, whose sum is noted as 0.
+
+    >>> loss_of_applied({"loss": 2.0}), loss_of_applied({"loss": None, "skipped": 2, "loss_of_applied": 0.0})
+    (2.0, None)
+    """
+    held = record.get("loss_of_applied", record.get("loss"))
+    return None if held == 0.0 and "loss_of_applied" in record else held
 
 
 def _series(records: Sequence[Record], name: str) -> Series:

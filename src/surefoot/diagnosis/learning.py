@@ -78,8 +78,8 @@ def loss_not_falling(history: History) -> Verdict:
     found = course(loss)
     if found.fallen:
         return Well(name, f"the loss fell from {found.start:.4g} to {found.best:.4g}")
-    begun = described.made.get("init") is not None  # from trained weights there may be little left to learn
-    severity: Severity = "warning" if begun else "error"
+    trained = described.made.get("init") is not None or _knows_already(history, found.start)
+    severity: Severity = "warning" if trained else "error"
     return Finding(
         name,
         severity,
@@ -92,10 +92,12 @@ def loss_not_falling(history: History) -> Verdict:
             "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
             "a learning rate that is far too high or far too low",
             "a loss that does not depend on what is trained, or units that are all dead",
+            *(("weights that were trained before, with little left to learn",) if trained else ()),
+            "a loss that is not meant to fall, as of two models against each other, or of a policy: judge those by scores",
         ),
         try_=(
             "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
-            f"surefoot find-lr {described.name}",
+            described.rate_test,
         ),
         numbers={"start": found.start, "best": found.best, "noise": found.error},
     )
@@ -117,6 +119,8 @@ def rate_too_high(history: History) -> Verdict:
     if len(loss) >= FEWEST:
         found = course(loss)
         began = level(loss.value[:3])
+        if began - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
+            began = float(loss.value[0])
         worst = max(found.quarters)
         if worst > ABOVE_START * began + CERTAIN * found.error and began > 0:
             evidence.append(f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}")
@@ -127,22 +131,23 @@ def rate_too_high(history: History) -> Verdict:
         elif severity is not None and not found.fallen:
             evidence.append(f"the loss has not fallen below {found.start:.4g}, where it began")
             severity = "error"
-    dead = died(history)
-    if dead:
-        evidence.append(
-            f"units that were alive at first have been killed, as by steps that are too large: {listed(dead)}"
-        )
-        severity = severity or "warning"
     if severity is None:
         return Well(
             name, "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
+        )
+    dead = died(
+        history
+    )  # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
+    if dead:
+        evidence.append(
+            f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
         )
     clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
     if clipped >= 0.5:
         evidence.append(f"the gradient was limited in {clipped:.0%} of the steps")
     rate = described.lr
     lower = "a tenth of the learning rate" if rate is None else described.typed("optimizer.lr", _tenth(rate))
-    tries = [lower, f"surefoot find-lr {described.name}"]
+    tries = [lower, described.rate_test]
     if described.warmup < 0.01 * (described.schedule_steps or 0):
         tries.append(described.typed("schedule.warmup", "5%"))
     return Finding(
@@ -203,9 +208,19 @@ def rate_too_low(history: History) -> Verdict:
             "a run too short to tell",
             "a limit on the gradient far below its norm, with SGD",
         ),
-        try_=(higher, f"surefoot find-lr {described.name}"),
+        try_=(higher, described.rate_test),
         numbers={"update_to_weight": ratio},
     )
+
+
+def _knows_already(history: History, start: float) -> bool:
+    """Whether the loss began at less than half of what a model would have that knows no more than the commonest target.
+
+    A cross-entropy without knowledge of the inputs is at least the negative logarithm of the commonest target's share.
+    """
+    told = history.data.get("targets")
+    share = told.get("most_common_fraction") if isinstance(told, dict) else None
+    return isinstance(share, float) and 0 < share < 1 and 0 < start < -0.5 * math.log(share)
 
 
 def _rebound(history: History) -> str | None:
@@ -224,8 +239,8 @@ def _rebound(history: History) -> str | None:
     rate = np.interp(loss.step[width // 2 :][: len(levels)], rates.step, rates.value)
     high = (rate >= 0.5 * rates.value.max()) & (np.arange(len(levels)) >= place + width)
     later = levels[high]
-    risen = len(later) >= width and float(later.max()) > (1 + REBOUND) * early + 2 * CERTAIN * error
-    fell = loss.value[0] - early > max(SMALLEST_FALL * loss.value[0], 2 * CERTAIN * error)
+    risen = len(later) >= width and float(later.max()) - early > REBOUND * abs(early) + 2 * CERTAIN * error
+    fell = loss.value[0] - early > max(SMALLEST_FALL * abs(loss.value[0]), 2 * CERTAIN * error)
     if not fell or not risen or float(later.min()) < early - CERTAIN * error:
         return None
     step = int(loss.step[place + width // 2])

@@ -36,6 +36,8 @@ def ended_early(history: History) -> Verdict:
             f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
             f" {history.step:,}: some are missing (surefoot verify {described.name})",
         )
+    if (history.ended_by or "").startswith("diverged"):
+        return Well(name, "it diverged, of which there is a finding of its own")
     how, stop = history.ended_by, described.present("stop_after")
     asked = (how is not None and how.startswith("stopped")) or (how is None and stop is not None)
     rate, highest = _rates(history)
@@ -49,7 +51,7 @@ def ended_early(history: History) -> Verdict:
         evidence=tuple(evidence),
         causes=(
             f"stop_after is {stop}" if stop else how or "a kill, or the end of a machine",
-            "a time limit shorter than the run",
+            *(("a time limit shorter than the run",) if asked or how is None else ()),
         ),
         try_=(
             f"surefoot resume {described.name}  # goes on to the same bits",
@@ -88,7 +90,7 @@ def still_improving(history: History) -> Verdict:
     if series is None:
         return Unclear(name, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
     end, before = float(series.value[-1]), _at(series, 0.8 * history.step)
-    gained = (before - end) / before if before > 0 else 0.0
+    gained = (before - end) / abs(before) if before else 0.0
     if series.value.min() < end or gained < STILL:
         return Well(name, f"{of_what} improved by {max(gained, 0):.1%} over the last fifth of the run")
     exact = described.shape in ("constant", "inverse-sqrt")

@@ -86,7 +86,7 @@ def unusual_updates(history: History) -> Verdict:
             "gradients that hardly reach these layers",
         ),
         try_=(
-            f"surefoot find-lr {history.described.name}",
+            history.described.rate_test,
             "a rate of their own: sf.Rates for groups of parameters, --optimizer.layer-decay, --optimizer.base-width",
         ),
         numbers={"median": typical, "small": len(small), "large": len(large)},

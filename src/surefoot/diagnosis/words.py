@@ -17,6 +17,15 @@ def listed(names: Sequence[object], *, most: int = _SHOWN) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def rate(number: float) -> str:
+    """How many a second, as people write them.
+
+    >>> rate(83_541.9), rate(12.345)
+    ('83,500', '12.3')
+    """
+    return f"{float(f'{number:.3g}'):,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+
+
 def size(number: float) -> str:
     """Bytes as people write them.
 

@@ -97,7 +97,7 @@ class ByNorm:
     def __init__(self, most: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self._most, self._tiny, self._one = torch.tensor([most, 1e-6, 1.0], dtype=dtype, device=device).unbind()
         self._surely_within = most * 0.999 if dtype == torch.float32 and most > _LEAST_NORM else -1.0
-        self._not_limited = torch.tensor(False)
+        self._not_limited = torch.tensor(False, device=device)
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002

@@ -2,13 +2,15 @@
 
 Parameters become views of one tensor and stay what they are to everyone else: the same objects, of the same shapes, saved by
 name; so does their state. Gradients are copied together after backward, so one that is absent is still seen (None is not
-zeros: such a parameter must neither decay nor coast); from then on its group is updated parameter by parameter.
+zeros: such a parameter must neither decay nor coast); from then on its group is updated parameter by parameter. So is one of
+whose parameters another tensor was put in place (`parameter.data = ...`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from surefoot.sharding import rows_of
 
 _MOST = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
 _ALIGNED = 16  # numbers of 4 bytes: 64 bytes, to which torch's allocator aligns
-_APART = "updated_apart"  # in a group of parameters, and so in a checkpoint
+APART = "updated_apart"  # in a group of parameters, and so in a checkpoint
 
 
 @dataclass
@@ -37,13 +39,16 @@ class FlatGroup:
     steps: Tensor
 
     def __post_init__(self) -> None:
+        self.places = [place.data_ptr() for place in parts(self.weights, self.parameters)]
         self.pieces = parts(self.gradients, self.parameters)
         self.counters = list(self.steps.unbind())
 
     def gathered(self) -> bool:
-        """Copy the gradients together; False where one is absent."""
+        """Copy the gradients together; False where one is absent, or a parameter no longer lies here."""
         held = [parameter.grad for parameter in self.parameters]
         if any(gradient is None for gradient in held):
+            return False
+        if [parameter.data_ptr() for parameter in self.parameters] != self.places:
             return False
         torch._foreach_copy_(self.pieces, held)  # type: ignore[arg-type]  # none is None
         return True
@@ -84,10 +89,10 @@ class FlatAdamW:
         """All gradients, for their norm and their limit: of each group in one tensor, or those that there are."""
         found: list[Tensor] = []
         for group, flat in zip(self.optimizer.param_groups, self.groups, strict=True):
-            if not group.get(_APART) and flat.gathered():
+            if not group.get(APART) and flat.gathered():
                 found.append(flat.gradients)
             else:
-                group[_APART] = True
+                group[APART] = True
                 found += present(flat.parameters)
         return found
 
@@ -96,11 +101,11 @@ class FlatAdamW:
         with torch.no_grad():
             moved_on = torch.rsub(found_inf, 1.0)
             for place, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
-                if not group.get(_APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
-                    group[_APART] = True
+                if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
+                    group[APART] = True
                     for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
                         parameter.grad = piece  # they are limited there
-                if group.get(_APART):
+                if group.get(APART):
                     self.apart.apply_to(optimizer, place, found_inf, moved_on)
                 else:
                     self._step(group, flat, found_inf, moved_on)
@@ -138,6 +143,26 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
     )
     whole = all(type(held) is nn.Parameter and rows_of(held) is None for held in parameters)
     return plain and whole and sum(held.numel() for held in parameters) <= _MOST
+
+
+def none_shared(tensors: Iterable[Tensor]) -> bool:
+    """Whether no two of these lie in the same memory: to move one of two that do would part them.
+
+    Views of one tensor that lie apart, such as what was laid out before, share nothing.
+
+    >>> weight = torch.zeros(4, 4)
+    >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
+    (True, False)
+    """
+    lying = [held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()]
+    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying)
+    return all(end <= start for (_, end), (start, _) in pairwise(taken))
+
+
+def _extent(held: Tensor) -> int:
+    """The bytes from a tensor's first number to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(held.shape, held.stride(), strict=True))
+    return (last + 1) * held.element_size()
 
 
 def laid_out(parameters: list[nn.Parameter]) -> FlatGroup:

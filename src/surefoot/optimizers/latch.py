@@ -23,7 +23,8 @@ def skipped_where_bad(
     >>> [float(skipped_where_bad(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, most=1)) for norm in norms]
     [0.0, 1.0, 1.0, 1.0]
     """
-    if norm.is_cpu and loss_scale is None and _plainly_good(norm, loss, bad_in_a_row):
+    here = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
+    if here and loss_scale is None and _plainly_good(norm, loss, bad_in_a_row):
         return torch.zeros((), dtype=torch.float32)
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (bad_in_a_row > most)).float()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot import assembly
+from surefoot import assembly, ordering
 from surefoot.batching import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.loop import State, Task, Trained
@@ -112,7 +112,7 @@ def _micro_batches(parts: Parts) -> list[Variant]:
 
     def made(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
-        plan = assembly.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
+        plan = ordering.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
         return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
 
     unit = "" if sizes.unit == "samples" else " tokens"

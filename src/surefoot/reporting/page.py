@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1_000_000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_TURNING = dict.fromkeys((*range(8234, 8239), *range(8294, 8298)), "�")  # the words that follow, too
 _FILES = ("page.html", "parts.html", "run.html", "runs.html", "page.css")
 _STATES: dict[State, str] = {
     "running": "running",
@@ -157,7 +158,7 @@ def _crash(run: RunTold, state: State) -> dict[str, str] | None:
 
 def _rendered(name: str, held: dict[str, Any]) -> str:
     page = _environment().get_template(name).render(**held, made=time.strftime("%Y-%m-%d %H:%M:%S %z"))
-    return visible(page).encode(errors="replace").decode()  # a model may write anything
+    return visible(page).translate(_TURNING).encode(errors="replace").decode()  # a model may write anything
 
 
 @cache

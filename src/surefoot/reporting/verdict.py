@@ -147,6 +147,9 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
     first_step, first = curve.first
     if first_step == found.last_step:
         return [f"{found.name} {written(found.last)}"]
+    if first == found.last and found.best != found.last:
+        reached = f"reached {written(found.best)} at step {found.best_step:,}"
+        return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
     if first == found.last:
         return [f"{found.name} is {written(first)} as at step {first_step:,}"]
     verb = "fell" if found.last < first else "rose"

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from surefoot import crash
-from surefoot.assembly import data_plan, planned_sizes
 from surefoot.batching import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.data.plan import Ids
@@ -25,6 +24,7 @@ from surefoot.memory import free_bytes, in_words, parsed_bytes, peak, tensor_byt
 from surefoot.micro_batch import MicroBatch
 from surefoot.models.dropout import Dropout
 from surefoot.optimizers.gradients import clear
+from surefoot.ordering import data_plan, planned_sizes
 from surefoot.parts import Parts
 from surefoot.run import Run
 from surefoot.tune.batch_sizes import FoundBatch, Tried, chosen, searched

@@ -1,0 +1,180 @@
+"""What a run does between two steps, where it is due: it logs, scores, saves, and reads what was seen of a step.
+
+The loop asks (`surefoot.loop.Duties`); only here may a run wait for the device. What a score is and which are owed is in
+`evaluations.py`, how a sitting begins and ends in `sitting.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from surefoot import divergence
+from surefoot.checkpoint.format import Contents
+from surefoot.errors import ConfigError
+from surefoot.evaluations import Evaluations
+from surefoot.journal import Journal
+from surefoot.layers import Layers
+from surefoot.loop import Step
+from surefoot.memory import used_bytes
+from surefoot.parts import Parts
+from surefoot.replicas import Comparison
+from surefoot.watching import UNWATCHED, Watch, Watched
+from surefoot.wishes import Wishes
+
+
+class BetweenSteps:
+    """The duties of one sitting. `alone`: no code of the user's runs between its steps."""
+
+    def __init__(self, parts: Parts, wishes: Wishes) -> None:
+        self.parts, self.whole, self.state, self.wishes = parts, parts.whole, parts.state, wishes
+        self.journal = Journal(parts.console)
+        self.evaluations = Evaluations(parts, self.journal)
+        self.comparison = Comparison(parts.world, parts.timetable.compare)
+        self.layers = Layers(
+            self.state.models,
+            {name: trained.parameters for name, trained in self.state.trained.items()},
+            world=parts.world,
+            local_times=parts.task.ranks.local_times,
+            compiled=parts.compiled,
+            seen=self.whole.seen,
+        )
+        self.alone = False
+        self.first_step = 0  # of the sitting
+        self.skipped = 0  # steps, as far as the records tell
+        self.logged_step = 0
+        self.evaluated_step = 0  # the last one after which scores or a sample were due
+        self.looped_at = time.monotonic()
+
+    def opened(self, parts: Parts) -> None:
+        """Begin where the run stands now; `parts` are those with which it goes on."""
+        self.parts, self.first_step = parts, self.state.step
+
+    def started(self) -> None:
+        """The loop runs from here on: by that the time that is left is told."""
+        self.looped_at = time.monotonic()
+
+    # --- asked by the loop ---------------------------------------------------------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        """True when no further step is to be made; asked once before each step, by all ranks."""
+        made = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
+        return made or self.wishes.stopping()
+
+    def evaluate_due(self, done: int) -> bool:
+        """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
+        return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
+
+    def log_due(self, done: int) -> bool:
+        """After the last step, and every `log_every`; once."""
+        return self.logged_step != done and self.parts.timetable.log_due(done)
+
+    def save_due(self, done: int) -> bool:
+        """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
+        saving = self.parts.saving
+        return saving is not None and (done == self.parts.length.steps or self.wishes.save or saving.due(done))
+
+    def evaluate(self, step: Step) -> None:
+        """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
+        self._evaluate()
+        if self.evaluations.scores_due(step.index + 1):
+            step.scores = self.evaluations.scores
+
+    def log(self) -> None:
+        """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
+        self.logged_step = self.state.step
+        self.whole.meter.collect(self.parts.world)
+        window = self.whole.meter.read()
+        times = self.whole.clock.window()
+        values: dict[str, Any] = dict(window.values)
+        trained_s = times["training_s"] + times["waiting_s"]
+        if "targets" in values and trained_s > 0:
+            values["targets_per_s"] = values["targets"] / trained_s
+        first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
+        values["learning_rate"] = first["lr"]
+        step_s = (time.monotonic() - self.looped_at) / max(self.state.step - self.first_step, 1)
+        values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
+        values |= used_bytes(self.parts.device)
+        self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
+        self.skipped += len(window.skipped)
+        self.whole.bad_steps.saw(window.skipped, done=self.state.step)
+        if self.parts.world.size > 1:
+            self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
+        if divergence.latched(self.state, self.parts.task.max_bad_steps):
+            raise divergence.ended(self.parts, self._packed, protected=self._best)
+
+    def save(self) -> None:
+        """Copy the state and write it as a checkpoint in the background."""
+        assert self.parts.saving is not None  # save_due says so
+        self.wishes.saved()
+        self.parts.saving.save(self._packed, protected=self._best)
+
+    def watch(self, index: int) -> Watch:
+        """What looks at a step, where one is due to be looked at when it is made."""
+        return self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
+
+    def made(self, step: Step) -> None:
+        """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
+        self.whole.meter.add(step)
+        if isinstance(step.watch, Watched):
+            seen = self.layers.read(step.watch, count=step.count)
+            if seen is not None:
+                self.journal.write(seen)
+
+    # --- asked by whoever holds the sitting ----------------------------------------------------------------------
+
+    def ask_to_save(self) -> None:
+        """Have a checkpoint written when the step that is being made, or its body, is over."""
+        if self.parts.saving is None:
+            raise ConfigError("this run has no directory to save to: give Run(out=...)")
+        self.wishes.asked_to_save = True
+
+    def catch_up(self) -> None:
+        """Do what was due after the step at which a loop was left by `break`."""
+        done = self.state.step
+        if done == self.first_step:
+            return
+        if self.evaluated_step != done and self.evaluate_due(done):
+            self._evaluate()
+        if self.whole.meter.rows and self.log_due(done):
+            self.log()
+
+    def make_up_for_evaluation(self) -> None:
+        """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
+        self.evaluations.due = False
+        self.whole.clock.start()
+        self.whole.clock.enter("evaluating")
+        self._evaluate()
+        self.whole.clock.enter("waiting")
+        if self.parts.saving is not None and not self.evaluations.due:
+            self.parts.saving.begun_step = None
+            self.save_last()
+
+    def save_last(self) -> None:
+        """Have what the run is now on disk before this returns, where it is saved at all."""
+        if self.parts.saving is not None:
+            self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
+
+    def _evaluate(self) -> None:
+        done = self.evaluated_step = self.state.step
+        if self.alone and self.whole.meter.rows and self.log_due(done):
+            self.whole.clock.enter("training")  # the device may still be busy with it
+            self.log()  # nothing can be added to it: the loss stands before the scores
+            self.whole.clock.enter("evaluating")
+        if self.evaluations.scores_due(done):
+            self.evaluations.score(stop=self.wishes.told_to_stop if self.alone else lambda: False)
+        if self.evaluations.sample_due(done) and not self.evaluations.due:
+            self.evaluations.sample()
+
+    @property
+    def _best(self) -> tuple[int, ...]:
+        watch = self.whole.watch
+        return () if watch is None or watch.step is None else (watch.step,)
+
+    def _packed(self) -> Contents:
+        owed = self.evaluations
+        self.whole.meter.collect(self.parts.world)
+        contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
+        return replace(contents, log=self.journal.state())
