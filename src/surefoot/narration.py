@@ -158,16 +158,20 @@ def divergence(
     *,
     optimizer: dict[str, Any],
     schedule: Schedule | Joined,
+    most: int,
     seen: str | None = None,
     look: str | None = None,
 ) -> str:
-    """Why a run was ended after steps that were not finite, and what to try.
+    """Why a run was ended after more than `most` steps in a row that were not finite, and what to try.
 
     `seen` is what looking at the first of them has found, `look` what to type to look oneself.
     """
     rate = optimizer.get("lr")
+    stayed = "and stayed so; none of these steps was applied"
+    if most == 0:  # of the steps after it, skipped by the latch, nothing is known
+        stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
     lines = [
-        f"loss or gradient became non-finite at step {step} and stayed so; none of these steps was applied",
+        f"loss or gradient became non-finite at step {step} {stayed}",
         *([] if seen is None else [f"  {seen}"]),
         f"  {stands}",
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.cli.finders import meant
 from surefoot.cli.main import main
 
 PROGRAM = """
@@ -66,6 +67,15 @@ def refused(*arguments: str) -> int:
 
 def files() -> set[str]:
     return {str(path) for path in Path().rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_what_a_run_has_left_where_a_recipe_would_train_is_none_of_the_recipes() -> None:
+    Path("runs/gpt/checkpoints/step-00000000").mkdir(parents=True)  # of a run with another tokenizer, or none
+    Path("text.txt").write_text("to be or not to be " * 200)
+    small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.context", "8"]
+    run, names = meant(["gpt", "--data.path", "text.txt", *small], "profile", own=["out"])
+    assert run.parts.directory is None
+    assert "model.layers" in names
 
 
 def test_find_lr_prints_the_flag_to_type_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

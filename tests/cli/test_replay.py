@@ -120,6 +120,25 @@ def test_what_cannot_be_is_one_clear_error(
     assert len([line for line in error.splitlines() if not line.startswith("from step-")]) <= 5
 
 
+def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_resume_it(
+    trained: Path, command: Ran
+) -> None:
+    _, _, error = command("replay", str(trained), "--step", "3", "--batch-size", "4")
+    assert "steps cannot be made again: step-00000000: batch_size was 8, now 4" in error
+    assert "resume" not in error
+    assert "--out" not in error
+
+
+def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
+    from surefoot.cli.building import alone
+    from surefoot.config import Sharding
+    from surefoot.recipes.images import Config
+
+    held = alone(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))
+    assert (held.parallel, held.sharding, held.out) == ("none", Sharding(), "runs/a")
+    assert alone(None, Path("runs/a")) is None
+
+
 def test_a_run_without_checkpoints_is_refused(trained: Path, command: Ran, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "bare")
     shutil.rmtree(tmp_path / "bare" / "checkpoints")

@@ -129,7 +129,7 @@ def test_exchanged_data_leave_with_3_before_a_step_is_made(place: Path, capsys: 
     (place / "data.npy").unlink()
     with pytest.raises(FileNotFoundError):
         main(["verify", "mine"])
-    assert "every byte is what was saved" in capsys.readouterr().err
+    assert "every byte is as its manifest tells" in capsys.readouterr().err
 
 
 def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsy
     assert left_with(str(tmp_path / "a")) == 0
     said = capsys.readouterr().out
     assert "no step was made again: a script has made this run, and only that can build it again" in said
-    assert said.endswith("the files are what was saved; no step was made again\n")
+    assert said.endswith("the files are as their manifests tell; no step was made again\n")
 
 
 def test_a_run_whose_program_is_gone_has_its_files_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ def test_a_run_whose_program_is_gone_has_its_files_checked(place: Path, capsys: 
     assert left_with("mine") == 2
     said = capsys.readouterr().err
     assert "verified_program.py is not there any more" in said
-    assert "the checkpoints of steps 0, 4, 8 and 12: every byte is what was saved" in said
+    assert "the checkpoints of steps 0, 4, 8 and 12: every byte is as its manifest tells" in said
     assert "error: no file " in said
 
 

@@ -54,6 +54,8 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, 
     if parallel == "ddp":
         assert where in told[0]["said"]
         assert report["first"]["rank"] == 1
+        page = (out / "crash" / f"step-{step:08d}.txt").read_text()
+        assert f"\nstep {step}, as rank 1 of 2 has seen its own micro-batches\n" in page
         assert [one["finite"] for one in report["ranks"]] == [True, False]
     else:
         assert report == {"not_looked_at": "its models are sharded: surefoot replay looks at it in one process"}
@@ -85,6 +87,8 @@ def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: 
     seen = json.loads(told[1]["seen"])
     assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
     assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
+    assert " samples of micro-batch 0 (rank 0)" in told[1]["said"]
+    assert "at step 3 (max_bad_steps is 0); neither that step nor a later one was applied" in told[1]["said"]
 
 
 def looked_at_badly(**settings: Any) -> list[Any]:

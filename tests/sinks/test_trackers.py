@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sqlite3
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -222,6 +224,14 @@ def init(**settings): return Run()
 Markdown = str
 """,
     "by ending its process": "import os; os._exit(7)",
+    "by hanging at a record": """
+import time
+class Run:
+    def log(self, values, step): time.sleep(1000)
+    def finish(self): pass
+def init(**settings): return Run()
+Markdown = str
+""",
     "by hanging at the end": """
 import time
 class Run:
@@ -273,23 +283,36 @@ def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_n
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GONE_S", 0.1)
-    child = os.fork()
-    if child == 0:
-        followed(tmp_path, told=Noted(closing_s=1000))  # the records end without a word, as when their writer is killed
+    monkeypatch.setattr(process, "_LOOKS_S", 0.01)
+    there, held = os.pipe()  # which nothing is written to: its end is that of all who hold it
+    training = os.fork()
+    if training == 0:
+        itself = os.getpid()
+        if os.fork() == 0:
+            process.end_with(itself)
+            time.sleep(1000)  # in beginning, writing or closing
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    os.close(held)
+    os.waitpid(training, 0)
+    ended, _, _ = select.select([there], [], [], 10.0)
+    os.close(there)
+    assert ended
+
+
+def test_to_follow_records_that_end_without_a_word_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.enumerate()
+    followed(tmp_path, told=Noted())
+    assert threading.enumerate() == before
 
 
 class Noted:
     """A tracker that keeps what it is told."""
 
-    def __init__(self, fails_at: int = -1, closing_s: float = 0.0) -> None:
+    def __init__(self, fails_at: int = -1) -> None:
         self.records: list[Record] = []
-        self.ending, self.fails_at, self.closing_s = "", fails_at, closing_s
+        self.ending, self.fails_at = "", fails_at
 
     def write(self, record: Record) -> None:
         if record["step"] == self.fails_at:
@@ -297,7 +320,6 @@ class Noted:
         self.records.append(record)
 
     def close(self, ending: str) -> None:
-        time.sleep(self.closing_s)
         self.ending = ending
 
 

@@ -70,6 +70,19 @@ def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
     assert outcome.records == [*range(3, 25, 3), 26]
     assert outcome.checkpoints == saved(trained)[1:]
     assert "step 0: the weights are those that seed 0 builds" in verdict.proved
+    of_records = (
+        "the records: in order; their speeds agree with their times, and these with the clock of every checkpoint"
+    )
+    assert f"{of_records}; the best score follows from the scores" in verdict.proved
+
+
+def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
+    forged.record_changed(run, lambda record: record.update(norm=1.0), step=26, hashes=False)
+    proved = "\n".join(verified(run, windows=0, steps=1).proved)
+    count = len(saved(run)) - 1  # that of step 0 has no records before it
+    assert (
+        f"their speeds agree with their times, and these with the clock of {count - 1} of {count} checkpoints" in proved
+    )
 
 
 def test_nothing_in_the_directory_changes(run: Path) -> None:
@@ -121,7 +134,7 @@ def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
 def test_with_no_windows_files_alone_are_checked(trained: Path) -> None:
     verdict = verified(trained, steps=5, windows=0)
     assert verdict.outcomes == []
-    assert verdict.sentence.endswith("the files are what was saved; no step was made again")
+    assert verdict.sentence.endswith("the files are as their manifests tell; no step was made again")
 
 
 def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) -> None:
@@ -282,6 +295,49 @@ def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
     verdict = sf.verify(build(run, optimizer=sf.adamw(lr=0.5, weight_decay=0.05)))
     assert "optimizer.lr was 0.01, now 0.5" in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
+
+
+def _wider() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 3))
+
+
+class Unprinted(torch.nn.Module):
+    """Of two sizes that print themselves alike."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.mean() * self.weight
+
+
+def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
+    verdict = sf.verify(build(run, model=_wider))
+    assert "makes another run than step-00000026: the model was built with " in the_problem(verdict).text
+    assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
+
+    def sized(size: int) -> sf.Run:
+        return sf.Run(
+            model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
+            train=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.sgd(lr=0.1), out=tmp_path / "b",
+            console=False,
+        )  # fmt: skip
+
+    sized(3).train()
+    verdict = sf.verify(sized(2))
+    assert "no step could be made again: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
+    assert (verdict.exit_status, verdict.outcomes) == (4, [])
+
+
+def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
+    data = small_runs.Augmented()
+    split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
+    verdict = sf.verify(build(run, evaluate={"held-out": split}, optimizer=sf.adamw(lr=0.5, weight_decay=0.05)))
+    said = [problem.text for problem in verdict.problems]
+    assert [text.startswith("data of split held-out") for text in said] == [True, False]
+    assert "optimizer.lr was 0.01, now 0.5" in said[1]
+    assert verdict.outcomes == []
 
 
 # --- what only steps that are made again can tell -----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ from surefoot.cli import programs
 from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option
 from surefoot.cli.programs import Program
+from surefoot.config import Settings, flatten, values, values_of_run
 from surefoot.config import program as program_of
-from surefoot.config import values, values_of_run
 from surefoot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from surefoot.run import Run
+
+_SHARED = ("auto", "ddp", "fsdp")  # by several processes
 
 
 def from_file(program: Program, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -63,6 +66,19 @@ def of_run(run: Path, flags: list[str], *, verb: str, own: Sequence[str] = ("che
         refuse_settings(program, flags)
         return program, None
     return program, configured(program.config, [("file", values_of_run(text))], flags, verb=verb, own=own)[0]
+
+
+def alone(config: Any, run: Path) -> Any:
+    """The settings of a run as one process holds it, its weights whole, and its directory the one that was named."""
+    if config is None:
+        return None
+    own = flatten(config)
+    changes: dict[str, Any] = {"out": str(run)} if "out" in own else {}
+    if own.get("parallel") in _SHARED:  # a program's own setting of that name may be something else
+        changes["parallel"] = "none"
+    if isinstance(config, Settings):
+        changes["sharding"] = type(config.sharding)()
+    return dataclasses.replace(config, **changes) if changes else config
 
 
 def refuse_settings(program: Program, arguments: Sequence[str]) -> None:

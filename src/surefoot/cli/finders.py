@@ -16,7 +16,7 @@ from surefoot.cli.help import VERBS
 from surefoot.cli.options import file_text, number, option, run_directory, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.trained import checkpoint_of
-from surefoot.config import flatten, values
+from surefoot.config import Settings, flatten, values
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 
@@ -132,6 +132,8 @@ def meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[R
         refuse_settings(program, rest)
         return built(program, None), set()
     config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=said, own=own)
+    if isinstance(config, Settings):  # what another run has left in the directory, a tokenizer say, is not this one's
+        config = dataclasses.replace(config, out=None, trackers=None)
     run = built(program, config)
     refuse_fp16_on_a_cpu(run)
     return run, set(flatten(config))

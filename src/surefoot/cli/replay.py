@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.cli.building import built, of_run
+from surefoot.cli.building import alone, built, of_run
 from surefoot.cli.options import file_text, option, run_directory, whole
 from surefoot.cli.processes import refuse_several
-from surefoot.config import flatten
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -80,12 +78,8 @@ def _print(searched: Searched | None, found: Replay | None, *, as_json: bool) ->
 
 
 def _run(path: Path, flags: Sequence[str]) -> Run:
-    """The run as it was built, in this process alone: its weights whole, and its directory the one that was named."""
     program, config = of_run(path, list(flags), verb="surefoot replay RUN", own=_OWN)
-    own: dict[str, Any] = {} if config is None else flatten(config)
-    alone = {"out": str(path), "parallel": "none"}
-    changes = {name: value for name, value in alone.items() if name in own}
-    return built(program, dataclasses.replace(config, **changes) if changes else config, of=path)
+    return built(program, alone(config, path), of=path)
 
 
 def _refuse_early(path: Path, step: int | None) -> None:

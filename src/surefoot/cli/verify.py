@@ -12,10 +12,9 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.building import built, of_run
+from surefoot.cli.building import alone, built, of_run
 from surefoot.cli.options import file_text, number, option, run_directory, whole
 from surefoot.cli.processes import refuse_several
-from surefoot.config import Settings, flatten
 from surefoot.config import program as program_of
 from surefoot.errors import ConfigError, DataError
 from surefoot.placement import placed
@@ -96,7 +95,7 @@ def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, An
         return verify_files(run_path, why=why, files=files)
     try:
         program, config = of_run(run_path, flags, verb="surefoot verify RUN", own=_OWN)
-        run = built(program, _alone(config, run_path), of=run_path)
+        run = built(program, alone(config, run_path), of=run_path)
     except DataError as problem:
         verdict = verify_files(run_path, why="the data cannot be read as they were", files=files)
         told = as_problem_of_data([line.strip() for line in str(problem).splitlines()], "the data")
@@ -110,16 +109,6 @@ def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, An
         return verify(run, files=files, say=lambda text: print(text, flush=True), watch=line.show, **asked)
     finally:
         line.clear()
-
-
-def _alone(config: Any, run_path: Path) -> Any:
-    """The settings of the run as one process holds it, its weights whole, and its directory the one that was named."""
-    if config is None:
-        return None
-    changes: dict[str, Any] = {"out": str(run_path)} if "out" in flatten(config) else {}
-    if isinstance(config, Settings):
-        changes |= {"parallel": "none", "sharding": type(config.sharding)()}
-    return dataclasses.replace(config, **changes) if changes else config
 
 
 class _Line:

@@ -1,7 +1,8 @@
 """The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
 
 Counted are matrix products, convolutions and attention, a multiplication and an addition as two operations; with nothing for
-elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual.
+elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual,
+and the same whatever computes it: what a fused kernel computes again for its backward pass is no progress and counts nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class Flops:
 
     @property
     def done(self) -> int:
-        """All that are done, with what is computed again and the optimizer's."""
+        """All that are done, with what checkpointing computes again and the optimizer's; what kernels compute again is left out."""
         return sum(self.by_phase.values()) + self.again
 
 
 def counter() -> FlopCounterMode:
     """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
+
+    It counts the scores that fused attention computes again in its backward pass, which this one does not: attention written
+    out, which keeps them, is as many operations.
 
     >>> with counter() as counting:
     ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
@@ -66,6 +70,9 @@ def counter() -> FlopCounterMode:
         custom_mapping={
             operators._scaled_dot_product_flash_attention_for_cpu: _attention,
             operators._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+            operators._scaled_dot_product_flash_attention_backward: _attention_backward,
+            operators._scaled_dot_product_efficient_attention_backward: _attention_backward,
+            operators._scaled_dot_product_cudnn_attention_backward: _attention_backward,
         },
     )
 
@@ -154,4 +161,6 @@ def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, o
     from torch.utils.flop_counter import sdpa_backward_flop_count
 
     del out_shape
-    return int(sdpa_backward_flop_count(outer, query, key, value))  # type: ignore[no-untyped-call]
+    batch, heads, queries, channels = query
+    again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
+    return int(sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]

@@ -72,27 +72,10 @@ def memory_line(
     found: Any, state: State, gradients: list[tuple[int, int]], device: torch.device, *, standing_bytes: int
 ) -> MemoryLine:
     """The memory of the one step that was made under the profiler; `standing_bytes` of a device were there before."""
-    optimizer, own = _of_optimizers(state), _of_models(state)
-    averages = tensor_bytes(
-        tensor
-        for average in state.averages.values()
-        for tensor in (*average.model.parameters(), *average.model.buffers())
-    )
-    buffers = averages + tensor_bytes(held for model in state.models.values() for held in model.buffers())
+    optimizer, own, buffers = _of_optimizers(state), _of_models(state), _of_buffers(state)
     at_least = own + optimizer + buffers
     standing = max(standing_bytes, at_least)
-    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    events = found.profiler.kineto_results.events()
-    ranges = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
-        for event in events
-        if event.name().startswith(RANGE) and event.device_type() == DeviceType.CPU
-    ]
-    changes = sorted(
-        (event.start_ns(), event.nbytes())
-        for event in events
-        if event.name() == "[memory]" and event.device_type() == kind
-    )
+    ranges, changes = _seen(found, on_device=device.type == "cuda")
     begun = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
     ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
     now, curve, phases = standing, [(0.0, standing, 0)], dict[str, Held]()
@@ -116,6 +99,23 @@ def memory_line(
     return MemoryLine(peak, phases, _thinned(curve), told)
 
 
+def _seen(found: Any, *, on_device: bool) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+    """The phases, each with its begin and end, and every change of memory with its moment and bytes, in their order; in ns."""
+    kind = DeviceType.CUDA if on_device else DeviceType.CPU
+    events = found.profiler.kineto_results.events()
+    ranges = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
+        for event in events
+        if event.name().startswith(RANGE) and event.device_type() == DeviceType.CPU
+    ]
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in events
+        if event.name() == "[memory]" and event.device_type() == kind
+    )
+    return ranges, changes
+
+
 def _innermost(ranges: list[tuple[int, int, str]], moment: int) -> str:
     inside = [(end - begin, name) for begin, end, name in ranges if begin <= moment <= end]
     return min(inside)[1] if inside else "rest"
@@ -129,6 +129,16 @@ def _thinned(curve: list[tuple[float, int, int]]) -> list[tuple[float, int, int]
 
 def _of_models(state: State) -> int:
     return tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters())
+
+
+def _of_buffers(state: State) -> int:
+    """Of models and their averages, with the averages' weights."""
+    averages = tensor_bytes(
+        tensor
+        for average in state.averages.values()
+        for tensor in (*average.model.parameters(), *average.model.buffers())
+    )
+    return averages + tensor_bytes(held for model in state.models.values() for held in model.buffers())
 
 
 def _of_optimizers(state: State) -> int:

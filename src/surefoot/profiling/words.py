@@ -115,7 +115,7 @@ def _suggestions(profile: Profile) -> str:
     if profile.not_tried:
         left = f"no time for: {', '.join(profile.not_tried)}; give more: --limit 120"
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
-    if not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
+    if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
         lines.append("  nothing that was tried makes a step quicker")
     return "\n".join(lines)
 

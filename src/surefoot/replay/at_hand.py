@@ -88,6 +88,9 @@ def _together(parts: Parts, step: int, own: Look | str) -> Seen | str:
     faults = [(one["first"], one) for one in looked if one["first"] is not None]
     faults.sort(key=lambda each: -1 if each[0]["micro_batch"] is None else each[0]["micro_batch"])
     shown = faults[0][1] if faults else next((one for one in looked if not one["finite"]), looked[0])
+    text = f"step {step}"
+    if len(heard) > 1:
+        text += f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
     first = None
     if faults:
         first = First(**faults[0][0] | {"samples": tuple(faults[0][0]["samples"])})
@@ -96,7 +99,7 @@ def _together(parts: Parts, step: int, own: Look | str) -> Seen | str:
         finite=all(one["finite"] for one in looked),
         first=first,
         plain=shown["plain"] if len(heard) == 1 else {**shown["plain"], "ranks": [_of_rank(one) for one in heard]},
-        text=shown["text"],
+        text=f"{text}\n{shown['text']}",
     )
 
 
@@ -104,7 +107,6 @@ def _told(own: Look) -> dict[str, Any]:
     first = None if own.first is None else asdict(own.first)
     text = "\n".join(
         [
-            f"step {own.step}",
             f"  {own.verdict}",
             *(f"  note: {note}" for note in own.notes),
             *sections(own, samples=_SAMPLES),

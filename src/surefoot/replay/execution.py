@@ -6,7 +6,7 @@ plateau has lowered meanwhile: that follows from the scores on the record. What 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,6 @@ from surefoot.record import Record
 from surefoot.seeding import untouched
 
 _ONE = {"ranks": 1, "parallel": "none"}  # what checkpoints that do not say it were saved by
-_WORDS_OF_RANKS = ("ranks", "parallel")
 
 
 @dataclass(frozen=True)
@@ -165,10 +164,12 @@ def execution(
     try:
         if parts.device.type == "cpu":
             torch.set_num_threads(int(found.state["machine"].get("threads", threads)))
-        parts = parts.going_on_from(found)
+        with _refused_in_own_words():
+            parts = parts.going_on_from(found)
         with untouched(), parts.numerics():
-            snapshot.restore(parts.whole, found, where=f"step-{found.step:08d}")
-            parts.refuse_another_architecture(found)
+            with _refused_in_own_words():
+                snapshot.restore(parts.whole, found, where=f"step-{found.step:08d}")
+                parts.refuse_another_architecture(found)
             clear(parts.state.parameters)
             parts.state.buffers.undo()
             make_ready(parts)
@@ -196,6 +197,18 @@ def refuse_own_steps(parts: Parts, *, step: int) -> None:
         )
 
 
+def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What equal bits depend on and is not as it was, in words; empty where nothing is.
+
+    >>> unlike({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
+    'threads was 1, now 4'
+    """
+    found = differences(_ONE | dict(then), _ONE | dict(now))
+    if now["device"] == "cuda" and not then.get("deterministic"):
+        found = ["trained without --deterministic on a GPU", *found]
+    return "; ".join(found)
+
+
 def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
     """The newest intact checkpoint of `step` steps or fewer, every byte of it checked; and those after it that are damaged.
 
@@ -214,17 +227,30 @@ def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
     raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
 
 
+@contextmanager
+def _refused_in_own_words() -> Iterator[None]:
+    """Say of what is another run now that its steps cannot be made again, in the place of how to train it."""
+    resume = "cannot resume"
+    try:
+        yield
+    except CheckpointError as problem:
+        lines = str(problem).splitlines()
+        if not lines[0].startswith(resume):
+            raise
+        what = lines[0].removeprefix(resume).lstrip(" :")
+        why = [line for line in lines[1:] if "--out" not in line]
+        cure = "  needed are the data, the settings and the program that trained it"
+        raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
+
+
 def _notes(parts: Parts, found: Contents) -> list[str]:
     """What is not as it was when the steps were made, as far as the checkpoint tells."""
-    then, now = _ONE | dict(found.state["machine"]), parts.machine()
+    then, now = _ONE | dict(found.state["machine"]), _ONE | parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = f"{then['ranks']} rank{'s' * (then['ranks'] != 1)}"
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    alone: list[dict[str, Any]] = [
-        {name: value for name, value in one.items() if name not in _WORDS_OF_RANKS} for one in (then, now)
-    ]
-    other = differences(*alone)
+    other = unlike(then | _ONE, now | _ONE)  # of ranks all is said
     if other:
-        notes.append(f"{'; '.join(other)}: equal to rounding, and not bit for bit")
+        notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

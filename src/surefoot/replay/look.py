@@ -51,12 +51,12 @@ class First:
         return f"{said}{self._whose()}"
 
     def _whose(self) -> str:
-        if self.every_sample:
-            return f", from each of the {len(self.samples)} samples of micro-batch {self.micro_batch}"
-        if not self.samples:
-            return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}"
-        shown = ", ".join(map(str, self.samples[:5])) + (" ..." if len(self.samples) > 5 else "")
         rank = "" if self.rank is None else f" (rank {self.rank})"
+        if self.every_sample:
+            return f", from each of the {len(self.samples)} samples of micro-batch {self.micro_batch}{rank}"
+        if not self.samples:
+            return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
+        shown = ", ".join(map(str, self.samples[:5])) + (" ..." if len(self.samples) > 5 else "")
         return f", from sample{'s' * (len(self.samples) != 1)} {shown}{rank}"
 
 

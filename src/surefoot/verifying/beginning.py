@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from surefoot.checkpoint import contents
 from surefoot.parts import Parts
+from surefoot.replay.execution import unlike
 from surefoot.snapshot import file_name
 from surefoot.verifying.comparing import TOLERANCE, as_problem, drawn_anew, tensor
 from surefoot.verifying.files import Files
-from surefoot.verifying.remaking import unlike
 from surefoot.verifying.verdict import Problem
 
 

@@ -61,8 +61,8 @@ def speeds(log: Log) -> list[Problem]:
 
 def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     """The seconds of all records up to a checkpoint, and those not yet on record, must be those of its clock."""
-    if checkpoint.manifest.log is None or checkpoint.manifest.log[0] > log.proved_bytes:
-        return []  # of records that are not what they were nothing is to be added up
+    if checkpoint.manifest.log is None or not has_times(log, checkpoint):
+        return []
     lines = [line for line in log.lines if line.stop <= checkpoint.manifest.log[0]]
     every, made = ([line.record for line in held if line.record] for held in (lines, curve(lines)))
     clock = checkpoint.found.state["clock"]
@@ -87,11 +87,22 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     return []
 
 
+def has_times(log: Log, checkpoint: Checkpoint) -> bool:
+    """Whether the clock of a checkpoint can be compared: of records that are not what they were nothing is to be added up."""
+    return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
+
+
+def has_best(checkpoint: Checkpoint) -> bool:
+    """Whether the best score of a checkpoint can be compared: one that is only watched may be so from any sitting on."""
+    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.state["watch"]
+    return early is not None and told is not None and checkpoint.manifest.log is not None
+
+
 def watched(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     """The best score of a checkpoint, and how many evaluations ago it was, must follow from the scores on the record."""
     early, told = checkpoint.described.get("early_stopping"), checkpoint.found.state["watch"]
-    if early is None or told is None or checkpoint.manifest.log is None:
-        return []  # what is only watched may be so from any sitting on
+    if early is None or checkpoint.manifest.log is None or not has_best(checkpoint):
+        return []
     watch = Watch(early["watch"], minimum_improvement=early["minimum_improvement"], patience=early["patience"])
     for line in curve(line for line in log.lines if line.stop <= checkpoint.manifest.log[0]):
         if line.record is not None and line.record["kind"] == "scores" and watch.score in line.record:

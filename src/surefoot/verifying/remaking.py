@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from surefoot import divergence
-from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import CheckpointError, first_line
 from surefoot.parts import Parts
 from surefoot.record import OWN
-from surefoot.replay.execution import Execution, Made, execution
+from surefoot.replay.execution import Execution, Made, execution, unlike
 from surefoot.verifying.comparing import Difference, as_largest, as_problem, numbers, tensors
 from surefoot.verifying.files import Checkpoint, Files
 from surefoot.verifying.log import FILE, curve
@@ -23,7 +22,6 @@ from surefoot.verifying.verdict import Outcome, Problem, Window
 Watching = Callable[[int], None]
 """Told after every step that is made again how many are made of the run."""
 
-_ALONE = {"ranks": 1, "parallel": "none"}  # what checkpoints that do not say it were saved by
 _NAMED = 3  # differences of one checkpoint that are named each
 
 
@@ -46,13 +44,6 @@ def made_again(
             remaking.outcome.lost = first_line(problem)
             break
     return remaking.outcome
-
-
-def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What equal bits depend on and is not as it was, in words; empty where nothing is."""
-    if now["device"] == "cuda" and not then.get("deterministic"):
-        return "; ".join(["trained without --deterministic on a GPU", *differences(_ALONE | dict(then), now)])
-    return "; ".join(differences(_ALONE | dict(then), now))
 
 
 class _Remaking:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from surefoot.memory import in_words
 from surefoot.sinks.console import duration
+from surefoot.verifying.consistency import has_best, has_times
 from surefoot.verifying.files import Files
 from surefoot.verifying.log import FILE
 from surefoot.verifying.verdict import Outcome, Problem, Window, counted, steps_in_words
@@ -30,12 +31,24 @@ def of_files(files: Files) -> list[str]:
     if checkpoints:
         steps = steps_in_words(sorted(files.checkpoints))
         kinds = "the checkpoint of" if len(checkpoints) == 1 else "the checkpoints of"
-        said.append(f"{kinds} {steps}: every byte is what was saved ({size} in {counted(number, 'file')})")
+        said.append(f"{kinds} {steps}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
     covered = [line for line in files.log.lines if line.stop <= files.log.proved_bytes]
     if covered and not files.log.problems:
         last = max(files.checkpoints[step].step for step in files.checkpoints if files.checkpoints[step].manifest.log)
         said.append(f"{FILE}: {_lines(1, len(covered))}, as the checkpoint of step {last:,} has noted it")
     return said
+
+
+def of_records(files: Files) -> str:
+    """What the records prove of themselves, where nothing in them is wrong."""
+    said = "the records: in order; their speeds agree with their times"
+    every = sum(checkpoint.step > 0 for checkpoint in files.checkpoints.values())  # before step 0 there are no records
+    timed = sum(has_times(files.log, checkpoint) for checkpoint in files.checkpoints.values() if checkpoint.step > 0)
+    if timed:
+        whose = "every checkpoint" if timed == every else f"{timed} of {counted(every, 'checkpoint')}"
+        said = f"{said}, and these with the clock of {whose}"
+    best = any(has_best(checkpoint) for checkpoint in files.checkpoints.values())
+    return f"{said}; the best score follows from the scores" if best else said
 
 
 def not_of_files(files: Files) -> list[str]:

@@ -123,7 +123,7 @@ class Verdict:
             count = len(self.problems)
             return f"{self.run} is not what it says: {count} thing{'s are' if count > 1 else ' is'} wrong"
         if not self.outcomes:
-            return f"{self.run}: the files are what was saved; no step was made again"
+            return f"{self.run}: the files are as their manifests tell; no step was made again"
         how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "to rounding"
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 

@@ -80,29 +80,27 @@ def verify(
     with _as_before(parts):
         others = _of_other_data(parts, files)
         problems += others
-        misfit = None if others else _misfit(parts, files)
+        elsewhere = any(problem.quantity == "training data" for problem in others)
+        misfit = None if elsewhere else _misfit(parts, files)
         if misfit is not None:
             problems.append(misfit)
-        why = _cannot_be_made(
-            parts, others=any(problem.quantity == "training data" for problem in others), misfit=misfit
-        )
+        why = _cannot_be_made(parts, others=elsewhere, misfit=misfit)
         outcomes: list[Outcome] = []
         end, step_s = _end(files), pace_s(files.log.of("train"))
         if why is not None:
             not_proved.append(f"no step was made again: {why}")
         else:
-            wrong, told = _of_rates(parts, files)
-            problems, proved = [*problems, *wrong], [*proved, *told]
-            wrong, told, doubts = begun(parts, files)
-            problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
+            for wrong, told, doubts in (_of_rates(parts, files), begun(parts, files)):
+                problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
             chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s)
             if chosen and say is not None:
                 say(sentences.cost(chosen, files, end=end, step_s=step_s))
-            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
-            problems += [problem for outcome in outcomes for problem in outcome.problems]
-            told_already = {(problem.step, problem.quantity) for problem in problems}
-            more = _of_targets(parts, files, outcomes)
-            problems += [problem for problem in more if (problem.step, problem.quantity) not in told_already]
+            try:
+                outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+            except CheckpointError as problem:  # tensors that do not fit what is built now
+                text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
+                problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
+            problems = _with_those_of_steps(problems, parts, files, outcomes)
             proved += sentences.of_windows(outcomes)
             not_proved += sentences.not_of_windows(outcomes, files, end=end, step_s=step_s)
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
@@ -140,14 +138,13 @@ def pace_s(records: Sequence[Record]) -> float | None:
 
 
 def _of_records(files: Files) -> tuple[list[Problem], list[str]]:
-    """Whether the records agree with themselves and with every checkpoint."""
+    """Whether the records agree with themselves and with the checkpoints that can be compared with them."""
     found = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         found += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
     problems = [problem for each in found for problem in consistency.shortened(each)]
-    records = files.log.of("train")
-    said = "the records: in order; their speeds, times and best score agree with each other and with every checkpoint"
-    return problems, [said] if records and not problems else []
+    proved = [sentences.of_records(files)] if files.log.of("train") and not problems else []
+    return problems, proved
 
 
 def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
@@ -164,9 +161,9 @@ def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
 
 
 def _misfit(parts: Parts, files: Files) -> Problem | None:
-    """A setting, of config.toml or of the script, that is not that of the run in the checkpoints."""
+    """A setting, of config.toml or of the script, or a part of a model that is not that of the run in the checkpoints."""
     try:
-        parts.going_on_from(files.newest.found)
+        parts.going_on_from(files.newest.found).refuse_another_architecture(files.newest.found)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
         return Problem(
@@ -185,15 +182,14 @@ def _cannot_be_made(parts: Parts, *, others: bool, misfit: Problem | None) -> st
     return None
 
 
-def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str]]:
+def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[str]]:
     """The learning rates on the record against the schedule."""
     factors = parts.going_on_from(files.newest.found).task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     found = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
-    count = len(files.log.of("train"))
-    return consistency.shortened(found), [
-        f"learning rates of {count:,} records: those of the schedule"
-    ] if count and not found else []
+    count = sum("learning_rate" in record for record in files.log.of("train"))
+    proved = [f"learning rates of {count:,} records: those of the schedule"] if count and not found else []
+    return consistency.shortened(found), proved, []
 
 
 def _end(files: Files) -> int:
@@ -231,6 +227,16 @@ def _made(
         outcomes.append(made_again(parts, files, window, tolerance=tolerance, watch=seen, workers=parts.supply.workers))
         before += window.steps
     return outcomes
+
+
+def _with_those_of_steps(
+    problems: Sequence[Problem], parts: Parts, files: Files, outcomes: Sequence[Outcome]
+) -> list[Problem]:
+    """All that is wrong, with what steps that were made again have shown; nothing twice."""
+    found = [*problems, *(problem for outcome in outcomes for problem in outcome.problems)]
+    told_already = {(problem.step, problem.quantity) for problem in found}
+    more = _of_targets(parts, files, outcomes)
+    return [*found, *(problem for problem in more if (problem.step, problem.quantity) not in told_already)]
 
 
 def _of_targets(parts: Parts, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:

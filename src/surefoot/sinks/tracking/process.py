@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,6 +19,7 @@ from surefoot.record import Record
 from surefoot.sinks.tracking.about import About, Kept
 
 GONE_S = 60.0
+_LOOKS_S = 1.0  # between two looks at whether the training process is there
 Ending = str  # "finished", "stopped" or "failed"
 
 
@@ -41,14 +42,29 @@ def main() -> None:
         except OSError:  # whoever would have read it is gone
             print(problem, flush=True)
 
-    ok = follow(sys.stdin.buffer, begin, say=say)
+    gone = end_with(int(sys.argv[1]))
+    ok = follow(_until_over(sys.stdin.buffer, gone), begin, say=say)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if ok else 1)  # what a package has for the interpreter's end may hang, and all is done
 
 
+def end_with(training: int) -> threading.Event:
+    """From when the process that trains is gone, or the event is set, give this one `GONE_S` seconds, whatever hangs in it."""
+    gone = threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == training and not gone.wait(_LOOKS_S):
+            pass
+        time.sleep(GONE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return gone
+
+
 def follow(
-    lines: IO[bytes] | Iterable[bytes],
+    lines: Iterable[bytes],
     begin: Callable[[About, Kept, Callable[[str], None]], Package],
     *,
     say: Callable[[str], None],
@@ -85,8 +101,6 @@ def follow(
         except Exception as problem:
             ok = False
             _failed(problem, say)
-    else:
-        threading.Timer(GONE_S, os._exit, (1,)).start()
     try:
         package.close(ending or "stopped")
     except Exception as problem:
@@ -113,6 +127,12 @@ def begin(about: About, kept: Kept, say: Callable[[str], None]) -> Package:
             from surefoot.sinks.tracking.trackio import Trackio
 
             return Trackio(about, kept, say)
+
+
+def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
+    """The lines; where they end without a word that they do, their writer is gone, which Windows tells in no other way."""
+    yield from lines
+    gone.set()
 
 
 def _told(record: Record) -> Ending | None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Tracker:
         paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "surefoot.sinks.tracking.process"],
+                [sys.executable, "-m", "surefoot.sinks.tracking.process", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -144,7 +145,8 @@ class Tracker:
             self.heard += part
         *lines, self.heard = self.heard.split(b"\n")
         for line in lines:
-            self.problem = self.problem or str(json.loads(line)["problem"])
+            with suppress(ValueError):  # what is no JSON was printed by something else, while that interpreter began
+                self.problem = self.problem or str(json.loads(line)["problem"])
         if not part and self.process.poll():
             self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self._log}"
 
