@@ -105,6 +105,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         (["resume"], "which run?"),
         (["resume", "nowhere"], "no run 'nowhere'"),
         (["evaluate", "latest"], "no run below"),
+        (["diagnose", "."], ". is a directory and no run: it holds no config.toml"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_shortly_and_nothing_is_written(

@@ -32,8 +32,7 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
     `precision_chosen`: why that precision, where it was chosen now.
     """
     length, step, device = parts.length, parts.state.step, parts.device
-    trained = [(class_name(model), _trainable(model)) for model in parts.state.models.values()]
-    models = ", ".join(f"{name} with {numbers:,} trainable parameters" for name, numbers in trained)
+    models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     world, how = parts.world, parts.parallel.kind
@@ -137,6 +136,12 @@ def replay_command(directory: RunDirectory, step: int) -> str:
     if _by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory.path))} --step {step}"
     return f"print(surefoot.replayed(run, step={step})) where this run is built, in place of training it"
+
+
+def diagnose_command(directory: RunDirectory) -> str:
+    """What to type to have what is wrong with a run explained."""
+    command = typed(Path(sys.argv[0]) if _by_command() else Path(sys.executable).with_name("surefoot"))
+    return f"{command} diagnose {shlex.quote(str(directory.path))}"
 
 
 def standing(parts: Parts) -> str:
@@ -258,8 +263,7 @@ def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
     told = f"{len(found)} finding{'s' * (len(found) > 1)}: {', '.join([*names, *more])}"
     if directory is None:
         return told
-    command = typed(Path(sys.argv[0]) if _by_command() else Path(sys.executable).with_name("surefoot"))
-    return f"{told}: {command} diagnose {shlex.quote(str(directory.path))}"
+    return f"{told}: {diagnose_command(directory)}"
 
 
 def _moved(
@@ -325,8 +329,16 @@ def _by_command() -> bool:
     return Path(sys.argv[0]).name == "surefoot"
 
 
-def _trainable(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def _parameters(model: torch.nn.Module) -> str:
+    """How many numbers are trained, and how many are not where there are such.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False))
+    >>> _parameters(model)
+    '15 trainable parameters, 8 frozen'
+    """
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
+    return f"{trained:,} trainable parameters" + (f", {frozen:,} frozen" if frozen else "")
 
 
 def _without_none(value: Any) -> Any:

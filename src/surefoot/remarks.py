@@ -19,6 +19,7 @@ from surefoot.diagnosis.asking import Check
 from surefoot.diagnosis.collected import Collected
 from surefoot.diagnosis.telling import in_a_line
 from surefoot.directory import machine_memory_bytes
+from surefoot.narration import diagnose_command
 from surefoot.parts import Parts
 from surefoot.record import Record
 from surefoot.sinks import records
@@ -42,11 +43,11 @@ class Remarks:
         described: Described,
         *,
         say: Callable[[str], None],
-        run: str | None,
+        command: str | None,
         earlier: Sequence[Record] = (),
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.described, self.say, self.run, self.now = described, say, run, now
+        self.described, self.say, self.command, self.now = described, say, command, now
         self.collected = Collected()
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
@@ -97,7 +98,7 @@ class Remarks:
             if self.said[name].gone_since is None:
                 self.said[name].gone_since = step
         if new is not None:
-            self.say(in_a_line(new, run=self.run))
+            self.say(in_a_line(new, command=self.command))
 
     def _long_gone(self, said: _Said, step: int) -> bool:
         return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
@@ -139,8 +140,8 @@ def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
         earlier = records(directory.metrics) if resumed and directory is not None else []
     except OSError:
         earlier = []
-    run = None if directory is None else str(directory.path)
-    return [Remarks(described_now(parts), say=parts.say, run=run, earlier=earlier)]
+    command = None if directory is None else diagnose_command(directory)
+    return [Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)]
 
 
 def described_now(parts: Parts) -> Described:

@@ -53,7 +53,7 @@ def test_a_finding_is_a_block_of_name_sentence_evidence_causes_and_what_to_try(
 
 def test_where_nothing_is_found_it_says_what_was_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, str(made(tmp_path / "run", [*train(), *scores([3.0, 2.0, 1.5, 1.4])])))
-    assert "\nnothing found\n" in shown
+    assert "\nnothing found; too little is recorded for " in shown
     assert "\n  loss-not-falling " in shown
     assert "\nnot known, for too little is recorded of it\n" in shown
     assert all(len(text) <= 80 for text in shown.splitlines()[1:])

@@ -96,7 +96,8 @@ def test_the_same_tensors_in_another_wrapping_are_the_same() -> None:
 
 def test_of_parts_of_one_data_set_the_indices_tell() -> None:
     data = Rows(*tensors())
-    assert overlap(Subset(data, range(30)), Subset(data, range(25, 40))) == {"looked_at": 15, "found": 5}
+    found = overlap(Subset(data, range(30)), Subset(data, range(25, 40)))
+    assert found == {"looked_at": 15, "found": 5, "among_all": True}
 
 
 def test_targets_are_counted_where_they_are_whole_numbers() -> None:
@@ -168,6 +169,12 @@ def test_reading_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> 
     ticks = iter(range(1000))
     monkeypatch.setattr(looking, "perf_counter", lambda: next(ticks) * 0.05)
     assert 0 < first_look(Rows(*tensors()), {}, seed=0)["looked_at"] < 10
+
+
+def test_what_only_the_first_time_takes_does_not_leave_little_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 1.0, 1.0, 1.001])
+    monkeypatch.setattr(looking, "perf_counter", lambda: next(ticks))
+    assert first_look(tensors(), {}, seed=0)["looked_at"] == SAMPLES
 
 
 def test_what_cannot_be_read_is_passed_over() -> None:

@@ -26,6 +26,7 @@ from diagnosis.histories import (
 from surefoot.diagnosis import CHECKS, Finding, History, Unclear, findings, verdicts
 from surefoot.diagnosis.generalising import smoothed_floor
 from surefoot.diagnosis.gradients import noise_scale
+from surefoot.diagnosis.telling import told
 from surefoot.record import Record
 
 
@@ -35,6 +36,11 @@ def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
 
 def data(**told: Any) -> list[Record]:
     return [{"kind": "data", "step": 0, **told}]
+
+
+def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
+    """Of 100 of a split `found` are among the 100 training samples that were looked at."""
+    return data(samples=samples, looked_at=100, overlap={"held-out": {"looked_at": 100, "found": found, **told}})
 
 
 def passages(found: int) -> dict[str, Any]:
@@ -118,6 +124,8 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     ],
     "train-validation-overlap": [
         ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
+        ("warning", lambda: history(train(), shared(14, samples=7000))),
+        ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
         ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
         ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
         ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
@@ -448,8 +456,9 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     finding = found("non-finite-steps", history(records))
     assert finding is not None
     assert "one in each pass over the 800 samples: it is one sample that comes again" in finding.evidence
+    assert "6 of 600 steps, 1% of them, were not applied" in finding.evidence
     assert finding.step == 33
-    assert finding.try_[0].startswith("surefoot replay runs/a --step 33")
+    assert finding.try_[0] == "surefoot replay runs/a --step 33  # names samples, module and tensor"
 
 
 def test_settings_to_try_are_typed_with_their_present_values() -> None:
@@ -490,6 +499,29 @@ def test_overfitting_names_its_best_step() -> None:
     assert finding is not None
     assert finding.step == 300
     assert finding.numbers["best"] == 1.5
+
+
+def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least() -> None:
+    for told_of, begun in (({}, "At least 14%"), ({"among_all": True}, "14%")):
+        finding = found("train-validation-overlap", history(train(), shared(14, samples=700, **told_of)))
+        assert finding is not None
+        assert finding.message.startswith(f"{begun} of held-out")
+
+
+def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
+    lost = verdict("ended-early", history(saved_step=600))
+    assert isinstance(lost, Unclear)
+    assert "the records end at step 0: some are missing (surefoot verify runs/a)" in lost.message
+    killed_at_once = found("ended-early", history())
+    assert killed_at_once is not None
+    assert all("0 steps" not in one for one in killed_at_once.try_)
+
+
+def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
+    hint = 'a run like this one tells more with --log-every "4 steps"'
+    few, enough = history(train(count=11)), history(train(count=12))
+    assert hint in told(few, verdicts(few), every=True)
+    assert hint not in told(enough, verdicts(enough), every=True)
 
 
 def test_workers_to_try_are_those_that_keep_up() -> None:

@@ -16,6 +16,8 @@ from small_runs import build
 from surefoot import remarks
 from surefoot.diagnosis import Finding, History, findings
 from surefoot.diagnosis.collected import MOST, Collected, thinned
+from surefoot.directory import RunDirectory
+from surefoot.narration import diagnose_command
 from surefoot.remarks import Remarks
 
 
@@ -31,7 +33,13 @@ class Ticking:
 
 
 def of(said: list[str], now: Any = None, **settings: Any) -> Remarks:
-    return Remarks(described(standing="running"), say=said.append, run="runs/a", now=now or Ticking(), **settings)
+    return Remarks(
+        described(standing="running"),
+        say=said.append,
+        command="surefoot diagnose runs/a",
+        now=now or Ticking(),
+        **settings,
+    )
 
 
 def test_a_finding_is_said_once_and_again_where_it_is_worse() -> None:
@@ -216,7 +224,9 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     run.train()
     shown = capsys.readouterr().out
     assert shown.count("ERROR loss-not-falling") == 1
-    assert f"More: surefoot diagnose {tmp_path / 'a'}" in shown
+    command = diagnose_command(RunDirectory(tmp_path / "a"))
+    assert f"More: {command}\n" in shown
+    assert shown.splitlines()[-2].endswith(f": {command}")  # as it is said at the end
     quiet = build(tmp_path / "b", **settings)
     quiet.train()
     assert all(torch.equal(one, other) for one, other in zip(run.state.parameters, quiet.state.parameters, strict=True))

@@ -83,6 +83,8 @@ def run_directory(arguments: list[str]) -> Path:
         step = int("".join(filter(str.isdigit, place.name)) or 0)
         raise ConfigError(f"{given} is a checkpoint: give its run, {place.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
+    if place.is_dir():
+        raise ConfigError(f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})")
     raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
 
 

@@ -60,10 +60,10 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
 
     `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
     are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: of how many samples of a
-    split that were `looked_at` the bytes are those of a training sample that was looked at too, `found`; of windows over a text, of
-    how many a passage stands in the training text too, and `passages` says so. A split that is the training data themselves is
-    `same`: that is done on purpose. What cannot be read is passed over; the step that needs it will say
-    why. The global random generators are left as they were.
+    split that were `looked_at` the bytes are those of a training sample that was looked at too, `found`; `among_all` where all
+    of those were, as indices tell; of windows over a text, of how many a passage stands in the training text too, and `passages`
+    says so. A split that is the training data themselves is `same`: that is done on purpose. What cannot be read is passed over;
+    the step that needs it will say why. The global random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
@@ -130,7 +130,7 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
         return {"looked_at": len(known), "found": len(known), "same": True}
     if type(train) is Subset and type(split) is Subset and _is_same(train.dataset, split.dataset):
         own = np.asarray(split.indices)
-        return {"looked_at": len(own), "found": int(np.isin(own, np.asarray(train.indices)).sum())}
+        return {"looked_at": len(own), "found": int(np.isin(own, np.asarray(train.indices)).sum()), "among_all": True}
     looked = _looked(split, seed=seed, reading_s=reading_s)
     counts = {"looked_at": len(looked.samples), "found": sum(sample in known for sample in looked.samples)}
     return counts | ({"passages": True} if isinstance(split, Cut) else {})

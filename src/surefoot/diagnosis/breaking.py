@@ -88,7 +88,7 @@ def non_finite_steps(history: History) -> Verdict:
     indexes = skipped_steps(history)
     fraction = skipped / max(history.step, 1)
     scaled = described.made.get("precision") == "fp16" and fraction <= FP16
-    evidence = [f"{skipped:,} of {history.step:,} steps, {fraction:.2g} of them, were not applied"]
+    evidence = [f"{skipped:,} of {history.step:,} steps, {100 * fraction:.2g}% of them, were not applied"]
     if indexes:
         evidence.append(f"steps {listed(indexes, most=8)}")
     causes = [
@@ -102,7 +102,7 @@ def non_finite_steps(history: History) -> Verdict:
     if described.made.get("precision") == "fp16":
         causes.insert(0, "the loss scale of fp16 being found: some at the start, and one now and then")
     step = indexes[0] if indexes else None
-    look = f"{described.replay('N' if step is None else step)}  names samples, module and tensor"
+    look = f"{described.replay('N' if step is None else step)}  # names samples, module and tensor"
     rate = described.lr
     tries = [look] + ([] if rate is None or of_a_pass else [described.typed("optimizer.lr", float(f"{rate / 10:.3g}"))])
     return Finding(
@@ -141,7 +141,7 @@ def loss_spikes(history: History) -> Verdict:
     largest = max(spikes, key=lambda spike: spike[1] - spike[2])
     at = where.get(largest[0])
     rate, limit = history.described.lr, history.described.clip
-    tries = [f"{history.described.replay(largest[0] - 1 if at is None else int(at))}  shows its samples"]
+    tries = [f"{history.described.replay(largest[0] - 1 if at is None else int(at))}  # shows its samples"]
     if limit is None or limit[0] == "off":
         tries.append(history.described.typed("clip", "norm 1.0"))
     if rate is not None:

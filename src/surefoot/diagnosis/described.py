@@ -33,6 +33,7 @@ class Described:
     name: str = "RUN"  # as `surefoot resume` takes it
     processors: int | None = None
     memory_bytes: int | None = None  # of the machine
+    saved_step: int = 0  # of the newest checkpoint; records may be missing, or not written yet
 
     @property
     def steps(self) -> int | None:

@@ -118,7 +118,8 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     share, bound = same / looked_at, PASSAGES_SHARED if of_text else SHARED
     severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
-    among = f" among the {known:,} of {trained_on:,} training samples looked at" if known < trained_on else ""
+    part = known < trained_on and not counts.get("among_all")
+    among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
     if of_text:
         evidence = f"{split}: {same:,} of {looked_at:,} windows{among}"
         return _passages_shared(split, share, severity, evidence=evidence, mostly_seen=2 * known >= trained_on)
@@ -127,7 +128,7 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
         severity,
         f"A few samples of {split} are training data too."
         if severity == "note"
-        else f"{share:.0%} of {split} are samples of the training data.",
+        else f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.",
         evidence=(f"{split}: {same:,} of {looked_at:,} looked at{among}",),
         causes=(
             "a split that was taken after the data were copied or augmented",

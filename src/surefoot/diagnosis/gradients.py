@@ -126,7 +126,7 @@ def vanishing_gradient(history: History) -> Verdict:
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),
-            try_=(f"{history.described.replay(history.step - 1)}  shows where it ends",),
+            try_=(f"{history.described.replay(history.step - 1)}  # shows where it ends",),
             step=int(norms.step[-(len(norms) // 4)]),
             numbers={"smallest": 0.0},
         )

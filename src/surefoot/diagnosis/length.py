@@ -23,13 +23,19 @@ EVALUATIONS = 4
 def ended_early(history: History) -> Verdict:
     """A run that is over with steps left that its schedule was made for."""
     name, described = "ended-early", history.described
-    steps, made = described.steps, history.step
+    steps, made = described.steps, max(history.step, described.saved_step)
     if not history.over:
         return Unclear(name, "the run goes on")
     if steps is None:
         return Unclear(name, "how long it was to be is not known")
     if history.complete:
         return Well(name, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
+    if made >= steps:
+        return Unclear(
+            name,
+            f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
+            f" {history.step:,}: some are missing (surefoot verify {described.name})",
+        )
     if (history.ended_by or "").startswith("diverged"):
         return Well(name, "it diverged, of which there is a finding of its own")
     how, stop = history.ended_by, described.present("stop_after")
@@ -48,8 +54,8 @@ def ended_early(history: History) -> Verdict:
             *(("a time limit shorter than the run",) if asked or how is None else ()),
         ),
         try_=(
-            f"surefoot resume {described.name}  goes on to the same bits",
-            f"for a run of this length, another: {described.typed('length', f'{made} steps')}",
+            f"surefoot resume {described.name}  # goes on to the same bits",
+            *([f"for a run of this length, another: {described.typed('length', f'{made} steps')}"] if made else []),
         ),
         step=made,
         numbers={"made": made, "steps": steps},
@@ -91,7 +97,7 @@ def still_improving(history: History) -> Verdict:
     longer = f"{2 * (described.steps or history.step)} steps"
     if exact:
         tries = [
-            f'surefoot resume {described.name} --length "{longer}"  goes on exactly, with its schedule ({described.shape})'
+            f'surefoot resume {described.name} --length "{longer}"  # goes on exactly, with its schedule ({described.shape})'
         ]
     else:
         tries = [f"a new run: {described.typed('length', longer)}"]
@@ -100,7 +106,7 @@ def still_improving(history: History) -> Verdict:
         )
     if described.shape == "wsd":
         tries = [
-            f'surefoot resume {described.name} --length "{longer}"  from a checkpoint before the cool-down (--keep-every keeps them)'
+            f'surefoot resume {described.name} --length "{longer}"  # from a checkpoint before the cool-down (--keep-every keeps them)'
         ]
     return Finding(
         name,
@@ -134,7 +140,7 @@ def high_rate_at_end(history: History) -> Verdict:
         ),
         causes=("a schedule that does not fall, or falls over more steps than were made",),
         try_=(
-            f'surefoot resume {described.name} --length "..."  where it is to go on'
+            f'surefoot resume {described.name} --length "..."  # where it is to go on'
             if described.shape in ("constant", "inverse-sqrt")
             else "the run that the schedule was made for",
             described.typed("schedule.name", "wsd"),

@@ -40,7 +40,7 @@ def described_in(run: Path) -> Described:
     """What the run in a directory was asked to do, as far as its files say."""
     text = _text(run / "config.toml")
     written, made_by, scripted = _written(text, run)
-    state = _newest_state(run)
+    saved_step, state = _newest_state(run)
     sitting = _last_sitting(run)
     made = state.get("described")
     printed = state.get("architecture")
@@ -54,6 +54,7 @@ def described_in(run: Path) -> Described:
         name=str(run),
         processors=processors if isinstance(processors, int) else None,
         memory_bytes=memory if isinstance(memory, int) else None,
+        saved_step=saved_step,
     )
 
 
@@ -93,13 +94,13 @@ def _written(text: str, run: Path) -> tuple[dict[str, Any], dict[str, Any], dict
     return {}, made_by, noted if isinstance(noted, dict) else {}
 
 
-def _newest_state(run: Path) -> Mapping[str, Any]:
-    """state.json of the newest checkpoint in which it can be read."""
+def _newest_state(run: Path) -> tuple[int, Mapping[str, Any]]:
+    """The newest checkpoint in which state.json can be read: its step, and that file."""
     for place in sorted((run / "checkpoints").glob("step-*/state.json"), reverse=True):
         found = _json(place)
         if found:
-            return found
-    return {}
+            return int("".join(filter(str.isdigit, place.parent.name)) or 0), found
+    return 0, {}
 
 
 def _last_sitting(run: Path) -> Mapping[str, Any]:

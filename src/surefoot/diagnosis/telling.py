@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
+from surefoot.diagnosis.breaking import FEWEST
 from surefoot.diagnosis.finding import SEVERITIES, Finding, Unclear, Verdict, Well, worst_first
 from surefoot.diagnosis.history import History
 
@@ -15,32 +16,42 @@ _HEAD = 11  # columns of what stands before evidence, causes and things to try
 def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
     """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
     found = worst_first([verdict for verdict in verdicts if isinstance(verdict, Finding)])
-    blocks = [_headline(history, found)]
+    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
+    of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
+    blocks = [_headline(history, found, else_said=f"nothing found{of_all}")]
     blocks += [_block(finding) for finding in found]
     if every or not found:
         well = [verdict for verdict in verdicts if isinstance(verdict, Well)]
-        unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
         if well:
             blocks.append(
                 "\n".join(["looked at, and found well", *_rows([(each.name, each.message) for each in well])])
             )
         if unclear:
             rows = _rows([(each.name, each.message) for each in unclear])
-            blocks.append("\n".join(["not known, for too little is recorded of it", *rows]))
+            blocks.append("\n".join(["not known, for too little is recorded of it", *rows, *_more_records(history)]))
     return "\n\n".join(blocks)
 
 
-def in_a_line(finding: Finding, *, run: str | None) -> str:
-    """A finding as it is said while the run goes on; `run` is what `surefoot diagnose` takes, None where nothing is saved.
+def in_a_line(finding: Finding, *, command: str | None) -> str:
+    """A finding as it is said while the run goes on; `command` is what explains it, None where nothing is saved.
 
-    >>> in_a_line(Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",)), run="runs/a")
+    >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
+    >>> in_a_line(finding, command="surefoot diagnose runs/a")
     'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
     """
-    more = f" More: surefoot diagnose {run}" if run is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
+    more = f" More: {command}" if command is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
     return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
 
 
-def _headline(history: History, found: Sequence[Finding]) -> str:
+def _more_records(history: History) -> list[str]:
+    """What to type for a run of these steps to have records enough."""
+    every = history.step // (2 * FEWEST)
+    if len(history.train) >= FEWEST or every < 1 or not history.over:
+        return []
+    return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
+
+
+def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:
     steps = history.described.steps
     of_all = "" if steps is None else f" of {steps:,}"
     standing = (
@@ -49,7 +60,7 @@ def _headline(history: History, found: Sequence[Finding]) -> str:
         else history.ended_by or ("finished" if history.complete else "not finished")
     )
     counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
-    said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or "nothing found"
+    said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
     resumed = (
         f", resumed {len(history.resumed)} times"
         if len(history.resumed) > 1

@@ -30,7 +30,7 @@ def never_updated(history: History) -> Verdict:
     still = [parameter for parameter in still if parameter not in without]
     learning = [record for record in history.train if record.get("learning_rate")]
     if not without and (not still or not learning):
-        return Well(name, f"all {len(moved.names)} parameters have gradients and move")
+        return Well(name, f"all {len(moved.names)} trainable parameters have gradients and move")
     evidence = []
     if without:
         evidence.append(f"no gradient in any watched step: {listed(without)}")

@@ -21,6 +21,7 @@ from surefoot.reporting.writing import is_running, page_of
 HERE = "127.0.0.1"
 EVERY_S = 3.0
 _PATIENCE_S = 10.0  # for a request
+_LAST_PORT = 65_535
 # the body is exchanged, not loaded again: the page stays where it was scrolled to
 _SCRIPT = """
 (function () {
@@ -72,8 +73,12 @@ class Watched:
 def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free.
 
-    `ConfigError` where the port is taken, or a path is no directory of a run.
+    `ConfigError` where the port is taken or there is none of that number, or a path is no directory of a run.
     """
+    if port > _LAST_PORT:
+        raise ConfigError(
+            f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
+        )
     watched = Watched(places)
     watched.now()
 
