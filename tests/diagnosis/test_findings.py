@@ -329,8 +329,11 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "growing-memory": [
         lambda: history(train(memory_bytes=lambda place: 500e6 + 1e5 * place)),
         lambda: history(train(memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))),  # one step up
-        # an allocator that takes more at each evaluation, as in a run of gpt; the trend alone is one of seven deviations
-        lambda: history(train(memory_bytes=lambda place: 650e6 + sum(25e6 * (place > rise) for rise in (12, 20, 28)))),
+        # a process that began at record 20, and took what it needs until 32
+        lambda: history(
+            train(memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
+            [{"kind": "resumed", "step": 200}],
+        ),
     ],
     "data-bound": [
         lambda: history(train(waiting_s=lambda _: 0.088)),
