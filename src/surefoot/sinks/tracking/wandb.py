@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from surefoot.record import Record, scores_in
 from surefoot.sinks.tracking.about import About, Kept
@@ -51,7 +51,7 @@ class Wandb:
         self.run.finish(exit_code=1 if ending == "failed" else 0)
 
 
-def _begun(about: About, kept: Kept, *, mode: str | None) -> wandb.Run:
+def _begun(about: About, kept: Kept, *, mode: Literal["offline"] | None) -> wandb.Run:
     import wandb
 
     environment = os.environ
