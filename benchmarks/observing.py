@@ -3,7 +3,7 @@
     python benchmarks/observing.py [--rounds 20] [--of mlp,gpt] [--cpu]
 
 Two runs of each model in one process, one thread: both log, write their records and have a console; one of them looks at its
-layers every 100 steps and whatever else a run does by itself to be seen, the other does not. They take turns, 100 steps at a
+layers every 100 steps and asks its records for findings, as every run does by itself, the other does not. They take turns, 100 steps at a
 time, so that each such window of the first has one watched step; the medians of the windows are compared. The MLP
 (32-64-10, batch 32) is that of overhead.py, of which a step is hardly anything; the GPT has 2 layers of width 64 and a
 context of 64, batch 8.
@@ -15,12 +15,13 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from torch.utils.data import TensorDataset
 import surefoot as sf
 
 WINDOW, WARM = 100, 2  # steps; windows that are not counted
-OFF: dict[str, Any] = {"watch_every": None}  # what else can be switched off by itself belongs here
+OFF: dict[str, Any] = {"watch_every": None}
 
 
 def mlp() -> dict[str, Any]:
@@ -65,9 +66,12 @@ def gpt() -> dict[str, Any]:
 
 def stepping(settings: dict[str, Any], out: Path, steps: int, stack: ExitStack) -> Iterator[None]:
     """A run, begun, that makes one window of steps each time it is asked."""
-    run = stack.enter_context(
-        sf.Run(**settings, length=f"{steps} steps", out=out, precision="fp32", save_every="1000000 steps")
-    )
+    asked = settings.get("watch_every", "") is not None
+    # findings cannot be switched off: nobody would want to
+    with nullcontext() if asked else patch("surefoot.sitting.remarks_of", return_value=[]):
+        run = stack.enter_context(
+            sf.Run(**settings, length=f"{steps} steps", out=out, precision="fp32", save_every="1000000 steps")
+        )
     for step in run:
         # a record is written after its step was yielded: windows go from first step to first step
         if step.index % WINDOW == 0 and step.index:
