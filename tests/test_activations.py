@@ -448,6 +448,7 @@ def of_rank(parallel: str) -> dict[str, list[Tensor]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_on_two_ranks_not_a_bit_differs(parallel: str, ranks: Ranks) -> None:
     for found in ranks(2, of_rank, parallel=parallel):

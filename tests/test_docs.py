@@ -42,7 +42,7 @@ def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
             assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
 
 
-LONG = ("comparing.md", "replay.md")  # many runs each; their verbs have tests of their own
+LONG = ("comparing.md", "images.md", "replay.md", "schedules.md", "translation.md")  # many runs; their verbs have tests
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,9 @@ def uninterrupted(
     return request.param, outcome(out)
 
 
-@pytest.mark.parametrize("kills", [[1], [18], [31, 17], [60], [95]], ids=str)
+@pytest.mark.parametrize(
+    "kills", [[1], [31, 17], *(pytest.param([kill], marks=pytest.mark.slow) for kill in (18, 60, 95))], ids=str
+)
 def test_a_killed_gan_ends_bit_equal(kills: list[int], sitting: Sitting, uninterrupted: Any, tmp_path: Path) -> None:
     """Four passes a step: two micro-batches through each of the two losses; a kill falls between the two updates too."""
     drawing, expected = uninterrupted

@@ -181,6 +181,7 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     assert first["skipped"] == 24
     assert first["skipped_steps"] == list(range(20))
     assert "loss_max" not in first
+    assert "loss_of_applied" not in first  # 0 would be no true number
 
 
 def test_memory_is_that_of_this_process(tmp_path: Path) -> None:

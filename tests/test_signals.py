@@ -92,6 +92,7 @@ def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path)
     assert saved_steps(tmp_path)[-1] > 2
 
 
+@pytest.mark.slow
 def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
     """Steps of 0.7 s under a limit of 4 s: one that would end after it is not begun."""
     from small_runs import build, loss

@@ -63,7 +63,8 @@ class Meter:
 
         `loss` is over everything counted in all steps: not finite where one of them was not. `loss_max` is the largest finite one
         of a single step, applied or not, and `loss_max_step` the first step that had it. Where updates were skipped, `skipped`
-        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out. `norm` is the mean over steps,
+        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out
+        (absent where none was applied). `norm` is the mean over steps,
         `norm_max` the largest. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the applied steps
         and the optimizers: the fraction of steps, or of values or units.
         """
@@ -82,8 +83,9 @@ class Meter:
             if limited.size:
                 values["clipped"] = float(limited.mean())
             values["skipped"] = int(skipped.sum())
-            if not applied.all():
+            if applied.any() and not applied.all():
                 values["loss_of_applied"] = _weighted(measured[:, applied])
+            if not applied.all():
                 values["skipped_steps"] = [int(index) for index in step[~applied][:_SHOWN]]
             finite = np.isfinite(loss) & (count > 0)
             if finite.any():

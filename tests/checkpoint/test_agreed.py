@@ -160,6 +160,7 @@ def test_none_or_none_intact_is_told_to_all(tmp_path: Path) -> None:
     assert told.startswith(f"error: no checkpoint in {tmp_path}/c is intact; nothing was changed")
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_group_goes_on(tmp_path: Path) -> None:
     saved(tmp_path / "c", 1, count=2)
 

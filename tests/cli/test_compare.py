@@ -185,6 +185,7 @@ def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(he
     ]
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_comes_to_the_same_bits(real: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variants_are_forked(monkeypatch, trained=False)
     shutil.copytree(whole, real / "own")
@@ -327,6 +328,7 @@ def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[st
     assert "widths/width=4: --width 4" in plain["notes"]
 
 
+@pytest.mark.slow
 def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Path) -> None:
     pytest.importorskip("optuna")
     space = ["--vary", "optimizer.lr=1e-3..1e-1", "--vary", "optimizer.name=adamw,sgd"]

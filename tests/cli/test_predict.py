@@ -163,6 +163,7 @@ def test_wrong_settings_are_refused_before_the_prompt_is_shown(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
     command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "predict", str(trained), "the"]
     process = subprocess.Popen([*command, "--tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -121,6 +121,7 @@ def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
         torch.testing.assert_close(tensor, averaged[name], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
     runs: Path, capsys: pytest.CaptureFixture[str], ranks: Ranks
 ) -> None:

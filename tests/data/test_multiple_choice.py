@@ -146,6 +146,7 @@ def test_the_public_files_are_read_whole(name, number, choices):
         assert [sum(question.right == place for question in found) for place in range(4)] == [2515, 2485, 2584, 2458]
 
 
+@pytest.mark.slow
 @needs_shared
 def test_hellaswag_is_scored_as_build_nanogpt_does():
     """`render_example` and `get_most_likely_row` of karpathy/build-nanogpt, hellaswag.py, written out, question by question."""

@@ -195,7 +195,9 @@ def test_workers_end_when_the_run_is_killed(tmp_path):
     assert within(10, lambda: all(ended(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("body", ["pass", "sys.exit(3)", "raise ValueError(3)"])
+@pytest.mark.parametrize(
+    "body", ["pass", *(pytest.param(body, marks=pytest.mark.slow) for body in ("sys.exit(3)", "raise ValueError(3)"))]
+)
 def test_a_program_that_forgets_to_close_its_feed_still_ends(tmp_path, body):
     process, pids = started(tmp_path, body)
     with process:

@@ -107,7 +107,9 @@ def test_what_the_user_logs_is_averaged_over_all_ranks(ranks: Ranks) -> None:
     assert found[0] == pytest.approx([0.5 + step for step in range(4)])
 
 
-@pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
+@pytest.mark.parametrize(
+    "recipe", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translation", "images"))]
+)
 def test_a_recipe_is_the_same_run_on_two_ranks(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
     settings = {"recipe": recipe, "texts": str(tmp_path)}
     (alone,) = ranks(1, world_runs.of_recipe, **settings)

@@ -155,6 +155,7 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("schedule-free", marks=pytest.mark.slow)])
 def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
     settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
@@ -167,6 +168,7 @@ def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimiz
         assert largest(together["weights"], alone["weights"]) < 1e-9
 
 
+@pytest.mark.slow
 def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
     settings = {"optimizer": "muon", "steps": 8, "double": False, "sharding": {}}
     whole = ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "whole"))

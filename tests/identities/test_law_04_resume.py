@@ -33,7 +33,9 @@ def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("killed_at_pass", [1, 2, 9, 10, 26, 41, 51])
+@pytest.mark.parametrize(
+    "killed_at_pass", [1, 10, 41, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 26, 51))]
+)
 def test_killed_in_a_step_or_inside_an_accumulation_window(
     killed_at_pass: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -43,7 +45,10 @@ def test_killed_in_a_step_or_inside_an_accumulation_window(
     assert outcome(out) == uninterrupted
 
 
-@pytest.mark.parametrize("operation", [1, 2, 3, 9, 17, 23, 24, 25, 31, 47, 60, 75])
+@pytest.mark.parametrize(
+    "operation",
+    [1, 3, 17, 24, 47, 75, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 23, 25, 31, 60))],
+)
 def test_killed_before_during_and_after_a_save(
     operation: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:

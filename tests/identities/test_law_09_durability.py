@@ -178,7 +178,7 @@ def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_n
             assert_law(scene, scene.disk.after_power_cut(fate), saved=saved)
 
 
-@pytest.mark.parametrize("name", SCENES[1:3])
+@pytest.mark.parametrize("name", [SCENES[1], pytest.param(SCENES[2], marks=pytest.mark.slow)])
 def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoint(name: str) -> None:
     generator = random.Random(name)
     for scene, disk in every_fault(name, killed, for_good=True):
@@ -305,7 +305,9 @@ def forked(work: Callable[[], object]) -> int:
 
 @posix
 @forks
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(
+    "name", [*SCENES[1:3], *(pytest.param(name, marks=pytest.mark.slow) for name in (SCENES[0], *SCENES[3:]))]
+)
 def test_a_process_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(
     name: str, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
     assert "run.stop() ends the loop on all of them" in group.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", [pytest.param("launcher", marks=pytest.mark.slow), "rank"])
 def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
     out: Path, tmp_path: Path, undisturbed: Path, whom: str

@@ -278,6 +278,7 @@ def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Proc
     assert_sane(process)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_not_forked_shows_the_same(tmp_path: Path) -> None:
     """Python's own end (streams flushed, threads joined) is not that of the forks of the other tests."""
     main, side = os.openpty()
@@ -325,7 +326,11 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
 
 @pytest.mark.parametrize(
     ("program", "begun"),
-    [(SLOW_STEP, " 2/2000"), (SLOW_EVALUATION, "evaluating held-out"), (SHORT_STEPS, " 2/2000")],
+    [
+        (SLOW_STEP, " 2/2000"),
+        (SLOW_EVALUATION, "evaluating held-out"),
+        pytest.param(SHORT_STEPS, " 2/2000", marks=pytest.mark.slow),
+    ],
     ids=["step", "evaluation", "short steps"],
 )
 def test_ctrl_c_is_answered_within_a_second_on_a_line_of_its_own(

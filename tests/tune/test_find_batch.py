@@ -196,6 +196,7 @@ def test_what_another_size_changes_is_told_of_what_the_model_has(layers: list[nn
     assert what_changes_with_it(run).endswith(told)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_loss_at_every_size_is_raised_as_it_is() -> None:
     def broken(model: Any, batch: Any) -> Tensor:
         raise KeyError("label")

@@ -109,7 +109,12 @@ def test_a_run_in_its_middle_is_left_as_it_was(tried: str, changes: dict[str, An
 
 @pytest.mark.parametrize(
     ("optimizer", "tried"),
-    [*((name, "find_lr") for name in OPTIMIZERS), ("adamw", "find_batch"), ("sgd", "find_batch")],
+    [
+        ("adamw", "find_lr"),
+        ("adamw", "find_batch"),
+        *(pytest.param(name, "find_lr", marks=pytest.mark.slow) for name in OPTIMIZERS if name != "adamw"),
+        pytest.param("sgd", "find_batch", marks=pytest.mark.slow),
+    ],
 )
 def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, optimizer: str, tmp_path: Path) -> None:
     def trained(out: Path, *, trying: bool) -> tuple[dict[str, Any], list[float]]:
