@@ -3,7 +3,7 @@
     python benchmarks/observing.py [--rounds 20] [--of mlp,gpt] [--cpu]
 
 Two runs of each model in one process, one thread: both log, write their records and have a console; one of them looks at its
-layers every 100 steps and asks its records for findings, as every run does by itself, the other does not. They take turns, 100 steps at a
+layers every 200 steps and asks its records for findings, as every run does by itself, the other does not. They take turns, 200 steps at a
 time, so that each such window of the first has one watched step; the medians of the windows are compared. The MLP
 (32-64-10, batch 32) is that of overhead.py, of which a step is hardly anything; the GPT has 2 layers of width 64 and a
 context of 64, batch 8.
@@ -32,7 +32,7 @@ from torch.utils.data import TensorDataset
 
 import surefoot as sf
 
-WINDOW, WARM = 100, 2  # steps; windows that are not counted
+WINDOW, WARM = 200, 2  # steps; windows that are not counted
 OFF: dict[str, Any] = {"watch_every": None}
 
 

@@ -120,7 +120,7 @@ class Run:
         evaluate_every: str = "1 epochs",
         sample_every: str | None = None,
         save_every: str = "5 min",
-        watch_every: str | None = "100 steps",
+        watch_every: str | None = "200 steps",
         compare_ranks_every: str = "1000 steps",
         trackers: str | Sequence[str] | None = None,
         keep: int = 3,

@@ -66,7 +66,7 @@ class Settings:
     """When a sample is shown, besides the one at the end. Absent: only then."""
     save_every: str = "5 min"
     """When a checkpoint is written, in steps or time; always at the start and after the last step too."""
-    watch_every: str | None = "100 steps"
+    watch_every: str | None = "200 steps"
     """Of which steps the gradient, weights and update of every layer are recorded, for diagnosis; such a step keeps its weights
     twice. Changes no result. None: of no step."""
     report: bool = True
