@@ -84,6 +84,7 @@ def test_a_second_signal_ends_at_once_and_says_which_checkpoint_stands(started, 
     assert time.monotonic() - stop_in_evaluation < 10
 
 
+@pytest.mark.slow
 def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path):
     process = started("time_limit='3 s'")
     output, errors = process.communicate(timeout=30)

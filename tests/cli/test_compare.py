@@ -166,6 +166,7 @@ def first_losses(run: Path) -> list[float]:
     return [record["loss"] for record in records(run / "metrics.jsonl") if record["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(here: Path, whole: Path) -> None:
     second = here / "killed" / "name=sgd"
     with begun(*SLOW, "--out", "killed") as parent:

@@ -60,6 +60,7 @@ def section(text: str, title: str) -> list[str]:
     return rest[: next((place for place, line in enumerate(rest) if not line.startswith("  ")), len(rest))]
 
 
+@pytest.mark.slow
 def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "gpt", "--preset", "gpt2-1558m", "--world", "512", "--parallel", "fsdp")
     assert section(text, "parameters by module")[-1].split() == ["all", "1,557,611,200"]

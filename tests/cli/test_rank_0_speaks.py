@@ -31,6 +31,7 @@ def test_an_error_that_all_ranks_meet_is_said_once(ranks: Ranks) -> None:
     assert second.text == ""
 
 
+@pytest.mark.slow
 def test_scores_of_a_run_are_printed_once(ranks: Ranks, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     (trained,) = outcomes(ranks, 1, "train", PROGRAM, "--out", out, "--length", "4 steps")

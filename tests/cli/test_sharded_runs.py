@@ -112,6 +112,7 @@ def test_compare_puts_a_sharded_run_beside_one_of_one_process(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
     out = runs / "started"
     train(str(runs / "text.txt"), str(out), ["--init", str(runs / "sharded"), "--stop-after", "1 steps"])

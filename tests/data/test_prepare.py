@@ -102,6 +102,7 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     assert shards == 0 or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
 
 
+@pytest.mark.slow
 def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     texts = "".join(json.dumps({"text": text * 20}) + "\n" for text in documents(600))
     (tmp_path / "a.jsonl").write_text(texts)

@@ -224,6 +224,7 @@ def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp
     assert "NOT SAVED" not in printed[1]
 
 
+@pytest.mark.slow
 def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp_path: Path) -> None:
     data = Augmented()
     split = (data.inputs, data.labels)

@@ -207,6 +207,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_running_or_stopped(laun
     assert group.left() == []
 
 
+@pytest.mark.slow
 def test_what_a_rank_has_started_ends_with_it(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
