@@ -181,7 +181,11 @@ def outcome(out: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["as in the example", "drawing in the body"])
+@pytest.fixture(
+    scope="module",
+    params=[False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["as in the example", "drawing in the body"],
+)
 def uninterrupted(
     request: pytest.FixtureRequest, sitting: Sitting, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[bool, Any]:

@@ -381,6 +381,7 @@ def test_out_of_memory_has_its_own_status_and_says_what_to_make_smaller(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_no_run(program: Path) -> None:
     """`surefoot train ... | head -1`."""
     command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "train", "program.py:plain"]

@@ -141,6 +141,7 @@ def test_a_killed_launcher_leaves_nothing_behind(out: Path, tmp_path: Path) -> N
         assert group.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_run_that_is_started_again_ends_with_the_same_bits(
     out: Path, tmp_path: Path, undisturbed: Path, number: int

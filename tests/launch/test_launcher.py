@@ -162,6 +162,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
     assert "has been stopped for 0 s, last heard of while starting" in group.said
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., 
     assert list((group.directory / "tmp").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_all_at_once(launched: Callable[..., Launched]) -> None:
     group = launched("0:deaf", "1:save")
     group.told(0), group.told(1)

@@ -165,6 +165,7 @@ def test_another_batch_can_be_asked_for() -> None:
         sf.find_batch(mlp_run(), target_batch="4096 tokens")
 
 
+@pytest.mark.slow
 def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     class Normalised(nn.Sequential):
         def __init__(self) -> None:
