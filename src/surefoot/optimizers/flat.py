@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.optimizers.fused_adamw import StraightToKernel
+from surefoot.optimizers.fused_adamw import StraightToKernel, adamw_kernel
 from surefoot.optimizers.gradients import present
 from surefoot.optimizers.on_cpu import read_on_cpu
 from surefoot.sharding import rows_of
@@ -112,23 +112,8 @@ class FlatAdamW:
 
     def _step(self, group: dict[str, Any], flat: FlatGroup, found_inf: Tensor, moved_on: Tensor) -> None:
         flat.steps.add_(moved_on)
-        beta1, beta2 = group["betas"]
-        torch._fused_adamw_(
-            [flat.weights],
-            [flat.gradients],
-            [flat.means],
-            [flat.squares],
-            [],
-            flat.counters[:1],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            found_inf=found_inf,
-        )
+        state = [flat.means], [flat.squares], flat.counters[:1]
+        adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
 
 
 def worth_it(parameters: Sequence[nn.Parameter]) -> bool:

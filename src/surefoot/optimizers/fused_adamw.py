@@ -41,23 +41,37 @@ class StraightToKernel:
         if not gradients:
             return
         torch._foreach_add_(held.steps, [moved_on] * len(held.steps))
-        beta1, beta2 = group["betas"]
-        torch._fused_adamw_(
-            held.parameters,
-            gradients,
-            held.means,
-            held.squares,
-            [],
-            held.steps,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            found_inf=found_inf,
-        )
+        adamw_kernel(group, held.parameters, gradients, held.means, held.squares, held.steps, found_inf=found_inf)
+
+
+def adamw_kernel(
+    group: dict[str, Any],
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    *,
+    found_inf: Tensor,
+) -> None:
+    """Torch's kernel with a group's settings; `steps` have moved on already, and where `found_inf` is 1 nothing is written."""
+    beta1, beta2 = group["betas"]
+    torch._fused_adamw_(
+        weights,
+        gradients,
+        means,
+        squares,
+        [],
+        steps,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+        found_inf=found_inf,
+    )
 
 
 @dataclass
