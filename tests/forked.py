@@ -66,8 +66,7 @@ class Forked:
 
 def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True) -> None:
     """Have comparisons fork the process that looks at their settings, and those that train variants if these are to be."""
-    import torch._dynamo  # what every run imports when it begins: here it is once for all
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401  # what every run imports when it begins: here it is once for all
 
     from surefoot.cli import compare, variant  # noqa: F401
     from surefoot.tune import batches, trials  # noqa: F401

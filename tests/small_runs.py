@@ -204,10 +204,8 @@ def serve() -> None:
     """Read one JSON specification a line, fork for each, answer with its exit status: importing torch costs seconds."""
     torch.set_num_threads(1)
     import jinja2
-    from torch import _dynamo  # which the first optimizer imports: a second, once instead of in every sitting
     from torch.utils.tensorboard import writer
 
-    assert _dynamo
     assert jinja2
     assert writer
     assert sf.Run.__name__ == "Run"  # imported here, and not in each fork

@@ -57,8 +57,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str) -> None:
+def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, config = CASES[name]()
+    if recipe is gpt:  # norms, rotations and squared ReLU as they are on other devices: the CPU's own keep less
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     run = recipe.build(config)
     with on_paper(1):
         computed = dry_pass(recipe.build(config).parts)

@@ -131,16 +131,21 @@ def gpt(family="modern", **changes):
     return model.double()
 
 
-@pytest.mark.parametrize("family", ["modern", "gpt2"])
+every_kind = pytest.mark.parametrize(
+    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": True, "ngrams": 4, "ngram_rows": 50}], ids=str
+)
+
+
+@every_kind
 @pytest.mark.parametrize("prompt", [[3], list(range(11)), list(range(15))], ids=len)
-def test_a_cache_changes_no_token_even_past_the_context(family, prompt):
+def test_a_cache_changes_no_token_even_past_the_context(kind, prompt):
     settings = {"count": 40, "context": 12, "temperature": 0.9, "seed": 4}
-    assert sample(gpt(family), prompt, caching=True, **settings) == sample(gpt(family), prompt, **settings)
+    assert sample(gpt(**kind), prompt, caching=True, **settings) == sample(gpt(**kind), prompt, **settings)
 
 
-@pytest.mark.parametrize("family", ["modern", "gpt2"])
-def test_logits_through_a_cache_are_those_without(family):
-    model, tokens_BT = gpt(family).eval(), torch.randint(20, (3, 12))
+@every_kind
+def test_logits_through_a_cache_are_those_without(kind):
+    model, tokens_BT = gpt(**kind).eval(), torch.randint(20, (3, 12))
     cache = model.new_cache(3)
     parts = [model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BT), rtol=1e-10, atol=1e-10)

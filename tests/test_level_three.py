@@ -99,7 +99,6 @@ torch.set_num_threads(1)
 spec = importlib.util.spec_from_file_location("gan", sys.argv[1])
 gan = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gan)
-import torch._dynamo  # which the first optimizer imports: a second, once instead of in every sitting
 from torch.utils.tensorboard import writer
 
 def sitting(out, kill_at, drawing):

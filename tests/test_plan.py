@@ -68,7 +68,7 @@ def test_the_split_between_muon_and_adamw_is_printed() -> None:
         "blocks.0-2.mlp.up.weight, blocks.0-2.mlp.down.weight"
     )
     assert lines[2].endswith("lr 0.001, weight decay 0.1, by AdamW: head.weight")
-    assert "by AdamW: embedding.weight, blocks.0-2.attention_norm.weight" in lines[3]
+    assert "by AdamW: embedding.weight, norm.weight" in lines[3]
 
 
 def test_batches_steps_and_passes_are_those_of_the_run() -> None:

@@ -17,6 +17,7 @@ from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching
 from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError
+from surefoot.fp8 import with_fp8
 from surefoot.loop import State, Trained
 from surefoot.optimizers import flat, on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
@@ -30,6 +31,7 @@ from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.optimizers.without_compiler import without_compiler
 from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -45,8 +47,13 @@ Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Model = nn.Module | Callable[[], nn.Module]
 
 
-def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch.device) -> dict[str, nn.Module]:
-    """The models by name ("model" where there is one), on their device; a callable is called under the run's seed."""
+def built_models(
+    model: Model | Mapping[str, Model], *, seed: int, device: torch.device, fp8: bool = False
+) -> dict[str, nn.Module]:
+    """The models by name ("model" where there is one), on their device; a callable is called under the run's seed.
+
+    With `fp8` their linear layers multiply in 8 bits.
+    """
     named = model if isinstance(model, Mapping) else {"model": model}
     key = stream_key(seed, "model")
     built: dict[str, nn.Module] = {}
@@ -64,7 +71,7 @@ def built_models(model: Model | Mapping[str, Model], *, seed: int, device: torch
                 f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
                 "  pass one batch through it before it is returned"
             )
-        built[name] = found.to(device)
+        built[name] = with_fp8(found, device).to(device) if fp8 and device.type != "meta" else found.to(device)
     return built
 
 
@@ -90,15 +97,6 @@ def with_synchronised_norms(
             "  leave it out, or give batch_size in samples"
         )
     return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
-
-
-def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """The models as torch compiles them for training; their random numbers are those of the models as they are.
-
-    The compiler's own generator draws by how a graph falls to pieces, and FSDP2 cuts it at every block.
-    """
-    as_uncompiled: dict[str, Any] = {"fallback_random": True}
-    return {name: torch.compile(model, dynamic=False, options=as_uncompiled) for name, model in models.items()}
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,8 @@ def built_state(
     for name, decision in decisions.items():
         spec, parameters = decision.spec, decision.parameters
         plain = [{"params": group.parameters} for group in decision.groups]
-        made = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else spec(plain)
+        with without_compiler():
+            made = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else spec(plain)
         if holders(parameters) is not None:
             on_shards.refuse_optimizer(made)
         for group in made.param_groups:

@@ -32,14 +32,7 @@ class BetweenSteps:
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
         self.comparison = Comparison(parts.world, parts.timetable.compare)
-        self.layers = Layers(
-            self.state.models,
-            {name: trained.parameters for name, trained in self.state.trained.items()},
-            world=parts.world,
-            local_times=parts.task.ranks.local_times,
-            compiled=parts.compiled,
-            seen=self.whole.seen,
-        )
+        self.layers = self._layers()
         self.alone = False
         self.first_step = 0  # of the sitting
         self.skipped = 0  # steps, as far as the records tell
@@ -50,6 +43,8 @@ class BetweenSteps:
     def opened(self, parts: Parts) -> None:
         """Begin where the run stands now; `parts` are those with which it goes on."""
         self.parts, self.first_step = parts, self.state.step
+        if parts.compiling.late:
+            self.layers = self._layers()
 
     def started(self) -> None:
         """The loop runs from here on: by that the time that is left is told."""
@@ -167,6 +162,16 @@ class BetweenSteps:
             self.evaluations.score(stop=self.wishes.told_to_stop if self.alone else lambda: False)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             self.evaluations.sample()
+
+    def _layers(self) -> Layers:
+        return Layers(
+            self.state.models,
+            {name: trained.parameters for name, trained in self.state.trained.items()},
+            world=self.parts.world,
+            local_times=self.parts.task.ranks.local_times,
+            compiled=self.parts.compiled,
+            seen=self.whole.seen,
+        )
 
     @property
     def _best(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from surefoot.activations import check_how
 from surefoot.batching import batching
 from surefoot.checkpoint.store import check_keep
+from surefoot.compiling import compiling
 from surefoot.config import clipping
 from surefoot.durations import every, planned, run_length, seconds
 from surefoot.errors import ConfigError
@@ -24,7 +25,7 @@ from surefoot.world import device_called
 
 _SEEDS = 1 << 64
 _MANY = 10_000  # steps in a pass, as long as nobody knows
-_NOT_WRONG = {"out", "compile", "deterministic", "init", "parallel", "report"}  # whatever their value
+_NOT_WRONG = {"out", "deterministic", "init", "parallel", "report"}  # whatever their value
 
 
 def check_settings(
@@ -36,6 +37,7 @@ def check_settings(
     schedule: Schedule | Joined | None = None,
     clip: str = "off",
     precision: str = "auto",
+    compile: bool | str = False,
     activation_checkpointing: str = "off",
     checkpointed_blocks: Sequence[str] | None = None,
     sync_batch_norm: bool = False,
@@ -95,6 +97,7 @@ def check_settings(
         check(lambda: seconds(time_limit, setting="time_limit"))
     check(lambda: tracker_names(trackers))
     check(lambda: clipping(clip))
+    check(lambda: compiling(compile))
     check(lambda: check_keep(keep))
     if ema is not None:
         check(lambda: check_decay(ema))

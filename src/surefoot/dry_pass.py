@@ -18,7 +18,7 @@ from surefoot.on_paper import OnPaper
 from surefoot.optimizers.gradients import clear
 from surefoot.parts import Parts
 
-_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NARROW = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

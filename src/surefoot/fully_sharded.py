@@ -191,6 +191,12 @@ class Fsdp:
         """The root of the sum of squares over the ranks that hold a model together."""
         return next(iter(self.held.values())).whole_norm(norm)
 
+    def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
+        """Each is called as it is given here."""
+        for name, called in self.called.items():
+            called.through = forwards[name]
+        return self.called
+
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
         """Gather these models whole, and let them go at the end."""

@@ -26,10 +26,10 @@ _MUCH_OF_THE_START = 0.1
 _NAMED = 3  # findings at the end of a run
 
 
-def header(parts: Parts, *, precision_chosen: str | None) -> str:
+def header(parts: Parts, *, precision_chosen: str | None, compile_chosen: str | None = None) -> str:
     """Five lines: model, data, plan, device, directory; said before the first step of a sitting.
 
-    `precision_chosen`: why that precision, where it was chosen now.
+    `precision_chosen`: why that precision, where it was chosen now; `compile_chosen`: why compiled, or why not, likewise.
     """
     length, step, device = parts.length, parts.state.step, parts.device
     models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
@@ -51,7 +51,8 @@ def header(parts: Parts, *, precision_chosen: str | None) -> str:
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
-        f" {parts.whole.precision.name}{why}{threads}",
+        f" {parts.whole.precision.name}{', channels last' * parts.layout.channels_last}{why}{', compiled' * parts.compiled}{threads}",
+        *([] if compile_chosen is None else [f"compile {'on' if parts.compiled else 'off'} ({compile_chosen})"]),
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
     if sizes.unit == "samples" and sizes.batch_size > plan.samples:

@@ -8,6 +8,7 @@ from pathlib import Path
 from surefoot import narration, snapshot
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.compile_choice import settle_compile
 from surefoot.directory import RunDirectory, environment
 from surefoot.pace import settle_precision
 from surefoot.parts import Parts
@@ -16,11 +17,14 @@ from surefoot.saving import Saving
 
 @dataclass(frozen=True)
 class Opened:
-    """The parts of a run where it stands now, the checkpoint that it goes on from, and why its precision was chosen, if it was now."""
+    """The parts of a run where it stands now, the checkpoint that it goes on from, and why its precision was chosen, and whether
+    to compile, if that was now.
+    """
 
     parts: Parts
     found: Contents | None = None
     precision_chosen: str | None = None
+    compile_chosen: str | None = None
 
 
 def opened(parts: Parts, *, configuration: str | None) -> Opened:
@@ -29,12 +33,12 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     configuration: config.toml, where it is not to be written for a script.
     """
     if parts.directory is None or parts.saving is None:
-        return Opened(parts, None, _begun(parts))
+        return _begun(parts)
     if parts.world.is_main:
         parts.directory.open()
     found = parts.saving.newest()
     if found is None:
-        now = Opened(parts, None, _begun_in(parts.directory, parts.saving, parts, configuration))
+        now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
         now = Opened(_going_on(parts, found), found)
         parts.saving.resumed(found.step)
@@ -48,24 +52,26 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     return now
 
 
-def _begun(parts: Parts) -> str | None:
-    """Settle what is left open until a run begins; why that precision."""
-    chosen = settle_precision(parts)
+def _begun(before: Parts) -> Opened:
+    """Settle what is left open until a run begins."""
+    precision_chosen = settle_precision(before)
+    parts, compile_chosen = settle_compile(before)
     if parts.init is not None and parts.state.step == 0:
         parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return chosen
+    return Opened(parts, None, precision_chosen, compile_chosen)
 
 
-def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configuration: str | None) -> str | None:
-    chosen = _begun(parts)
+def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
+    now = _begun(before)
+    parts = now.parts
     if parts.world.is_main:
         directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
         for name, held in parts.files.items():
             directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
     saving.finish(0, parts.packed)
-    return chosen
+    return now
 
 
 def _going_on(before: Parts, found: Contents) -> Parts:

@@ -71,6 +71,10 @@ class Ranks(Protocol):
         """The norm of the whole gradient, from that of what this rank holds."""
         ...
 
+    def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have the models called through these from now on, such as the same ones compiled; what the loss calls, by name."""
+        ...
+
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
         """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
         ...
@@ -108,6 +112,10 @@ class Alone:
     def whole_norm(self, norm: Tensor) -> Tensor:
         """It is whole."""
         return norm
+
+    def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
+        """These themselves."""
+        return forwards
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
         """They are whole."""
@@ -256,6 +264,15 @@ class Ddp:
     def whole_norm(self, norm: Tensor) -> Tensor:
         """Every rank has the whole gradient."""
         return norm
+
+    def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
+        """What watches a model's gradients calls another one in its place, of the same parameters."""
+        for name, called in self.called.items():
+            if isinstance(called.through, DistributedDataParallel):
+                called.through.module = forwards[name]
+            else:
+                called.through = forwards[name]
+        return self.called
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
         """Every rank has whole models."""

@@ -21,12 +21,14 @@ from surefoot.checkpoint.compare import (
     refuse_other_data,
 )
 from surefoot.checkpoint.format import Contents
+from surefoot.compiling import Compiling, compiled
 from surefoot.config.strategy import Strategy
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.gallery import Makes
 from surefoot.loop import State, Task
+from surefoot.memory_format import Layout
 from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
@@ -53,7 +55,8 @@ class Parts:
     world: World
     parallel: Strategy
     deterministic: bool
-    compiled: bool
+    compiling: Compiling
+    layout: Layout
     described: dict[str, Any]
     architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
     scored: dict[str, Any]  # fingerprints of the splits
@@ -86,6 +89,11 @@ class Parts:
     def length(self) -> Length:
         """How long the run is."""
         return self.timetable.length
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the models are compiled; not yet where that is left open."""
+        return self.compiling.on
 
     @property
     def out_of_patience(self) -> bool:
@@ -152,11 +160,20 @@ class Parts:
         if self.whole.feedback is not None:
             described["plateau"] = described["plateau"] | {"evaluate_every": times.evaluate.described()}
         self.whole.precision.settle(saved["precision"])
-        described["precision"] = self.whole.precision.name
+        self.compiling.settle(bool(saved["compile"]))
+        self.layout.settle(bool(saved.get("channels_last", False)))
+        described |= {"precision": self.whole.precision.name, "compile": self.compiling.on}
+        described |= {"channels_last": True} if self.layout.channels_last else {}
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         task = replace(self.task, factors=schedule.factors(self.length))
-        return replace(self, task=task, schedule=schedule, timetable=times, described=described)
+        now_on = replace(self, task=task, schedule=schedule, timetable=times, described=described)
+        return now_on.with_compiled() if self.compiling.late else now_on
+
+    def with_compiled(self) -> Parts:
+        """The same run with its models compiled for training."""
+        called = dict(self.task.ranks.through(compiled(self.state.models)))
+        return replace(self, task=replace(self.task, forward=called["model"] if list(called) == ["model"] else called))
 
     def refuse_another_architecture(self, found: Contents) -> None:
         """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""

@@ -14,6 +14,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from surefoot.compile_choice import expected
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
 from surefoot.memory import in_words, peak, tensor_bytes
@@ -61,7 +62,8 @@ def sections(parts: Parts) -> list[Section]:
         found.append(Section("memory and time", [*memory_and_time(parts, measured), *evaluating]))
     place = [section.title for section in found].index("learning rate")
     found.insert(place, Section("batches", batch_arithmetic(parts, measured)))
-    return [*found, Section("chosen", chosen(parts, where, precision_chosen=why))]
+    open_until_then = [f"compile {expected(parts)}"] if parts.compiling.open else []
+    return [*found, Section("chosen", chosen(parts, [*open_until_then, *where], precision_chosen=why))]
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def chosen(parts: Parts, where: list[str], *, precision_chosen: str | None = Non
     """What settings that say "auto" came to, and why where that was measured; and `where` the run would go."""
     why = "" if precision_chosen is None else f" ({precision_chosen})"
     return [
-        f"device {parts.device}, precision {parts.whole.precision.name}{why}",
+        f"device {parts.device}, precision {parts.whole.precision.name}{', channels last' * parts.layout.channels_last}{why}",
         *where,
     ]
 

@@ -1,4 +1,4 @@
-"""In which number format a step computes: fp32, tf32, bf16 or fp16, and the loss scale that fp16 needs.
+"""In which number format a step computes: fp32, tf32, bf16, fp16 or fp8, and the loss scale that fp16 needs.
 
 This is the only file that knows a gradient scaler. It does what `torch.amp.GradScaler` does, on the device: that class reads
 its overflow flag on the host in every step (law 12) and passes over the gradients once more than the step has to.
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from surefoot.errors import ConfigError
 
-Name = Literal["fp32", "tf32", "bf16", "fp16"]
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Name = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # of fp8: all but linear layers
+_FP8_FROM = (8, 9)  # Ada and Hopper
 
 
 @dataclass
@@ -110,7 +111,26 @@ def precision(name: str, device: torch.device) -> Precision:
                     f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32"
                 )
             return Precision(name, device)
+        case "fp8":
+            _refuse_fp8(device)
+            return Precision(name, device)
         case "fp16":
             scale = LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device))
             return Precision(name, device, scale)
-    raise ConfigError(f"unknown precision {name!r}: one of auto, fp32, tf32, bf16, fp16")
+    raise ConfigError(f"unknown precision {name!r}: one of auto, fp32, tf32, bf16, fp16, fp8")
+
+
+def _refuse_fp8(device: torch.device) -> None:
+    """Raise where a device does not multiply in 8 bits."""
+    if device.type == "meta":
+        return
+    found = device.type
+    if found == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= _FP8_FROM:
+            return
+        found = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
+    raise ConfigError(
+        f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
+        "  try: --precision bf16"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from surefoot.diagnosis import SEVERITIES, Described, Finding, verdicts, worst_first
@@ -22,7 +22,7 @@ from surefoot.directory import machine_memory_bytes
 from surefoot.narration import diagnose_command
 from surefoot.parts import Parts
 from surefoot.record import Record
-from surefoot.sinks import records
+from surefoot.sinks import streamed
 
 _ASKED_AFTER = ("train", "scores")
 _TIMES_AS_LONG = 100  # as an asking took, until the next
@@ -44,7 +44,7 @@ class Remarks:
         *,
         say: Callable[[str], None],
         command: str | None,
-        earlier: Sequence[Record] = (),
+        earlier: Iterable[Record] = (),
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
@@ -52,17 +52,19 @@ class Remarks:
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
-        try:
-            if earlier:
-                self.collected = Collected(earlier)
-                self._take_as_said()
-        except Exception as problem:
-            self._give_up(problem)
+        self.earlier: Iterable[Record] | None = earlier  # until they are read
+        self.waiting: list[Record] = []  # as long
 
     def write(self, record: Record) -> None:
         """Keep a record; after one of training or of scores say what is found, where it is time to ask. Never raises."""
         try:
-            self.collected.add(record)
+            if self.earlier is not None:
+                self.waiting.append(record)
+                if record["kind"] not in _ASKED_AFTER:
+                    return
+                self._go_on()
+            else:
+                self.collected.add(record)
             if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
                 self._remark()
         except Exception as problem:  # nobody's run ends of what is wrong with a finding
@@ -71,6 +73,7 @@ class Remarks:
     def at_end(self) -> list[Finding]:
         """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
         try:
+            self._go_on()
             history = self.collected.history(replace(self.described, standing="over"))
             found = verdicts(history, broken=self._warn_of)
         except Exception as problem:
@@ -81,6 +84,17 @@ class Remarks:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _go_on(self) -> None:
+        """Read what earlier sittings wrote: when it is first needed, so that no first step waits for it."""
+        earlier, self.earlier = self.earlier or (), None
+        before = Collected(earlier)
+        if before.kinds:
+            self.collected = before
+            self._take_as_said()
+        for record in self.waiting:
+            self.collected.add(record)
+        self.waiting = []
 
     def _remark(self) -> None:
         """Say the worst finding that is new or has become worse, where there is one."""
@@ -136,10 +150,9 @@ def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
     if parts.console is None or not parts.world.is_main:
         return []
     directory = parts.directory
-    try:
-        earlier = records(directory.metrics) if resumed and directory is not None else []
-    except OSError:
-        earlier = []
+    earlier: Iterable[Record] = ()
+    if resumed and directory is not None and directory.metrics.exists():
+        earlier = streamed(directory.metrics, size_bytes=directory.metrics.stat().st_size)
     command = None if directory is None else diagnose_command(directory)
     return [Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from surefoot import assembly, ordering, snapshot
 from surefoot.activations import How, compute_again, in_words
@@ -21,6 +21,7 @@ from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings, json_settings
+from surefoot.compiling import compiled, compiling
 from surefoot.config import clipping
 from surefoot.config.strategy import Kind, Strategy, strategy_for
 from surefoot.data.samples import check_samples, check_split, fingerprint
@@ -30,6 +31,7 @@ from surefoot.evaluate import Split, numbers
 from surefoot.first_pass import check_first_pass
 from surefoot.gallery import Makes, made
 from surefoot.loop import Loss, State, Step, Task
+from surefoot.memory_format import layout
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.panels import Panels
 from surefoot.parallel import spread
@@ -68,6 +70,10 @@ class Run:
     evaluate: {name: Split} scored every `evaluate_every` and after the last step.
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
     watch_every: of which steps gradient, weights and update of every layer are recorded (docs/watching.md); None: of none.
+    channels_last: whether images (B, C, H, W) are laid out with the channels of a pixel side by side before a model with convolutions
+        has them; changes rounding and no weight's shape. "auto" is measured beside precision = "auto" on the CPU, elsewhere False.
+    compile: whether torch.compile makes the model quicker: True, False, or "auto", which tries it where the run is long enough to earn
+        that back, and keeps it where a pass is at least 1.1 times as fast. What it chose is part of the run.
     plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.
@@ -108,7 +114,8 @@ class Run:
         collate: Callable[[list[Any]], Any] | None = None,
         clip: str = "norm 1.0",
         precision: str = "auto",
-        compile: bool = False,
+        channels_last: bool | Literal["auto"] = "auto",
+        compile: bool | Literal["auto"] = False,
         activation_checkpointing: How = "off",
         checkpointed_blocks: Sequence[str] | None = None,
         sync_batch_norm: bool = False,
@@ -152,6 +159,7 @@ class Run:
             schedule=schedule,
             clip=clip,
             precision=precision,
+            compile=compile,
             activation_checkpointing=activation_checkpointing,
             checkpointed_blocks=checkpointed_blocks,
             sync_batch_norm=sync_batch_norm,
@@ -179,7 +187,7 @@ class Run:
         began = None if out is None else began_with(Path(out), batch_size, world=world)
         sizes = ordering.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
         plan = ordering.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
-        ordering.refuse_compiled(plan, compiled=compile)
+        ordering.refuse_compiled(plan, compiled=compile is True)
         samples_per_epoch, samples_per_step = ordering.steps_of_epoch(plan, sizes)
         times = timetable(
             samples_per_epoch=samples_per_epoch,
@@ -204,7 +212,7 @@ class Run:
 
         log = None if world.is_main else RankLog()
         said = screen(times.length.steps, log) if console else None
-        models = assembly.built_models(model, seed=seed, device=place)
+        models = assembly.built_models(model, seed=seed, device=place, fp8=precision == "fp8")
         equal_from_main(models, world)
         notes = assembly.set_to_train(models)
         if sync_batch_norm:
@@ -217,7 +225,7 @@ class Run:
             again = in_words(
                 activation_checkpointing, compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
             )
-        number_format = chosen_precision(precision, place)
+        number_format, compiles = chosen_precision(precision, place), compiling(compile)
         supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
         if loss is not None and (world.size > 1 or how.kind == "fsdp") and not world.on_paper:
             check_first_pass(
@@ -240,8 +248,18 @@ class Run:
         if said is not None:
             for line in [*notes, *assembly.notes(state.trained, schedule)]:
                 said.say(f"note: {line}")
-        forwards = assembly.compiled(models) if compile else dict(models)
-        ranks, called = spread(models, forwards, world=world, parallel=how, nominal=float(sizes.batch_size), fsdp=fsdp)
+        laid = layout(
+            channels_last,
+            [*models.values(), *(average.model for average in state.averages.values())],
+        )
+        ranks, called = spread(
+            models,
+            compiled(models) if compiles.on else models,
+            world=world,
+            parallel=how,
+            nominal=float(sizes.batch_size),
+            fsdp=fsdp,
+        )
         task = Task(
             forward=called["model"] if list(models) == ["model"] else called,
             loss=loss,
@@ -252,7 +270,7 @@ class Run:
             ranks=ranks,
         )
         scoring = Scoring(
-            state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiled=compile, ranks=ranks
+            state, supply, splits=evaluate or {}, loss=loss, precision=number_format, compiling=compiles, ranks=ranks
         )
         if out is not None and not str(out):
             raise ConfigError("out is empty: give the path of the run's directory, or leave it out to save nothing")
@@ -269,7 +287,8 @@ class Run:
             world=world,
             parallel=how,
             deterministic=deterministic,
-            compiled=compile,
+            compiling=compiles,
+            layout=laid,
             described={
                 "seed": seed,
                 "length": f"{times.length.steps} steps",
@@ -279,7 +298,8 @@ class Run:
                 "schedule_of_steps": times.length.steps,
                 "clip": clip,
                 "precision": number_format.name,
-                "compile": compile,
+                "compile": compiles.on,
+                **({"channels_last": True} if laid.channels_last else {}),
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
                 **({"sync_batch_norm": True} if sync_batch_norm else {}),
@@ -424,6 +444,8 @@ class Run:
         Returns a line for each thing in which this run's data are not the checkpoint's.
         """
         self.parts.whole.precision.settle(found.state["described"]["precision"])
+        self.parts.layout.settle(found.state["described"].get("channels_last", False))
+        self.parts.compiling.settle(found.state["described"]["compile"])
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}")
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.state["described"]["data"]}, {"data": now})

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from surefoot.compiling import Compiling
 from surefoot.data.gathering import is_tensors
 from surefoot.evaluate import Split, evaluation_mode, scored, scored_by_batch
 from surefoot.loop import Loss, State
@@ -33,12 +34,12 @@ class Scoring:
         splits: Mapping[str, Split],
         loss: Loss | None,
         precision: Precision,
-        compiled: bool,
+        compiling: Compiling,
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Alone()
         self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
-        self.compiled = compiled
+        self.compiling = compiling
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
@@ -140,7 +141,7 @@ class Scoring:
     def _forward(self) -> Any:
         """What is called to score: the model, or several by name."""
         models: dict[str, Any] = dict(self.models())
-        if self.compiled:  # callables of their own: what training compiled is specialised to its mode and shapes
+        if self.compiling.on:  # callables of their own: what training compiled is specialised to its mode and shapes
             self.callables = self.callables or {
                 name: torch.compile(model, dynamic=False) for name, model in models.items()
             }

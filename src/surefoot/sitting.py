@@ -78,7 +78,9 @@ class Sitting:
                 raise lost from problem
             raise
         self.between.opened(self.parts)
-        self.parts.say(narration.header(self.parts, precision_chosen=now.precision_chosen))
+        self.parts.say(
+            narration.header(self.parts, precision_chosen=now.precision_chosen, compile_chosen=now.compile_chosen)
+        )
 
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""

@@ -29,10 +29,10 @@ class Supply:
     collate: Callable[[list[Any]], Any] | None
 
     def feed(self, *, workers: int) -> Feed:
-        """This rank's micro-batches by step, not yet started."""
+        """This rank's micro-batches by step, not yet started; for a loop, which seeds the global generators after each step's."""
         share = self.plan.pieces // self.world.size
         own = range(self.world.rank * share, (self.world.rank + 1) * share) if self.world.size > 1 else None
-        return self._feed(workers=workers, own=own)
+        return self._feed(workers=workers, own=own, puts_back=False)
 
     def samples(self, step: int) -> list[list[int]]:
         """Which samples this rank's micro-batches of a step hold, by the plan: none is read."""
@@ -79,7 +79,7 @@ class Supply:
             ranks=self.world.size if most is None else 1,
         )
 
-    def _feed(self, *, workers: int, own: range | None) -> Feed:
+    def _feed(self, *, workers: int, own: range | None, puts_back: bool = True) -> Feed:
         return Feed(
             self.dataset,
             self.plan,
@@ -89,6 +89,7 @@ class Supply:
             count=self.count,
             collate=self.collate,
             own=own,
+            puts_back=puts_back,
         )
 
     @property

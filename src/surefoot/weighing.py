@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surefoot.blocks import blocks_of
 from surefoot.dry_pass import Pass
 from surefoot.memory import tensor_bytes
-from surefoot.optimizers.memory import restored_bytes, state_bytes
+from surefoot.optimizers.memory import state_bytes, update_bytes
 from surefoot.parts import Parts
 from surefoot.scaling import Weight, Workload
 
@@ -25,7 +25,7 @@ def workload(parts: Parts, passed: Pass) -> Workload:
         outside=outside,
         blocks=blocks,
         state_bytes=lambda shards: sum(state_bytes(held.optimizer, shards=shards) or 0 for held in trained),
-        update_bytes=lambda shards: max(restored_bytes(held.skip, held.optimizer, shards=shards) for held in trained),
+        update_bytes=lambda shards: max(update_bytes(held.skip, held.optimizer, shards=shards) for held in trained),
         averages=int(bool(parts.state.averages)),
         buffer_bytes=tensor_bytes(held for model in models.values() for held in model.buffers()),
         pass_bytes=passed.most_bytes,

@@ -468,3 +468,9 @@ def test_the_precision_that_was_measured_is_in_the_settings_of_every_run(here: P
         "precision: bf16, measured once for all runs (1.3 times as fast as fp32); another time it may come out otherwise:"
         " --precision bf16 fixes it",
     ]
+    laid = replace(plan, found=plan.found | {"channels_last": True, "compile": True})
+    assert said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:] == [
+        "precision: bf16, channels last, measured once for all runs (1.3 times as fast as fp32); another time it may come out"
+        " otherwise",  # a precision that is named leaves images as they come
+        "compile: True, chosen once for all runs that leave it open; another time it may come out otherwise",
+    ]

@@ -109,12 +109,10 @@ def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) ->
 
 
 def test_a_recipe_gives_its_length_warmup_floor_and_rate(here: Path, capsys: Capture) -> None:
-    lines = said(
-        capsys, "gpt", "--schedules", "cosine,linear:floor=0", "--preset", "shakespeare", "--optimizer.lr", "2e-3"
-    )
-    assert lines[0] == "schedules of a run of 2,000 steps, base learning rate 0.002"
-    assert "0.002, step 100" in lines[3]
-    assert "0.0002, step 1,999" in lines[3]
+    lines = said(capsys, "gpt", "--schedules", "cosine,linear:floor=0", "--preset", "small", "--optimizer.lr", "2e-3")
+    assert lines[0] == "schedules of a run of 10,000 steps, base learning rate 0.002"
+    assert "0.002, step 500" in lines[3]
+    assert "0.0002, step 9,999" in lines[3]
     assert "0.0002" not in lines[4]
     assert not (here / "runs").exists()
 

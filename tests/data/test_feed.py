@@ -132,6 +132,37 @@ def test_the_same_sample_is_augmented_otherwise_in_the_next_epoch():
     assert (first[0].batch[0][0, 1:] != second[0].batch[0][row, 1:]).all()
 
 
+class Seldom(Augmented):
+    """Draws for a few samples only, from one generator each; torch's seed is that of the sample for all."""
+
+    def __getitem__(self, sample):
+        drawn = {5: random.random, 11: np.random.rand, 17: np.random.normal}.get(sample, float)()
+        return torch.tensor([drawn, float(torch.initial_seed() >> 12)], dtype=torch.float64), sample
+
+
+def test_what_few_samples_draw_comes_from_their_own_seed():
+    dataset = Seldom(20)
+    for micro_batch in [one for step in fed(dataset, 0, 6) for one in step]:
+        expected = []
+        for sample, epoch in zip(micro_batch.ids.tolist(), micro_batch.epochs.tolist(), strict=True):
+            seed_generators(fold(stream_key(7, "augment"), epoch, sample))
+            expected.append(dataset[sample][0])
+        assert bit_equal([micro_batch.batch[0]], [torch.stack(expected)])
+
+
+def test_no_sample_is_read_twice_where_none_draws():
+    class Counting(Augmented):
+        asked = 0
+
+        def __getitem__(self, sample):
+            self.asked += 1
+            return torch.tensor(sample)
+
+    dataset = Counting(20)
+    fed(dataset, 0, 3)
+    assert dataset.asked == 24
+
+
 def test_what_collate_draws_is_a_function_of_the_step():
     whole = tensors(fed(Augmented(20), 0, 4, collate=noisy))
     assert bit_equal(tensors(fed(Augmented(20), 2, 4, collate=noisy)), whole[4:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from surefoot.diagnosis import Finding, History, findings
 from surefoot.diagnosis.collected import MOST, Collected, thinned
 from surefoot.directory import RunDirectory
 from surefoot.narration import diagnose_command
+from surefoot.record import Record
 from surefoot.remarks import Remarks
 
 
@@ -123,6 +125,23 @@ def test_a_resumed_run_does_not_repeat_what_its_records_showed_before() -> None:
     assert said == []
 
 
+def test_what_earlier_sittings_wrote_is_read_at_the_first_record_of_training_and_not_before() -> None:
+    records = train(waiting_s=lambda _: 0.9)
+    read: list[int] = []
+
+    def earlier() -> Iterator[Record]:
+        read.append(len(read))
+        yield from records[:30]
+
+    made = of([], earlier=earlier())
+    made.write(layers(watched=1)[0])
+    assert read == []
+    made.write(records[30])
+    assert read == [0]
+    assert made.collected.kinds["train"] == records[:31]
+    assert [len(made.collected.kinds[kind]) for kind in ("train", "layers")] == [31, 1]
+
+
 def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(history: History) -> Any:
         raise ZeroDivisionError("of ours")
@@ -174,6 +193,7 @@ def test_a_record_without_a_number_where_one_is_usual_ends_nothing() -> None:
     said: list[str] = []
     odd = train(count=2100, loss_max=lambda place: None if place % 2 else 2.0)
     made = of(said, earlier=odd)
+    made.at_end()
     assert said == []
     assert len(made.collected.kinds["train"]) <= MOST["train"]
 

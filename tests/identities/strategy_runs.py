@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from identities import world_runs
+from surefoot import compile_choice, parts
 
 WIDTH = 7  # whose rows no number of ranks shares evenly
 
@@ -70,6 +71,38 @@ def trained(
         settings |= {"ema": None, "schedule": None}
     world_runs.OPTIMIZERS = OPTIMIZERS
     return world_runs.trained(**settings, optimizer=optimizer, **changes)
+
+
+class Through(nn.Module):
+    """What is called in a model's place; counts how often."""
+
+    calls = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Any:
+        Through.calls += 1
+        return self.model(inputs)
+
+
+def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
+    """As `trained`, compiled where "auto" chooses that, which it does whatever it measures; or `really` only called through another."""
+    compile_choice._COST_S, compile_choice._WORTH_IT = {"cpu": 0.0}, 0.0
+    if not really:
+        made: Any = lambda models: {name: Through(model) for name, model in models.items()}  # noqa: E731
+        compile_choice.compiled = parts.compiled = made
+        torch.compile = lambda model, **_: model  # what scores
+        compile_choice._graphs, torch.compiler.reset = (lambda: 0), (lambda: None)
+    found: list[sf.Run] = []
+    built = world_runs.built
+    world_runs.built = lambda **settings: found.append(built(**settings)) or found[-1]
+    try:
+        run = trained(compile="auto", **changes)
+    finally:
+        world_runs.built = built
+    return run | {"compiled": found[-1].parts.described["compile"], "called": Through.calls}
 
 
 def of_each_optimizer(**changes: Any) -> dict[str, Any]:

@@ -83,6 +83,17 @@ def test_compiled_it_is_the_same_run_under_every_strategy_and_draws_the_same_mas
             assert_same(together, alone)
 
 
+@pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_all_ranks_compile_where_the_main_one_chose_to_and_make_the_same_run(
+    ranks: Ranks, alone: dict[str, Any], really: bool
+) -> None:
+    for parallel, chosen in (("ddp", True), ("fsdp", False))[: 1 + really]:
+        for together in ranks(2, strategy_runs.trained_as_chosen, really=really, parallel=parallel, steps=6):
+            assert together.pop("compiled") is chosen
+            assert (together.pop("called") >= 6) is not really
+            assert_same(together, alone)
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(ranks: Ranks, size: int) -> None:
     (alone,) = ranks(1, strategy_runs.of_each_optimizer)

@@ -13,12 +13,14 @@ from torch.testing import assert_close
 from surefoot.activations import compute_again
 from surefoot.generate import sample
 from surefoot.losses import chunked_cross_entropy, cross_entropy
-from surefoot.models.attention import causal_attention, masked_attention, rotated, rotations
+from surefoot.models.attention import causal_attention, masked_attention
 from surefoot.models.gpt import GPT, GPTShape
+from surefoot.models.rotary import rotated, rotations
 
 SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
 KINDS = {
     "modern": SMALL,
+    "modern that knows the tokens before": replace(SMALL, smear=True, ngrams=3, ngram_rows=70),
     "modern with SwiGLU, tied": replace(SMALL, activation="swiglu", tied=True),
     "gpt2": replace(SMALL, family="gpt2", tied=True),
     "gpt2, untied": replace(SMALL, family="gpt2"),
@@ -179,12 +181,18 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    ("family", "activation"), [("modern", None), ("modern", "swiglu"), ("modern", "gelu"), ("gpt2", None)]
+    "parts",
+    [
+        {"family": "modern"},
+        {"family": "modern", "activation": "swiglu", "smear": True},
+        {"family": "modern", "activation": "gelu", "ngrams": 3, "ngram_rows": 150},
+        {"family": "gpt2"},
+    ],
 )
 @pytest.mark.parametrize("size", [(1, 1, 8, 10), (3, 4, 64, 257), (12, 12, 768, 100)])
-def test_parameter_count_is_the_closed_form(size, tied, family, activation):
+def test_parameter_count_is_the_closed_form(size, tied, parts):
     layers, heads, width, vocabulary = size
-    parts = {"tied": tied, "family": family, "activation": activation}
+    parts = {"tied": tied, **parts}
     shape = GPTShape(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, **parts)
     with torch.device("meta"):
         model = GPT(shape)
@@ -219,11 +227,12 @@ def attention_dtypes(monkeypatch):
     return dtypes
 
 
-def test_attention_under_bfloat16_autocast_is_written_out_on_the_cpu_and_in_float32_where_places_are_many(monkeypatch):
+def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_where_places_are_many(monkeypatch):
     dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BTV = model(tokens(2, 16))
         assert (dtypes, logits_BTV.dtype) == ([], torch.bfloat16)
+        monkeypatch.setattr("surefoot.models.attention._TILED", 15)
         monkeypatch.setattr("surefoot.models.attention._WRITTEN_OUT", 15)
         model(tokens(2, 16))
     assert set(dtypes) == {torch.float32}

@@ -1,4 +1,4 @@
-"""The encoder-decoder: masks, torch's own at equal weights, decoding token by token; 3 seconds."""
+"""The encoder-decoder: masks, torch's own at equal weights, decoding token by token; 4 seconds."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ KINDS = {
     "post": replace(SMALL, norm="post"),
     "learned positions, own vocabulary": replace(SMALL, positions="learned", source_vocabulary=40),
     "untied, gelu": replace(SMALL, tied=False, activation="gelu"),
+    "rotary, rms, normed queries and keys, relu2": replace(
+        SMALL, positions="rotary", norm_kind="rms", query_key_norm=True, activation="relu2", zero_start=True
+    ),
 }
 every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
 
@@ -261,6 +264,8 @@ def test_waves_are_the_published_ones():
     [
         ({"heads": 3}, "multiple of heads"),
         ({"width": 31, "heads": 1}, "even"),
+        ({"heads": 32, "positions": "rotary"}, "multiple of 2 x heads = 64"),
+        ({"norm": "post", "zero_start": True}, "zero_start is for norm = 'pre'"),
         ({"vocabulary": 0}, "1 or more"),
         ({"source_vocabulary": 0}, "1 or more"),
         ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
@@ -272,6 +277,38 @@ def test_a_shape_that_cannot_be_is_refused(changes, says):
         replace(SMALL, **changes)
 
 
-def test_more_tokens_than_there_are_places_are_refused():
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_more_tokens_than_there_are_places_are_refused(positions):
     with pytest.raises(ValueError, match="33 tokens are more than the model's context of 32"):
-        Seq2Seq(SMALL)(tokens(1, 33), tokens(1, 2))
+        Seq2Seq(replace(SMALL, positions=positions))(tokens(1, 33), tokens(1, 2))
+
+
+def test_rotary_positions_know_distances_only():
+    """Attention of a side to itself is the same wherever its row begins: Su et al. 2021, equation 16."""
+    model = seq2seq(KINDS["rotary, rms, normed queries and keys, relu2"])
+    attention, x_BTC = model.encoder[0].attention, torch.randn(2, 5, 32, dtype=torch.float64)
+    everywhere = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    here = attention(x_BTC, everywhere, model.rotation(0, 5))
+    assert_close(attention(x_BTC, everywhere, model.rotation(20, 25)), here, rtol=1e-6, atol=1e-6)  # float32 angles
+    assert (attention(x_BTC, everywhere) - here).abs().max() > 1e-3
+
+
+def test_queries_and_keys_that_are_normed_have_a_size_of_their_own():
+    """Ten times as large a stream changes values only: Henry et al. 2020, section 3."""
+    shape = replace(SMALL, query_key_norm=True)
+    cross, x_BTC = seq2seq(shape).decoder[0].cross, torch.randn(2, 5, 32, dtype=torch.float64)
+    nn.init.zeros_(cross.key_value.bias)
+    keys, values = cross.keys_values(x_BTC)
+    larger_keys, larger_values = cross.keys_values(10 * x_BTC)
+    assert_close(larger_keys, keys, rtol=1e-4, atol=1e-4)
+    assert_close(larger_values, 10 * values, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_that_start_at_zero_start_as_identity():
+    """Then a tied head sees a token's own embedding, through a norm with a gain of width**-0.5."""
+    torch.manual_seed(0)
+    model = Seq2Seq(replace(SMALL, zero_start=True, positions="rotary", norm_kind="rms"))
+    target = tokens(2, 5)
+    own = model.embedding.weight[target]
+    expected = own / own.square().mean(-1, keepdim=True).add(1e-6 / 32).sqrt() / 32**0.5 @ model.embedding.weight.T
+    assert_close(model(tokens(2, 4), target), expected, rtol=1e-5, atol=1e-5)

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.optimizers.batched_muon import BatchedMuon
 from surefoot.optimizers.clipping import clipping_of
 from surefoot.optimizers.groups import Group
 from surefoot.optimizers.memory import state_bytes
 from surefoot.optimizers.muon import MuonWithAdamW
-from surefoot.optimizers.sharded_muon import ShardedMuon
 from surefoot.optimizers.skipping import skipping
 from surefoot.sharding import Rows, Shard
 from surefoot.world import joined
@@ -46,7 +46,7 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     whole = [nn.Parameter(values) for values in random([*SHAPES], seed=0, dtype=dtype)]
     shards = [part(values, group) for values in whole]
     settings: dict[str, Any] = {"lr": 0.1, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.1}
-    reference, ours = torch.optim.Muon(whole, **settings), ShardedMuon(shards, **settings)
+    reference, ours = torch.optim.Muon(whole, **settings), BatchedMuon(shards, **settings)
     for step in range(3):
         for held, shard, gradient in zip(whole, shards, random([*SHAPES], seed=step, dtype=dtype), strict=True):
             rows = shard.rows

@@ -60,6 +60,20 @@ def test_by_norm_is_torchs(most, factor):
     assert bool(clipped) == bool(norm > most)
 
 
+@pytest.mark.parametrize("most", [1.0, 0.3, 7.7e-5])
+def test_by_norm_on_numbers_of_the_host_has_the_bits_of_the_same_arithmetic_on_tensors(most):
+    generator = torch.Generator().manual_seed(0)
+    made = clipping_of(("norm", most), [nn.Parameter(torch.zeros(1))])
+    for size in torch.rand(200, generator=generator) * 3 * most:
+        gradient = torch.randn(9, generator=generator) * size
+        norm = torch.linalg.vector_norm(gradient)
+        limit = torch.clamp(torch.tensor(most) / (norm + torch.tensor(1e-6)), max=1.0)
+        expected = gradient * limit
+        clipped = made.apply([gradient], factor=1.0, norm=norm, skipped=torch.tensor(0.0))
+        assert torch.equal(gradient, expected)
+        assert bool(clipped) == bool(limit < 1)
+
+
 @pytest.mark.parametrize("factor", [1.0, torch.tensor(0.5, dtype=torch.float64)], ids=str)
 @pytest.mark.parametrize("most", [0.1, 1.0, 1e6])
 def test_by_value_is_torchs_and_counts_what_was_beyond(most, factor):

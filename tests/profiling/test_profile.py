@@ -203,12 +203,13 @@ def gpt(shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
     return plain(**(settings | changes))
 
 
+@pytest.mark.parametrize("context", [32, 160])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(precision: str) -> None:
-    """Attention is 4 T D a token and layer forward, and 8 back: written out, as in bf16 here, and by the kernel of fp32."""
+def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(precision: str, context: int) -> None:
+    """Attention is 4 T D a token and layer forward, and 8 back: of tiles, as in bf16 here, and by the kernel of fp32."""
     weights = 3 * 12 * 16**2 + 50 * 16  # four matrices for attention and eight for the MLP in each layer; the head
-    found = flops(gpt(precision=precision))
-    assert found.model == found.formula == 8 * 32 * (6 * weights + 12 * 3 * 32 * 16)
+    found = flops(gpt(replace(SHAPE, context=context), precision=precision))
+    assert found.model == found.formula == 8 * context * (6 * weights + 12 * 3 * context * 16)
 
 
 def test_what_is_computed_again_is_told_apart() -> None:

@@ -390,7 +390,7 @@ def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: st
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.6)],
+    [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.5)],
 )
 def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float) -> None:
     shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocabulary=50257)
@@ -400,3 +400,11 @@ def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float
 def test_the_names_of_presets_are_those_that_help_shows() -> None:
     hint = typing.get_type_hints(gpt.Config)["preset"]
     assert {*typing.get_args(typing.get_args(hint)[0])} == {*gpt.PRESETS}
+
+
+def test_rows_of_tables_that_are_not_there_are_refused() -> None:
+    with pytest.raises(
+        sf.ConfigError, match=r"model.ngram_rows = 100 is of tables that are not there\n  --model.ngrams 2"
+    ):
+        gpt.check(gpt.Config(model=gpt.Model(ngram_rows=100)))
+    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocabulary=500).ngram_rows == 32768

@@ -408,7 +408,7 @@ def test_a_preset_is_a_complete_configuration(name: str) -> None:
         networks.builder(asked.model, asked.model.name, channels=3, classes=10, size=asked.data.size or 32)()
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "imagenet"])
+@pytest.mark.parametrize("name", ["fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"])
 def test_a_preset_for_other_data_does_not_train_on_digits(name: str) -> None:
     asked = layered(images.Config, [("preset", images.PRESETS[name]), ("flag", {"preset": name})])[0]
     with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):

@@ -323,7 +323,7 @@ def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
     assert len(run.parts.supply.dataset) == 996
 
 
-@pytest.mark.parametrize("name", ["multi30k", "base", "big"])
+@pytest.mark.parametrize("name", ["multi30k", "multi30k-fast", "base", "big"])
 def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
     asked = layered(translation.Config, [("preset", translation.PRESETS[name]), ("flag", {"preset": name})])[0]
     with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):

@@ -150,7 +150,6 @@ def serve() -> None:
 
     import small_runs
 
-    import_module("torch._dynamo")  # the first optimizer does, in a second
     import_module("surefoot.sinks.terminal")
     import_module("rich.console")
     torch.set_num_threads(1)

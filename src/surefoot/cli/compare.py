@@ -88,7 +88,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     from surefoot.signals import Signals, to_terminal
     from surefoot.sinks.console import Said
     from surefoot.tune import planned, progress
-    from surefoot.tune.notes import of_precision
+    from surefoot.tune.notes import of_what_was_open
     from surefoot.tune.tables import text
     from surefoot.tune.training import Sitting
     from surefoot.tune.trials import Trials
@@ -120,8 +120,8 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
             Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
-        more = [note] if (note := of_precision(plan.found, is_setting="precision" in plan.base)) is not None else []
         runs = _trained(plan, path)
+        more = of_what_was_open(plan.found, settings=plan.base)
         told = comparison_told(
             runs, path, target=plan.target, reference=plan.reference, settled=plan.settled, more=more
         )
@@ -271,14 +271,13 @@ def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
 
 
 def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:
-    from surefoot.tune.notes import of_precision
+    from surefoot.tune.notes import of_what_was_open
 
     done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
     kind = ("run" if plan.search is None else "trial") + "s" * (chooser.total != 1)
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
-    precision = of_precision(plan.found, is_setting="precision" in plan.base)
     first = f"{chooser.total} {kind}{done}; {jobs} at once, each with {threads}; in {path}"
-    return first if precision is None else f"{first}\n{precision}"
+    return "\n".join([first, *of_what_was_open(plan.found, settings=plan.base)])
 
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:

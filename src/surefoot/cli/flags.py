@@ -78,13 +78,17 @@ def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
         name, equals, value = argument.partition("=")
         before = found[-1] if found else ""
         if name[2:].replace("-", "_") in truths and argument.startswith("--"):
-            found.append(f"{name}={value.capitalize()}" if equals else name)
+            found.append(f"{name}={_as_truth(value)}" if equals else name)
             alone = place + 1 == len(arguments) or arguments[place + 1].startswith("--")
             found += ["True"] if alone and not equals else []
         else:
             of_truth = before.startswith("--") and "=" not in before and before[2:].replace("-", "_") in truths
-            found.append(argument.capitalize() if of_truth else argument)
+            found.append(_as_truth(argument) if of_truth else argument)
     return found
+
+
+def _as_truth(value: str) -> str:
+    return value.capitalize() if value.lower() in ("true", "false", "none") else value
 
 
 def _parsed(kind: type[Any], base: Any, arguments: Sequence[str], verb: str) -> Any:

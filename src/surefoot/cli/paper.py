@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OWN = ("world", "flops", "mfu", "gpu-memory", "bandwidth", "node-bandwidth", "node-size")
 _H100 = "H100 SXM's data sheet"
-_FLOPS = {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}  # without sparsity
+_FLOPS = {"fp8": 1979e12, "bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}  # without sparsity
 _USUAL = {
     "mfu": (0.4, "as Grattafiori et al. 2024 report, table 4"),
     "gpu_memory": (80e9, _H100),

@@ -61,14 +61,25 @@ def _wait_until_free(path: Path) -> None:
 
 
 def look(plan: Planned, directory: Path, name: str) -> None:
-    """Build a variant, and print as JSON what only that tells: its precision, measured where it is open, its score, its splits."""
+    """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, measured where that is
+    open, its score, its splits.
+    """
+    from surefoot.compile_choice import settle_compile
     from surefoot.pace import settle_precision
 
     run = _built(plan, directory, name)
     why = settle_precision(run.parts)
+    open_until_now = run.parts.compiling.open
+    settle_compile(run.parts)
     watch = run.parts.whole.watch
     score = None if watch is None else f"{watch.direction} {watch.score}"
-    found = {"precision": run.parts.whole.precision.name, "score": score, "splits": list(run.parts.scoring.splits)}
+    found: dict[str, Any] = {
+        "precision": run.parts.whole.precision.name,
+        "score": score,
+        "splits": list(run.parts.scoring.splits),
+    }
+    found |= {"compile": run.parts.compiled} if open_until_now else {}
+    found |= {"channels_last": True} if run.parts.layout.channels_last else {}
     print(json.dumps(found | ({"measured": why} if why is not None else {})), flush=True)
 
 
@@ -94,9 +105,17 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
         # what is measured may come out otherwise for each, and then they would not be alike
         precision.settle(plan.found["precision"])
         run.parts.described["precision"] = precision.name
+        run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
+        run.parts.described.update({"channels_last": True} if run.parts.layout.channels_last else {})
         if (values := flatten(config)).get("precision") == "auto":
             config, _ = layered(program.config, [("comparison", {**values, "precision": precision.name})])
             kept["precision"] = "measured" if "measured" in plan.found else "auto"
+    if run.parts.compiling.open and "compile" in plan.found:  # likewise
+        run.parts.compiling.settle(plan.found["compile"])
+        run.parts.described["compile"] = run.parts.compiled
+        if (values := flatten(config)).get("compile") == "auto":
+            config, _ = layered(program.config, [("comparison", {**values, "compile": run.parts.compiled})])
+            kept["compile"] = "measured"
     run.configuration = to_toml(config, kept, program.described)
     run.parts.scoring.leave_out_end()
     return run

@@ -182,6 +182,8 @@ def _expected(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(member) for member in arguments if member is not types.NoneType)
+    if origin is Literal and len(arguments) == 1:
+        return _shown(arguments[0])
     if origin is Literal:
         return "one of " + ", ".join(_shown(choice) for choice in arguments)
     if origin is tuple:

@@ -33,6 +33,9 @@ class Feed:
 
     `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
     the samples of another, and a count of 0: each rank has to make a pass.
+
+    `puts_back`: reading in this process leaves the global generators as they were (default). To ask NumPy for its state and to
+    give it back takes longer than to read a small batch, and the loop seeds them anyway before anything draws.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class Feed:
         count: Count | None = None,
         collate: Collate | None = None,
         own: range | None = None,
+        puts_back: bool = True,
     ) -> None:
-        self.device, self.workers = device, workers
+        self.device, self.workers, self.puts_back = device, workers, puts_back
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
@@ -111,7 +115,9 @@ class Feed:
         """A micro-batch, read in this process."""
         if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
             return None
-        return self.reading.here(step, index) if self.gathers is None else self._gathered(step, ids, epochs)
+        if self.gathers is not None:
+            return self._gathered(step, ids, epochs)
+        return self.reading.here(step, index, puts_back=self.puts_back)
 
     def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
         assert self.gathers is not None

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from surefoot.data.plan import MicroBatches
 from surefoot.data.samples import read
 from surefoot.errors import DataError, SurefootError, first_line
-from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 
@@ -34,23 +34,52 @@ _PARENT_WATCH_S = 1.0
 
 
 class Reading(Dataset[Any]):
-    """A data set of micro-batches, addressed by (step, index within the step)."""
+    """A data set of micro-batches, addressed by (step, index within the step).
+
+    Every sample is read under its own seed. Most data sets draw nothing from Python's or NumPy's generator, and to seed these
+    takes longer than to read a sample that lies in memory: as long as nothing has drawn from them in this process, torch's
+    alone are seeded, and a micro-batch in which something did is read once more. Not noticed is who draws from them unseeded and
+    then puts back their state: all samples draw the same there.
+    """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
         self.dataset, self.plan, self.collate = dataset, plan, collate
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
+        self.undrawn: Undrawn | None = Undrawn()  # None from the first draw on
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        """The micro-batch; leaves the global generators seeded by its last sample."""
-        step, index = address
+        """The micro-batch; leaves the global generators set to anything."""
+        if self.undrawn is not None:
+            self.undrawn.begin()
+            try:
+                batch = self._made(*address, seed=seed_torch)
+            except DataError:  # it may come of what was drawn: seeded, it is that of the sample
+                self.undrawn = None
+            else:
+                if self.undrawn.held():
+                    return batch
+                self.undrawn = None
+        return self._made(*address, seed=seed_generators)
+
+    def here(self, step: int, index: int, *, puts_back: bool) -> Any:
+        """The micro-batch, read in this process as a worker would: on one thread. `puts_back`: so are the global generators."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
+        try:
+            with untouched() if puts_back else nullcontext():
+                return self[step, index]
+        finally:
+            torch.set_num_threads(threads)
+
+    def _made(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
         ids, epochs = self.plan.micro_batches(step)[index]
         if not len(ids):
             return None
         samples = []
         for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True):
-            seed_generators(fold(self.sample_key, epoch, sample))
+            seed(fold(self.sample_key, epoch, sample))
             samples.append(read(self.dataset, sample, step=step))
-        seed_generators(fold(self.collate_key, step, index))
+        seed(fold(self.collate_key, step, index))
         try:
             return self.collate(samples)
         except SurefootError:
@@ -61,16 +90,6 @@ class Reading(Dataset[Any]):
                 f"samples {shown}{' ...' if len(samples) > 4 else ''} of step {step} cannot be put into one batch: "
                 f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"
             ) from problem
-
-    def here(self, step: int, index: int) -> Any:
-        """The micro-batch, read in this process as a worker would: on one thread, the global generators left as they were."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
-        try:
-            with untouched():
-                return self[step, index]
-        finally:
-            torch.set_num_threads(threads)
 
 
 class Workers:

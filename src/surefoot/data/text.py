@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
@@ -61,10 +62,7 @@ def stdlib_documents() -> dict[str, str]:
     It differs between versions of Python; a run's data fingerprint tells them apart.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(
-        (file for file in root.rglob("*.py") if _is_source(file.relative_to(root))),
-        key=lambda file: file.parts,
-    )
+    files = sorted(_source_files(root), key=lambda file: file.parts)
     if not files:
         raise DataError(
             f"this Python has no source of its standard library in {root}\n  give a text file or a directory: --data.path"
@@ -129,10 +127,13 @@ def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part
     return whole[:cut], whole[cut:]
 
 
-def _is_source(path: Path) -> bool:
-    folders = set(path.parts[:-1])
-    # _sysconfigdata is written when Python is built, and names the machine it was built on
-    return not folders & (_NOT_SOURCE | _TABLES) and not path.name.startswith("_sysconfigdata")
+def _source_files(root: Path) -> Iterator[Path]:
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in _NOT_SOURCE | _TABLES]  # site-packages may hold very much
+        # _sysconfigdata is written when Python is built, and names the machine it was built on
+        yield from (
+            Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
+        )
 
 
 def _decoded(file: Path) -> str:

@@ -141,14 +141,21 @@ class HeldOut:
 
 def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:
     """`context` + 1 tokens from each of `firsts` on in the array of its source; past an array's end its last token."""
-    span = np.arange(context + 1)
     if len(arrays) == 1:
-        return arrays[0].take(firsts[:, None] + span, mode="clip")
+        return _cut(arrays[0], firsts, context)
     window_BT = np.empty((len(firsts), context + 1), dtype=arrays[0].dtype)
     for source in np.unique(sources):
         here = sources == source
-        window_BT[here] = arrays[source].take(firsts[here, None] + span, mode="clip")
+        window_BT[here] = _cut(arrays[source], firsts[here], context)
     return window_BT
+
+
+def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
+    if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
+        # all windows as rows of one view, that begin one token apart: a row is copied at once, not token by token
+        whole: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
+        return whole[firsts]
+    return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")
 
 
 def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:

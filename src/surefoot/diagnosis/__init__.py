@@ -4,7 +4,7 @@ from surefoot.diagnosis.asking import CHECKS, diagnose, findings, verdicts
 from surefoot.diagnosis.described import Described
 from surefoot.diagnosis.finding import SEVERITIES, Finding, Severity, Unclear, Verdict, Well, worst_first
 from surefoot.diagnosis.history import History, history_of
-from surefoot.diagnosis.reading import described_in, history_in
+from surefoot.diagnosis.reading import collecting, described_in, history_in
 
 __all__ = [
     "CHECKS",
@@ -16,6 +16,7 @@ __all__ = [
     "Unclear",
     "Verdict",
     "Well",
+    "collecting",
     "described_in",
     "diagnose",
     "findings",

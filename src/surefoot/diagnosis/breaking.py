@@ -128,12 +128,14 @@ def loss_spikes(history: History) -> Verdict:
     spikes = []
     for place in range(3, len(series)):
         before = series.value[max(0, place - NEIGHBOURS) : place]
+        if series.value[place] <= before.max():  # most are not: their medians need not be known
+            continue
         around = np.concatenate([before, series.value[place + 1 : place + 1 + NEIGHBOURS]])
         middle, deviation = level(around), spread(around)
         here = series.value[place]
         if here - middle < NOTHING * series.value[0]:
             continue
-        if here > max(middle + SIGMAS * deviation, middle + ABOVE * abs(middle)) and here > before.max():
+        if here > max(middle + SIGMAS * deviation, middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[place]), float(here), middle, deviation))
     if not spikes:
         return Well(name, "no loss stands out from those around it")

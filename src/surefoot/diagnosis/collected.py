@@ -1,8 +1,8 @@
-"""The records of a run that goes on, kept in memory: few enough, however long it goes on."""
+"""The records of a run kept in memory: few enough, however long it goes on or how many were written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from surefoot.diagnosis.described import Described
@@ -14,14 +14,16 @@ MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 2
 _SUMMED = ("targets", "skipped", "training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
 _LARGEST = ("norm_max", "memory_bytes", "device_memory_bytes")
 _AVERAGED = ("loss", "norm", "clipped")
+_NUMBER = (int, float)
 _INDEXES = 20
 
 
 class Collected:
-    """Takes records as they are written, and makes a history of them."""
+    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
 
-    def __init__(self, records: Sequence[Record] = ()) -> None:
+    def __init__(self, records: Iterable[Record] = (), *, times: int = 1) -> None:
         self.kinds: dict[str, list[Record]] = {}
+        self.times = times
         for record in records:
             self.add(record)
 
@@ -34,7 +36,7 @@ class Collected:
             self.kinds.pop("event", None)
         kept = self.kinds.setdefault(kind, [])
         kept.append(record)
-        if len(kept) > MOST.get(kind, len(kept)):
+        if len(kept) > self.times * MOST.get(kind, len(kept)):
             older = len(kept) // 2 // 2 * 2
             kept[:older] = thinned(kept[:older])
 
@@ -56,17 +58,17 @@ def thinned(records: Sequence[Record]) -> list[Record]:
 def _as_one(first: Record, second: Record) -> Record:
     """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
     merged: dict[str, Any] = first | second
-    for name in merged.keys() & first.keys() & second.keys():
-        one, other = first[name], second[name]
-        if not isinstance(one, int | float) or not isinstance(other, int | float):
-            continue
-        if name in _SUMMED:
-            merged[name] = one + other
-        elif name in _LARGEST:
-            merged[name] = max(one, other)
-        elif name in _AVERAGED:
-            share = first.get("targets", 1), second.get("targets", 1)
-            merged[name] = (one * share[0] + other * share[1]) / (sum(share) or 1)
+    share, of_other = first.get("targets", 1), second.get("targets", 1)
+    ways: Sequence[tuple[Sequence[str], Callable[[float, float], float]]] = (
+        (_SUMMED, lambda one, other: one + other),
+        (_LARGEST, max),
+        (_AVERAGED, lambda one, other: (one * share + other * of_other) / (share + of_other or 1)),
+    )
+    for names, joined in ways:
+        for name in names:
+            one, other = first.get(name), second.get(name)
+            if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
+                merged[name] = joined(one, other)
     if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
     if "loss_of_applied" in merged:

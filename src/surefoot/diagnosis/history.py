@@ -101,7 +101,9 @@ class History:
 
     def column(self, name: str) -> Series:
         """A value of the training records that have it; null is NaN."""
-        return _series(self.train, name)
+        if name not in self._columns:
+            self._columns[name] = _series(self.train, name)
+        return self._columns[name]
 
     @cached_property
     def loss(self) -> Series:
@@ -138,6 +140,10 @@ class History:
         if kind not in self._tables:
             self._tables[kind] = _table(self.layers, kind)
         return self._tables[kind]
+
+    @cached_property
+    def _columns(self) -> dict[str, Series]:
+        return {}
 
     @cached_property
     def _tables(self) -> dict[str, Table]:

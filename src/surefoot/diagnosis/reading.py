@@ -15,10 +15,13 @@ from typing import Any
 
 from surefoot.config import program, values_of_run
 from surefoot.diagnosis.architecture import kinds_of_models
+from surefoot.diagnosis.collected import Collected
 from surefoot.diagnosis.described import Described, Standing
-from surefoot.diagnosis.history import History, history_of
+from surefoot.diagnosis.history import History
 from surefoot.errors import ConfigError
-from surefoot.sinks import records
+from surefoot.sinks import streamed
+
+_TIMES = 5  # as many records as a run that trains keeps in memory: of training none is thinned out up to 10,000
 
 
 def history_in(path: Path | str) -> History:
@@ -29,11 +32,18 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
+    held = collecting()
     try:
-        found = records(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
+        for record in streamed(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else ():
+            held.add(record)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
-    return history_of(found, described_in(run))
+    return held.history(described_in(run))
+
+
+def collecting() -> Collected:
+    """Takes the records of a run that is read, of which there may be any number."""
+    return Collected(times=_TIMES)
 
 
 def described_in(run: Path) -> Described:

@@ -1,4 +1,4 @@
-"""Attention over earlier places or unpadded ones: the product itself, rotary positions, and a cache of keys and values.
+"""Attention over earlier places or unpadded ones: the product itself, and a cache of keys and values.
 
 Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H heads, D channels of a head.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from surefoot.models.dropout import dropped
+from surefoot.models.tiled import tiled_attention
 
+_TILED = 1024  # places: with more, their weights take too much memory
 _WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
@@ -24,6 +26,15 @@ class Cache:
         self.keys = torch.empty(size, device=device, dtype=dtype)
         self.values = torch.empty(size, device=device, dtype=dtype)
         self.length = 0
+        self.earlier = torch.empty(size[1], 0, dtype=torch.long, device=device)  # the last tokens (B, few)
+
+    def with_earlier(self, tokens_BT: Tensor, *, keep: int) -> Tensor:
+        """The tokens after the last `keep` of those before them, or what there is of them; then it keeps the last of all."""
+        if not keep:
+            return tokens_BT
+        tokens_BS = torch.cat([self.earlier, tokens_BT], dim=1)
+        self.earlier = tokens_BS[:, -keep:]
+        return tokens_BS
 
     def extended(self, layer: int, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values (B, H, S, D) of one layer, the new ones taken in; `length` moves on after the last layer."""
@@ -36,6 +47,7 @@ class Cache:
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows, in this order; one may be there several times."""
+        self.earlier = self.earlier[rows_B]
         layers, _, heads, most, channels = self.keys.shape
         size = (layers, len(rows_B), heads, most, channels)
         before, self.keys, self.values = (
@@ -47,19 +59,13 @@ class Cache:
             kept[:, :, :, : self.length] = held[:, rows_B, :, : self.length]  # what is not filled yet is not copied
 
 
-def normed(x_BHTD: Tensor, norm: nn.RMSNorm) -> Tensor:
-    """`norm` in the type of its gain: autocast hands it bfloat16, which its fused kernel refuses with a warning."""
-    y_BHTD: Tensor = norm(x_BHTD.to(norm.weight.dtype))
-    return y_BHTD
-
-
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
     """Scaled dot-product attention over the places up to each, in the type of `v_BHSD`. The queries are of the last T of S places.
 
     torch 2.13's backward pass in bfloat16 on the CPU is 2 to 17 times slower than in float32 for heads of 32 or 64 channels
     and up to 256 tokens, which makes whole autocast runs slower than float32 ones. So on the CPU bfloat16 is written out as
-    two products, up to twice as fast as torch's kernel in float32 for 64 places (benchmarks/kernels.py), and computed in
-    float32 where places are many.
+    products: of tiles (`tiled.py`), about twice as fast as torch's kernel in float32 (benchmarks/kernels.py); whole
+    where weights are dropped and places few; and else computed in float32.
     """
     time, so_far = q_BHTD.shape[2], k_BHSD.shape[2]
     causal = time == so_far
@@ -79,24 +85,6 @@ def masked_attention(
     return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, causal=False, drop_fraction=drop_fraction)
 
 
-def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, D) of the angles by which place t turns the pairs of channels (i, i + D/2).
-
-    Su et al. 2021, section 3.2.2 (https://arxiv.org/abs/2104.09864), with the base 10,000.
-    """
-    frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
-    angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
-    angles_TD = torch.cat([angles_Td, angles_Td], dim=1)
-    return angles_TD.cos(), angles_TD.sin()
-
-
-def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
-    first, second = x_BHTD.chunk(2, dim=-1)
-    turned: Tensor = x_BHTD * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD
-    return turned
-
-
 def _attention(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool, drop_fraction: float
 ) -> Tensor:
@@ -105,6 +93,8 @@ def _attention(
             q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
         )
     narrow, so_far = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2]
+    if narrow and causal and not drop_fraction and so_far <= _TILED and not torch.compiler.is_compiling():
+        return tiled_attention(q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype), v_BHSD)
     computed = v_BHSD.dtype if narrow and so_far <= _WRITTEN_OUT else torch.promote_types(v_BHSD.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
         q, k, v = (part.to(computed) for part in (q_BHTD, k_BHSD, v_BHSD))

@@ -39,9 +39,11 @@ class Decoding:
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
         """Take one more token of each hypothesis in; give the logits (B, K, V) of the one after it."""
-        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=self.cache.length).view(*tokens_BK.shape, -1)
+        place = self.cache.length
+        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=place).view(*tokens_BK.shape, -1)
+        rotation = self.model.rotation(place, place + 1)
         for block, (k_BHSD, v_BHSD) in zip(self.blocks, self.memories, strict=True):
-            x_BKC = block.after(x_BKC, self.cache, k_BHSD, v_BHSD, self.mask_B11S)
+            x_BKC = block.after(x_BKC, self.cache, k_BHSD, v_BHSD, self.mask_B11S, rotation)
         logits_BKV: Tensor = self.model.head(self.model.decoder_norm(x_BKC))
         return logits_BKV
 

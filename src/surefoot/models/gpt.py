@@ -1,6 +1,7 @@
 """A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
 
-modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU.
+modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU; where asked, an embedding
+that also knows the tokens before.
 gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3).
 
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
@@ -17,10 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.attention import Cache, causal_attention, normed, rotated, rotations
+from surefoot.models.activation import relu2
+from surefoot.models.attention import Cache, causal_attention
 from surefoot.models.dropout import Dropout
+from surefoot.models.ngrams import Ngrams, table_sizes
+from surefoot.models.rms_norm import RMSNorm
+from surefoot.models.rotary import normed_and_rotated, rotations
 
-EPSILON = 1e-6  # of RMS norms; nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
 
 HeadLoss = Callable[[Tensor, Tensor], Any]
@@ -31,7 +35,7 @@ class GPTShape:
     """The size and family of a GPT. `width` is a multiple of the `heads`, of twice the heads where positions are rotary.
 
     >>> GPTShape(layers=4, heads=4, width=128, context=64, vocabulary=65).parameters
-    804480
+    803200
     >>> GPTShape(layers=12, heads=12, width=768, context=1024, vocabulary=50257, family="gpt2", tied=True).parameters
     124439808
     """
@@ -45,6 +49,9 @@ class GPTShape:
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
     tied: bool = False  # the head's matrix is the embedding's
+    smear: bool = False  # a learned share of the embedding of the token before
+    ngrams: int = 1  # at most so many tokens have a vector together, from a table; 1: each has its embedding alone
+    ngram_rows: int = 32768  # of each table, at most
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.context, self.vocabulary) < 1:
@@ -56,10 +63,15 @@ class GPTShape:
             )
         if self.width % self.heads:
             raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
-        if self.family == "gpt2" and self.activation not in (None, "gelu"):
+        foreign = self._foreign_to_gpt2 if self.family == "gpt2" else []
+        if foreign:
             raise ValueError(
-                f"activation = {self.activation!r}: a gpt2 has gelu; the modern family takes relu2 and swiglu"
+                f"{', '.join(foreign)}: not in a gpt2, which has activation = 'gelu', smear = False, ngrams = 1"
             )
+        if not 1 <= self.ngrams <= 4:
+            raise ValueError(f"ngrams = {self.ngrams} must be 1 to 4")
+        if self.ngram_rows < 1:
+            raise ValueError(f"ngram_rows = {self.ngram_rows} must be 1 or more")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout = {self.dropout} must be a fraction, at least 0 and below 1")
 
@@ -72,6 +84,17 @@ class GPTShape:
         return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
 
     @property
+    def looks_back(self) -> int:
+        """How many earlier tokens the embedding of one depends on."""
+        return max(int(self.smear), self.ngrams - 1)
+
+    @property
+    def _foreign_to_gpt2(self) -> list[str]:
+        asked = {"activation": self.activation, "smear": self.smear, "ngrams": self.ngrams}
+        own: dict[str, tuple[object, ...]] = {"activation": (None, "gelu"), "smear": (False,), "ngrams": (1,)}
+        return [f"{name} = {value!r}" for name, value in asked.items() if value not in own[name]]
+
+    @property
     def parameters(self) -> int:
         """How many numbers are trained."""
         width, hidden = self.width, self.hidden
@@ -80,8 +103,8 @@ class GPTShape:
             block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            block = matrices + 2 * width + 2 * (width // self.heads)
-            outside = width
+            sizes = table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary)
+            block, outside = matrices, width * (1 + self.smear + sum(sizes))
         return (1 if self.tied else 2) * self.vocabulary * width + self.layers * block + outside
 
 
@@ -101,6 +124,11 @@ class GPT(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
+        self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
+        self.ngrams = None
+        if shape.ngrams > 1:
+            sizes = {"vocabulary": shape.vocabulary, "width": shape.width}
+            self.ngrams = Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, **sizes)
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = _norm(shape)
@@ -129,7 +157,7 @@ class GPT(nn.Module):
         end = before + tokens_BT.shape[1]
         if end > self.shape.context:
             raise ValueError(f"{end} tokens are more than the model's context of {self.shape.context}")
-        x_BTC = self.embedding(tokens_BT)
+        x_BTC = self._embedded(tokens_BT, cache)
         rotation = None
         if self.positions is None:
             rotation = self.cosines[before:end], self.sines[before:end]
@@ -140,6 +168,19 @@ class GPT(nn.Module):
             x_BTC = block(x_BTC, rotation, cache)
         normed_BTC: Tensor = self.norm(x_BTC)
         return normed_BTC
+
+    def _embedded(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
+        """A vector for each token, which may depend on those before it; a cache knows them where they are not given."""
+        time = tokens_BT.shape[1]
+        if cache is not None:
+            tokens_BT = cache.with_earlier(tokens_BT, keep=self.shape.looks_back)
+        x_BTC: Tensor = self.embedding(tokens_BT)
+        alone_BTC = x_BTC
+        if self.smear is not None:
+            x_BTC = x_BTC + self.smear * F.pad(alone_BTC[:, :-1], (0, 0, 1, 0))
+        if self.ngrams is not None:
+            x_BTC = x_BTC + self.ngrams(tokens_BT)
+        return x_BTC[:, -time:]
 
     def new_cache(self, batch: int) -> Cache:
         """An empty cache for `batch` rows, in the type and on the device of the weights."""
@@ -162,6 +203,9 @@ class GPT(nn.Module):
             elif isinstance(module, MLP):
                 nn.init.normal_(module.up.weight, std=self.shape.width**-0.5)
                 nn.init.zeros_(module.down.weight)
+            elif isinstance(module, Ngrams):
+                for vectors_NC in module.tables.parameters():
+                    nn.init.zeros_(vectors_NC)
         if not self.shape.tied:
             nn.init.normal_(self.embedding.weight)
             nn.init.zeros_(self.head.weight)
@@ -169,6 +213,7 @@ class GPT(nn.Module):
         # Blocks that start as identity hand the token's own embedding to the head: with a gain of 1 its own logit would be
         # 0.02 x width, and the first loss above ln V. This gain makes it 1.
         nn.init.normal_(self.embedding.weight, std=0.02)
+        assert self.norm.weight is not None
         nn.init.constant_(self.norm.weight, min(1.0, 1.0 / (0.02 * self.shape.width)))
         self.head.weight = self.embedding.weight
 
@@ -196,9 +241,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: GPTShape, layer: int = 0) -> None:
         super().__init__()
-        self.attention_norm = _norm(shape)
+        self.attention_norm = _norm(shape, gains=False)
         self.attention = Attention(shape, layer)
-        self.mlp_norm = _norm(shape)
+        self.mlp_norm = _norm(shape, gains=False)
         self.mlp = MLP(shape)
 
     def forward(
@@ -211,18 +256,13 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; in the modern family with normalised queries and keys.
-
-    Query-key norms: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245).
-    """
+    """Causal self-attention; in the modern family with normalised queries and keys and rotary positions."""
 
     def __init__(self, shape: GPTShape, layer: int = 0) -> None:
         super().__init__()
         self.heads, self.drop_fraction, self.layer = shape.heads, shape.dropout, layer
         gpt2 = shape.family == "gpt2"
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=gpt2)
-        self.query_norm = None if gpt2 else nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
-        self.key_norm = None if gpt2 else nn.RMSNorm(shape.width // shape.heads, eps=EPSILON)
         self.out = nn.Linear(shape.width, shape.width, bias=gpt2)
         self.dropout = Dropout(shape.dropout)
 
@@ -231,12 +271,13 @@ class Attention(nn.Module):
     ) -> Tensor:
         """What each place gathers from itself and the places before it."""
         batch, time, width = x_BTC.shape
-        parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads).chunk(3, dim=2)
-        q_BHTD, k_BHTD, v_BHTD = (part_BTHD.transpose(1, 2) for part_BTHD in parts_BTHD)
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BHTD, k_BHTD = normed(q_BHTD, self.query_norm), normed(k_BHTD, self.key_norm)
-        if rotation is not None:
-            q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
+        parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads)
+        if rotation is None:
+            q_BHTD, k_BHTD, v_BHTD = parts_BTHD.transpose(1, 2).chunk(3, dim=1)
+        else:
+            qk_BTHD, v_BTHD = parts_BTHD.split([2 * self.heads, self.heads], dim=2)
+            q_BHTD, k_BHTD = normed_and_rotated(qk_BTHD, *rotation).chunk(2, dim=1)
+            v_BHTD = v_BTHD.transpose(1, 2)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
         drop_fraction = self.drop_fraction if self.training else 0.0
@@ -248,9 +289,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Up, a nonlinearity, and down, each place by itself.
 
-    Squared ReLU: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668). SwiGLU: Shazeer 2020, equation 6
-    (https://arxiv.org/abs/2002.05202); its gate and its values come from one matrix. GELU in the approximation by tanh, as
-    GPT-2 has it: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
+    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202); its gate and its values come from one matrix. GELU in
+    the approximation by tanh, as GPT-2 has it: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
     """
 
     def __init__(self, shape: GPTShape) -> None:
@@ -271,12 +311,12 @@ class MLP(nn.Module):
             case "gelu":
                 inner = F.gelu(self.up(x_BTC), approximate="tanh")
             case _:
-                inner = F.relu(self.up(x_BTC)).square()
+                inner = relu2(self.up(x_BTC))
         y_BTC: Tensor = self.dropout(self.down(inner))
         return y_BTC
 
 
-def _norm(shape: GPTShape) -> nn.LayerNorm | nn.RMSNorm:
+def _norm(shape: GPTShape, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
     if shape.family == "gpt2":
         return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)
-    return nn.RMSNorm(shape.width, eps=EPSILON)
+    return RMSNorm(shape.width, gains=gains)

@@ -13,13 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from surefoot.models.activation import relu2
 from surefoot.models.attention import Cache, causal_attention, masked_attention
 from surefoot.models.dropout import Dropout
+from surefoot.models.rms_norm import RMSNorm
+from surefoot.models.rotary import rotated
 
 if TYPE_CHECKING:
     from surefoot.models.seq2seq import Seq2SeqShape
 
 EPSILON = 1e-5  # of the layer norms, torch's own
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines (T, D) of rotary positions."""
 
 
 class EncoderBlock(nn.Module):
@@ -30,9 +36,9 @@ class EncoderBlock(nn.Module):
         self.attention, self.attention_sum = SelfAttention(shape), Sum(shape)
         self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
 
-    def forward(self, x_BSC: Tensor, mask_B11S: Tensor) -> Tensor:
+    def forward(self, x_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
         """The residual stream after this block."""
-        x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S))
+        x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S, rotation))
         y_BSC: Tensor = self.mlp_sum(x_BSC, self.mlp)
         return y_BSC
 
@@ -46,29 +52,37 @@ class DecoderBlock(nn.Module):
         self.cross, self.cross_sum = CrossAttention(shape), Sum(shape)
         self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
 
-    def forward(self, x_BTC: Tensor, memory_BSC: Tensor, mask_B11S: Tensor) -> Tensor:
+    def forward(self, x_BTC: Tensor, memory_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
         """The residual stream after this block."""
-        x_BTC = self.attention_sum(x_BTC, self.attention)
+        x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation))
         k_BHSD, v_BHSD = self.cross.keys_values(memory_BSC)
         x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, k_BHSD, v_BHSD, mask_B11S))
         y_BTC: Tensor = self.mlp_sum(x_BTC, self.mlp)
         return y_BTC
 
-    def after(self, x_BKC: Tensor, cache: Cache, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
+    def after(
+        self,
+        x_BKC: Tensor,
+        cache: Cache,
+        k_BHSD: Tensor,
+        v_BHSD: Tensor,
+        mask_B11S: Tensor,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
         """The same for one more place of each of K hypotheses, the places before it in the cache (of B x K rows)."""
-        x_BKC = self.attention_sum(x_BKC, lambda y_BKC: self.attention.after(y_BKC, cache))
+        x_BKC = self.attention_sum(x_BKC, lambda y_BKC: self.attention.after(y_BKC, cache, rotation))
         x_BKC = self.cross_sum(x_BKC, lambda y_BKC: self.cross(y_BKC, k_BHSD, v_BHSD, mask_B11S))
         y_BKC: Tensor = self.mlp_sum(x_BKC, self.mlp)
         return y_BKC
 
 
 class Sum(nn.Module):
-    """What goes through plus what a part makes of it, with a layer norm before that part or after the sum."""
+    """What goes through plus what a part makes of it, with a norm before that part or after the sum."""
 
     def __init__(self, shape: Seq2SeqShape) -> None:
         super().__init__()
         self.pre = shape.norm == "pre"
-        self.norm = nn.LayerNorm(shape.width, eps=EPSILON)
+        self.norm = norm_of(shape)
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
@@ -87,11 +101,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.drop_fraction, self.layer = shape.heads, shape.attention_dropout, layer
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
         self.out = nn.Linear(shape.width, shape.width)
 
-    def forward(self, x_BTC: Tensor, mask_B11S: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTC: Tensor, mask_B11S: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """What each place gathers: from the places where the mask is true, without one from itself and those before it."""
-        q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
+        q_BHTD, k_BHTD, v_BHTD = self._parts(x_BTC, rotation)
         drop_fraction = self.drop_fraction if self.training else 0.0
         if mask_B11S is None:
             y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
@@ -100,14 +115,22 @@ class SelfAttention(nn.Module):
         y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
         return y_BTC
 
-    def after(self, x_BKC: Tensor, cache: Cache) -> Tensor:
+    def after(self, x_BKC: Tensor, cache: Cache, rotation: Rotation | None = None) -> Tensor:
         """What one more place of each hypothesis gathers from itself and the cached places before it."""
-        rows_R1C = self.qkv(x_BKC).flatten(0, 1)[:, None]
-        q_RH1D, k_RH1D, v_RH1D = (_by_head(part_R1C, self.heads) for part_R1C in rows_R1C.chunk(3, dim=-1))
+        q_RH1D, k_RH1D, v_RH1D = self._parts(x_BKC.flatten(0, 1)[:, None], rotation)
         k_RHTD, v_RHTD = cache.extended(self.layer, k_RH1D, v_RH1D)
         y_RH1D = causal_attention(q_RH1D, k_RHTD, v_RHTD, drop_fraction=0.0)
         y_BKC: Tensor = self.out(y_RH1D.reshape(x_BKC.shape))
         return y_BKC
+
+    def _parts(self, x_BTC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, D), the first two normalised and turned where the shape says so."""
+        q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
+        if rotation is not None:
+            q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
+        return q_BHTD, k_BHTD, v_BHTD
 
 
 class CrossAttention(nn.Module):
@@ -118,16 +141,22 @@ class CrossAttention(nn.Module):
         self.heads, self.drop_fraction = shape.heads, shape.attention_dropout
         self.query = nn.Linear(shape.width, shape.width)
         self.key_value = nn.Linear(shape.width, 2 * shape.width)
+        self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
         self.out = nn.Linear(shape.width, shape.width)
 
     def keys_values(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D) of the source's places, the same for all that is said about them."""
         k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
-        return _by_head(k_BSC, self.heads), _by_head(v_BSC, self.heads)
+        k_BHSD = _by_head(k_BSC, self.heads)
+        if self.key_norm is not None:
+            k_BHSD = _normed(k_BHSD, self.key_norm)
+        return k_BHSD, _by_head(v_BSC, self.heads)
 
     def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
         """What each place of the target gathers from the source's places where the mask is true."""
         q_BHTD = _by_head(self.query(x_BTC), self.heads)
+        if self.query_norm is not None:
+            q_BHTD = _normed(q_BHTD, self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
         y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
@@ -139,7 +168,7 @@ class MLP(nn.Module):
 
     def __init__(self, shape: Seq2SeqShape) -> None:
         super().__init__()
-        self.activation = F.relu if shape.activation == "relu" else F.gelu
+        self.activation = _ACTIVATIONS[shape.activation]
         self.up = nn.Linear(shape.width, shape.hidden)
         self.dropout = Dropout(shape.activation_dropout)
         self.down = nn.Linear(shape.hidden, shape.width)
@@ -178,6 +207,26 @@ def waves(context: int, width: int) -> Tensor:
     frequencies_c = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles_Tc = torch.outer(torch.arange(context, dtype=torch.float64), frequencies_c)
     return torch.stack([angles_Tc.sin(), angles_Tc.cos()], dim=2).flatten(1).float()
+
+
+def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
+    """A norm over the channels, of the shape's kind."""
+    if shape.norm_kind == "rms":
+        return RMSNorm(shape.width)
+    return nn.LayerNorm(shape.width, eps=EPSILON)
+
+
+def channel_norm(shape: Seq2SeqShape) -> RMSNorm | None:
+    """An RMS norm of the channels of each head's queries, or keys: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245)."""
+    return RMSNorm(shape.width // shape.heads) if shape.query_key_norm else None
+
+
+def _normed(x_BHTD: Tensor, norm: RMSNorm) -> Tensor:
+    y_BHTD: Tensor = norm(x_BHTD).to(x_BHTD.dtype)  # a gain is wider than what autocast computes with
+    return y_BHTD
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "relu2": relu2}
 
 
 def _by_head(x_BTC: Tensor, heads: int) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from surefoot.sharding import add_up, holders
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 
 RECENT = 100  # norms of which "auto" takes a quantile
+_TINY = np.float32(1e-6)
 _LEAST_NORM = 1e-3  # of a unit's weights, below which it counts as that: weights that start at 0 could never leave it
 
 
@@ -96,17 +98,24 @@ class ByNorm:
 
     def __init__(self, most: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self._most, self._tiny, self._one = torch.tensor([most, 1e-6, 1.0], dtype=dtype, device=device).unbind()
-        self._surely_within = most * 0.999 if dtype == torch.float32 and most > _LEAST_NORM else -1.0
-        self._not_limited = torch.tensor(False, device=device)
+        self._most_here = np.float32(most)
+        self._limited, self._not_limited = torch.tensor([True, False], device=device).unbind()
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
         """Whether the norm was above `most`, in one pass over the gradients; in none where the CPU can tell that it was not."""
-        if norm.is_cpu and isinstance(factor, float) and read_on_cpu(norm) < self._surely_within:
-            return self._not_limited
+        if norm.is_cpu and norm.dtype == self._most.dtype == torch.float32 and isinstance(factor, float):
+            return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))
         limit = torch.minimum(torch.div(self._most, torch.add(norm, self._tiny)), self._one)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
         return torch.lt(limit, self._one)
+
+    def _apply_on_cpu(self, gradients: list[Tensor], norm: np.float32) -> Tensor:
+        """The same arithmetic on numbers of the host, to the same bits; of a norm that is NaN the update is not applied."""
+        if not norm + _TINY > self._most_here:
+            return self._not_limited
+        torch._foreach_mul_(gradients, float(self._most_here / (norm + _TINY)))
+        return self._limited
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,15 +42,12 @@ class FlatGroup:
         self.pieces = parts(self.gradients, self.parameters)
         self.counters = list(self.steps.unbind())
 
-    def gathered(self) -> bool:
-        """Copy the gradients together; False where one is absent, or a parameter no longer lies here."""
-        held = [parameter.grad for parameter in self.parameters]
-        if any(gradient is None for gradient in held):
-            return False
-        if [parameter.data_ptr() for parameter in self.parameters] != self.places:
-            return False
-        torch._foreach_copy_(self.pieces, held)  # type: ignore[arg-type]  # none is None
-        return True
+    def held(self) -> list[Tensor] | None:
+        """The gradients; None where one is absent, or a parameter no longer lies here."""
+        held = present(self.parameters)
+        if len(held) < len(self.parameters):
+            return None
+        return held if [parameter.data_ptr() for parameter in self.parameters] == self.places else None
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """True where these are the state's tensors: a loaded checkpoint puts others there."""
@@ -83,37 +79,50 @@ class FlatAdamW:
     def __init__(self, optimizer: Optimizer, apart: StraightToKernel) -> None:
         self.optimizer, self.apart = optimizer, apart
         with torch.no_grad():
-            self.groups = [laid_out(group["params"]) for group in optimizer.param_groups]
+            self.whole, self.steps, self.groups = laid_out([group["params"] for group in optimizer.param_groups])
+        self.pieces = [piece for flat in self.groups for piece in flat.pieces]
 
     def gradients(self) -> list[Tensor]:
-        """All gradients, for their norm and their limit: of each group in one tensor, or those that there are."""
-        found: list[Tensor] = []
-        for group, flat in zip(self.optimizer.param_groups, self.groups, strict=True):
-            if not group.get(APART) and flat.gathered():
-                found.append(flat.gradients)
-            else:
+        """All gradients, for their norm and their limit: in one tensor; where a group is apart, each group's by itself."""
+        held = [flat.held() for flat in self.groups]
+        for group, found in zip(self.optimizer.param_groups, held, strict=True):
+            if found is None:
                 group[APART] = True
-                found += present(flat.parameters)
-        return found
+        if not self._any_apart():
+            torch._foreach_copy_(self.pieces, [gradient for found in held for gradient in found or ()])
+            return [self.whole]
+        gradients: list[Tensor] = []
+        for group, flat, found in zip(self.optimizer.param_groups, self.groups, held, strict=True):
+            if group.get(APART):
+                gradients += present(flat.parameters)
+            else:
+                torch._foreach_copy_(flat.pieces, found or ())
+                gradients.append(flat.gradients)
+        return gradients
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step with what `gradients` gave where `found_inf` is 0; where it is 1, change no bit of parameters or state."""
         with torch.no_grad():
-            moved_on = torch.rsub(found_inf, 1.0)
-            for place, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+            for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
                 if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
                     group[APART] = True
                     for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
                         parameter.grad = piece  # they are limited there
+            moved_on = torch.rsub(found_inf, 1.0)
+            together = not self._any_apart()
+            if together:
+                self.steps.add_(moved_on)
+            for place, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
                 if group.get(APART):
                     self.apart.apply_to(optimizer, place, found_inf, moved_on)
-                else:
-                    self._step(group, flat, found_inf, moved_on)
+                    continue
+                if not together:
+                    flat.steps.add_(moved_on)
+                state = [flat.means], [flat.squares], flat.counters[:1]
+                adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
 
-    def _step(self, group: dict[str, Any], flat: FlatGroup, found_inf: Tensor, moved_on: Tensor) -> None:
-        flat.steps.add_(moved_on)
-        state = [flat.means], [flat.squares], flat.counters[:1]
-        adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
+    def _any_apart(self) -> bool:
+        return any(group.get(APART) for group in self.optimizer.param_groups)
 
 
 def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
@@ -150,14 +159,23 @@ def _extent(held: Tensor) -> int:
     return (last + 1) * held.element_size()
 
 
-def laid_out(parameters: list[nn.Parameter]) -> FlatGroup:
-    """Move parameters into one tensor, as views of it; their bits stay as they are, and so do the objects."""
-    weights = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float32)
-    for parameter, place in zip(parameters, parts(weights, parameters), strict=True):
-        place.copy_(parameter)
-        parameter.data = place
-    gradients, means, squares = (torch.zeros_like(weights) for _ in range(3))
-    return FlatGroup(parameters, weights, gradients, means, squares, torch.zeros(len(parameters), dtype=torch.float32))
+def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
+    """Move the parameters of each group into one tensor, as views of it; their bits stay as they are, and so do the objects.
+
+    Gradients and step counters of all groups lie in one tensor each, which come first.
+    """
+    sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
+    counted = [len(parameters) for parameters in groups]
+    gradients, steps = (torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted))
+    of_each = zip(groups, torch.split(gradients, sizes), torch.split(steps, counted), strict=True)
+    flat = []
+    for parameters, own_gradients, own_steps in of_each:
+        weights, means, squares = (torch.zeros_like(own_gradients) for _ in range(3))
+        for parameter, place in zip(parameters, parts(weights, parameters), strict=True):
+            place.copy_(parameter)
+            parameter.data = place
+        flat.append(FlatGroup(parameters, weights, own_gradients, means, squares, own_steps))
+    return gradients, steps, flat
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

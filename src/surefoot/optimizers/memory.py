@@ -11,10 +11,12 @@ from torch.optim import Optimizer
 
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import BLOCK, SMALLEST, AdamW8bit
+from surefoot.optimizers.batched_muon import BatchedMuon
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
+from surefoot.optimizers.orthogonal import working_bytes
 from surefoot.optimizers.schedule_free import ScheduleFree
-from surefoot.optimizers.sharded_muon import ShardedMuon
+from surefoot.optimizers.sharded_muon import most_bytes_of_a_rank
 from surefoot.optimizers.skipping import PartByPart, Restoring, Skip
 from surefoot.scaling.workload import shard_shape
 
@@ -26,7 +28,7 @@ _COPIES: dict[type[Optimizer], int] = {  # of each parameter
     torch.optim.Adagrad: 1,
     torch.optim.RMSprop: 1,
     torch.optim.Muon: 1,
-    ShardedMuon: 1,
+    BatchedMuon: 1,
     Lion: 1,
     ScheduleFree: 2,
 }
@@ -59,8 +61,6 @@ def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
 def restored_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     """Bytes of the copies that a way to skip makes for the time of an update, on the first of so many ranks.
 
-    Muon on shards is another than torch's, and copies nothing.
-
     >>> from surefoot.optimizers.skipping import skipping
     >>> adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(10))], fused=True)
     >>> restored_bytes(skipping(adamw, torch.device("cpu")), adamw)
@@ -68,10 +68,28 @@ def restored_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     """
     if isinstance(skip, PartByPart):
         return max(restored_bytes(own, part, shards=shards) for part, own in skip.parts)
-    if not isinstance(skip, Restoring) or (shards > 1 and isinstance(optimizer, torch.optim.Muon)):
+    if not isinstance(skip, Restoring):
         return 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return _bytes(parameters, shards) + (state_bytes(optimizer, shards=shards) or 0)
+
+
+def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
+    """Bytes that an update takes for its time, on the first of so many ranks: `restored_bytes`, and what Muon multiplies.
+
+    >>> from surefoot.optimizers.skipping import skipping
+    >>> muon = BatchedMuon([torch.nn.Parameter(torch.zeros(8, 32))])
+    >>> update_bytes(skipping(muon, torch.device("meta")), muon)
+    1792
+    """
+    if isinstance(skip, PartByPart):
+        return max(update_bytes(own, part, shards=shards) for part, own in skip.parts)
+    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
+    if not isinstance(optimizer, BatchedMuon):
+        return restored_bytes(skip, optimizer, shards=shards)
+    if shards == 1:
+        return working_bytes(shapes)
+    return most_bytes_of_a_rank(tuple(map(tuple, shapes)), shards)
 
 
 def _bytes(parameters: Iterable[Tensor], shards: int) -> int:

@@ -1,4 +1,4 @@
-"""torch's Muon for hidden matrices and torch's AdamW for all else, as one optimizer."""
+"""Muon for hidden matrices and torch's AdamW for all else, as one optimizer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from surefoot.errors import ConfigError
-from surefoot.optimizers.sharded_muon import ShardedMuon
-from surefoot.sharding import Shard, holders
+from surefoot.optimizers.batched_muon import BatchedMuon
+from surefoot.sharding import Shard
 
 
 class MuonWithAdamW(Optimizer):
@@ -22,7 +22,7 @@ class MuonWithAdamW(Optimizer):
     https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as Jordan et al. 2024 have it
     (https://kellerjordan.github.io/posts/muon/).
 
-    Of shards each matrix is gathered whole (`sharded_muon.py`). `parts` are the two optimizers; each `hand_over` gives them
+    Of shards each matrix is gathered whole (`batched_muon.py`). `parts` are the two optimizers; each `hand_over` gives them
     what this one holds, so that whatever loads a state, or writes a rate, need not know of them.
     """
 
@@ -48,9 +48,7 @@ class MuonWithAdamW(Optimizer):
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [[_as_matrix(parameter) for parameter in group["params"]] for group in hidden]
         flat = [{**_plain(group), "params": held} for group, held in zip(hidden, self.matrices, strict=True)]
-        sharded = holders(parameter for group in hidden for parameter in group["params"]) is not None
-        kind = ShardedMuon if sharded else Muon
-        self.parts: list[Optimizer] = [kind(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)]  # type: ignore[arg-type]
+        self.parts: list[Optimizer] = [BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)]  # type: ignore[arg-type]
         if others:
             self.parts.append(AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=fused))
         own = [

@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from surefoot.errors import ConfigError
 from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import AdamW8bit
+from surefoot.optimizers.batched_muon import BatchedMuon
 from surefoot.optimizers.fused_adamw import straight_to_kernel
 from surefoot.optimizers.guarded import fused_sgd_writes
 from surefoot.optimizers.lion import Lion
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.on_cpu import read_on_cpu
 from surefoot.optimizers.schedule_free import ScheduleFree
-from surefoot.optimizers.sharded_muon import ShardedMuon
 
 
 class Skip(Protocol):
@@ -62,7 +62,9 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
         )
     if isinstance(optimizer, MuonWithAdamW):
         return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
-    if type(optimizer) in (Lion, Adafactor, AdamW8bit, ScheduleFree, ShardedMuon):  # a subclass may do more
+    own = (Lion, Adafactor, AdamW8bit, ScheduleFree, BatchedMuon)
+    branching = type(optimizer) is BatchedMuon and device.type == "cpu"  # which spares the copies that its way makes
+    if type(optimizer) in own and not branching:  # a subclass may do more
         return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
     if _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)

@@ -156,7 +156,7 @@ def muon(
     adamw_for: tuple[str, ...] | None = None,
     rates: Rates | Sequence[Rates] = (),
 ) -> OptimizerSpec:
-    """torch's Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
+    """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
 
     Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
     https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:

@@ -2,7 +2,8 @@
 
 Counted are matrix products, convolutions and attention, a multiplication and an addition as two operations; with nothing for
 elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual,
-and the same whatever computes it: what a fused kernel computes again for its backward pass is no progress and counts nothing.
+and the same whatever computes it: what a fused kernel computes again for its backward pass is no progress and counts nothing, and
+attention in tiles, which leaves half of it out, counts as if it did not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from surefoot import activations
 from surefoot.loop import State, Task
 from surefoot.micro_batch import MicroBatch
 from surefoot.models.gpt import GPT
+from surefoot.models.tiled import in_one_tile
 from surefoot.profiling.stopwatch import Stopwatch
 from surefoot.profiling.watched import Stepping
 
@@ -126,7 +128,7 @@ def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: A
     counting = counter()
     watch = Stopwatch(now=counting.get_total_flops)
     stepping = Stepping(task, state, feed, watch)
-    with counting:
+    with counting, in_one_tile():
         taken = stepping.pass_only(micro_batches)
     return {phase: int(number) for phase, number in taken.items() if number}
 

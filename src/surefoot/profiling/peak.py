@@ -21,7 +21,7 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LON
     >>> measured_peak(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True
     """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    dtype = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     best, sizes = 0.0, _SIZES.get(device.type, _SIZES["cpu"])
     for size in sizes:
         left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))

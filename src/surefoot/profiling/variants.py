@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot import assembly, ordering
+from surefoot import ordering
 from surefoot.batching import Batching
+from surefoot.compiling import compiled
 from surefoot.data.buckets import Buckets
 from surefoot.loop import State, Task, Trained
 from surefoot.optimizers.skipping import skipping
@@ -157,7 +158,7 @@ def _fused(parts: Parts) -> list[Variant]:
 
 def _channels_last(parts: Parts) -> list[Variant]:
     modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
-    if not modules or parts.compiled or all(_lies_so(part.weight) for part in modules):
+    if not modules or parts.compiled or parts.layout.channels_last or all(_lies_so(part.weight) for part in modules):
         return []
 
     @contextmanager
@@ -195,7 +196,7 @@ def _compiled(parts: Parts) -> list[Variant]:
         return []
 
     def make() -> Stepping:
-        forwards = assembly.compiled(parts.state.models)
+        forwards = compiled(parts.state.models)
         forward = forwards["model"] if list(forwards) == ["model"] else forwards
         return stepping(parts, task=replace(parts.task, forward=forward))
 

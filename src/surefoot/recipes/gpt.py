@@ -63,6 +63,12 @@ class Model:
     """Between the layers of an MLP; absent: relu2 (squared ReLU), and gelu for gpt2."""
     tied: bool | None = None
     """Whether the head is the embedding; absent: only for gpt2."""
+    smear: bool = False
+    """modern: whether each token's vector takes in a learned share of the embedding of the token before."""
+    ngrams: int = 1
+    """modern: how many tokens in a row have a vector together, beside their own: 2, 3 or 4 at most; 1: none."""
+    ngram_rows: int | None = None
+    """Vectors of each length, which n-grams share where there are more of them; absent: 32,768."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +133,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "shakespeare": {
         "data.tokenizer": "characters",
         "data.held_out_fraction": 0.1,
-        "model.context": 64,
-        "batch_size": 12,
-        "length": "2000 steps",
-        "optimizer.lr": 1e-3,
-        "schedule.floor": 0.1,
-        "evaluate_every": "250 steps",
+        "model.heads": 2,
+        "model.context": 256,
+        "model.activation": "swiglu",
+        "model.smear": True,
+        "length": "1700 steps",
+        "clip": "off",
+        "optimizer.name": "muon",
+        "optimizer.lr": 0.015,
+        "optimizer.adamw_lr": 0.012,
+        "optimizer.momentum": 0.9,
+        "optimizer.ns_steps": 4,
+        "schedule.name": "linear",
+        "schedule.warmup": "1%",
     },
     "small": {
         "data.vocabulary": 8192,
@@ -290,6 +303,10 @@ def _refuse_negative(config: Config) -> None:
 def network_shape(config: Config, *, vocabulary: int) -> Any:
     """The network's shape; `ConfigError` where it cannot be built."""
     shape = config.model
+    if shape.ngram_rows is not None and shape.ngrams == 1:
+        raise sf.ConfigError(
+            f"model.ngram_rows = {shape.ngram_rows} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
+        )
     try:
         return sf.models.GPTShape(
             layers=shape.layers,
@@ -301,6 +318,9 @@ def network_shape(config: Config, *, vocabulary: int) -> Any:
             family=shape.family,
             activation=shape.activation,
             tied=shape.family == "gpt2" if shape.tied is None else shape.tied,
+            smear=shape.smear,
+            ngrams=shape.ngrams,
+            ngram_rows=32768 if shape.ngram_rows is None else shape.ngram_rows,
         )
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem

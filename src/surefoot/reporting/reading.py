@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from surefoot.config import origins, program, values
 from surefoot.errors import ConfigError
+from surefoot.record import Record
 from surefoot.reporting.recorded import Recorded
-from surefoot.reporting.streaming import streamed
+from surefoot.sinks import streamed
 
 _LARGEST_FILE = 20_000_000  # bytes
 
@@ -44,8 +45,11 @@ class RunTold:
         return self.program.get("kind") == "script"
 
 
-def read_run(path: Path) -> RunTold:
-    """All that a report shows of a run's directory but findings and panels; `ConfigError` where there is none."""
+def read_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> RunTold:  # noqa: ARG005
+    """All that a report shows of a run's directory but findings and panels; `ConfigError` where there is none.
+
+    `also` is given every record too, so that the file is read once for all who need it.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
     problems: list[str] = []
@@ -56,6 +60,7 @@ def read_run(path: Path) -> RunTold:
             if record["kind"] == "data":
                 data = record
             recorded.add(record)
+            also(record)
     except OSError as problem:
         problems.append(f"metrics.jsonl cannot be read: {problem.strerror or problem}")
     text = _text(path / "config.toml", problems)

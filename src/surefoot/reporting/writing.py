@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.diagnosis import Finding, findings, history_in
+from surefoot.diagnosis import Finding, collecting, described_in, findings
 from surefoot.errors import ConfigError, DataError
 from surefoot.panels import Panels, read_panels
+from surefoot.record import Record
 from surefoot.reporting.page import POLICY, run_page, runs_page
 from surefoot.reporting.reading import read_run
 
 FILE = "report.html"  # in a run's directory
-_MOST_BYTES_READ = 16_000_000  # by findings, which hold all records and take 70 microseconds for each
 _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
 _FLOCK_KIND = 3 if sys.platform == "darwin" else 0
 
@@ -54,16 +54,16 @@ def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str
     for place in places:
         refuse_no_run(place)
     running = [is_running(place) for place in places]
-    runs = [read_run(place) for place in places]
-    if len(runs) > 1:
-        return runs_page(runs, running=running, script=script, policy=policy)
-    run = runs[0]
+    if len(places) > 1:
+        return runs_page([read_run(place) for place in places], running=running, script=script, policy=policy)
+    looked = _Findings()
+    run = read_run(places[0], also=looked.add)
     if panels is None:
         try:
             panels = read_panels(run.path)
         except DataError as problem:
             run = replace(run, problems=(*run.problems, str(problem).partition("\n")[0]))
-    found, note = _findings(run.path)
+    found, note = looked.at(run.path)
     if note:
         run = replace(run, problems=(*run.problems, note))
     return run_page(run, findings=found, panels=panels, running=running[0], script=script, policy=policy)
@@ -92,16 +92,29 @@ def write(page: str, target: Path) -> None:
         raise ConfigError(f"cannot write {target}: {why}\n  choose another place: --out FILE") from problem
 
 
-def _findings(path: Path) -> tuple[list[Finding], str]:
-    """What is wrong with a run; and why that is not told, where there is too much to read or a fault of ours."""
-    try:
-        if (path / "metrics.jsonl").stat().st_size > _MOST_BYTES_READ:
-            return [], f"Findings are not looked for in so many records: surefoot diagnose {path}"
-        return findings(history_in(path)), ""
-    except FileNotFoundError:
-        return [], ""
-    except Exception as problem:
-        return [], f"Findings cannot be told: {type(problem).__name__}: {problem}"
+class _Findings:
+    """What is wrong with a run, from its records as they are read; a fault of ours in that costs the page nothing else."""
+
+    def __init__(self) -> None:
+        self.held = collecting()
+        self.problem: Exception | None = None
+
+    def add(self, record: Record) -> None:
+        """Keep a record."""
+        try:
+            if self.problem is None:
+                self.held.add(record)
+        except Exception as problem:
+            self.problem = problem
+
+    def at(self, path: Path) -> tuple[list[Finding], str]:
+        """The findings, and why there are none, where that is no good sign."""
+        try:
+            if self.problem is None:
+                return findings(self.held.history(described_in(path))) if self.held.kinds else [], ""
+        except Exception as problem:
+            self.problem = problem
+        return [], f"Findings cannot be told: {type(self.problem).__name__}: {self.problem}"
 
 
 def refuse_no_run(path: Path) -> None:

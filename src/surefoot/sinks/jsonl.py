@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import math
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
 from surefoot.record import Record
+
+_READ_BYTES = 1 << 20
 
 
 class JsonLines:
@@ -20,11 +23,14 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        held = path.read_bytes() if path.exists() else b""
-        self.length, self.hash = len(held), sha256(held)
+        self.length, self.hash, last = 0, sha256(), b"\n"
+        with path.open("rb") if path.exists() else BytesIO() as file:
+            while held := file.read(_READ_BYTES):
+                self.length, last = self.length + len(held), held
+                self.hash.update(held)
         self.waiting = b""  # what the disk had no room for
         self.file = path.open("ab", buffering=0)
-        if held and not held.endswith(b"\n"):  # a kill in the middle of a line
+        if not last.endswith(b"\n"):  # a kill in the middle of a line
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
@@ -36,9 +42,12 @@ class JsonLines:
 
     def holds(self, length: int, digest: str) -> bool:
         """Whether the file still begins with what a checkpoint noted of it."""
+        begin, left = sha256(), length
         with self.path.open("rb") as file:
-            begin = file.read(length)
-        return len(begin) == length and sha256(begin).hexdigest() == digest
+            while left and (held := file.read(min(left, _READ_BYTES))):
+                begin.update(held)
+                left -= len(held)
+        return not left and begin.hexdigest() == digest
 
     def state(self) -> tuple[int, str]:
         """Length in bytes and SHA-256 of the file as written so far."""

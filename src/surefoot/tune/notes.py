@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefoot.tune.paired import LEVEL, Difference
@@ -23,17 +23,31 @@ def of_target(target: float | None, first: Row, *, is_first: bool) -> str:
     )
 
 
-def of_precision(found: Mapping[str, Any], *, is_setting: bool) -> str | None:
-    """Which precision was measured for all runs (`found` of a plan), and how to have it so again; None where none was.
+def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
+    """Which precision was measured for all runs (`found` of a plan), and whether they are compiled, where these were left open.
 
-    >>> of_precision({"precision": "bf16", "measured": "auto: 1.3 times as fast as fp32"}, is_setting=False)
-    'precision: bf16, measured once for all runs (1.3 times as fast as fp32); another time it may come out otherwise'
+    How to have it so again is said where it is one of the `settings`.
+
+    >>> of_what_was_open({"precision": "bf16", "measured": "auto: 1.3 times as fast as fp32"}, settings=())
+    ['precision: bf16, measured once for all runs (1.3 times as fast as fp32); another time it may come out otherwise']
+    >>> of_what_was_open({"precision": "fp32", "compile": False}, settings={"compile"})
+    ['compile: False, chosen once for all runs that leave it open; another time it may come out otherwise: --compile False fixes it']
     """
-    if "measured" not in found:
-        return None
-    fixed = f": --precision {found['precision']} fixes it" if is_setting else ""
-    why = found["measured"].removeprefix("auto: ")
-    return f"precision: {found['precision']}, measured once for all runs ({why}); another time it may come out otherwise{fixed}"
+    said = []
+    if "measured" in found:
+        name, last = found["precision"], found.get("channels_last", False)
+        fixed = f": --precision {name} fixes it" if "precision" in settings and not last else ""
+        why = found["measured"].removeprefix("auto: ")
+        said.append(
+            f"precision: {name}{', channels last' * last}, measured once for all runs ({why}); another time it may come out"
+            f" otherwise{fixed}"
+        )
+    if "compile" in found:
+        fixed = f": --compile {found['compile']} fixes it" if "compile" in settings else ""
+        said.append(
+            f"compile: {found['compile']}, chosen once for all runs that leave it open; another time it may come out otherwise{fixed}"
+        )
+    return said
 
 
 def of_differences(

@@ -26,8 +26,8 @@ class Planned:
     program: what builds the runs, as config.toml names it. base: the settings of all runs by dotted name, and `origins` where
     each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
     which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
-    found: what building one of the runs has told: `score` that they watch, `splits`, `precision` for those that leave it open;
-    and, if that one did, `measured`: why.
+    found: what building one of the runs has told: `score` that they watch, `splits`, `precision` and `compile`
+    for those that leave them open; and, if that one did for its precision, `measured`: why.
     """
 
     program: Mapping[str, Any]
@@ -49,9 +49,14 @@ class Planned:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """The precision, where it was left open and measured for all runs, as a setting: if these runs have one of that name."""
+        """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
+        those names.
+        """
         measured = "measured" in self.found and self.base.get("precision") == "auto"
-        return {"precision": self.found["precision"]} if measured else {}
+        compiled = "compile" in self.found and self.base.get("compile") == "auto"
+        return ({"precision": self.found["precision"]} if measured else {}) | (
+            {"compile": self.found["compile"]} if compiled else {}
+        )
 
     def variant(self, name: str) -> Variant:
         """The variant of that name."""

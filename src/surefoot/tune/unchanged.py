@@ -49,7 +49,8 @@ def unchanged(run: Run) -> Iterator[Parts]:
     found = tried.packed()  # which copies the buffers of models to their averages: `buffers` are from before
     groups = [group for trained in state.trained.values() for group in trained.optimizer.param_groups]
     plain = [dict(group) for group in groups]
-    format_before = precision.name, precision.open, parts.described["precision"]
+    format_before = precision.name, precision.open
+    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
     clock = parts.whole.clock
     spent_s = clock.now() - clock.since
     with untouched(), parts.numerics():
@@ -69,7 +70,10 @@ def unchanged(run: Run) -> Iterator[Parts]:
                     del group[name]
                 for name in ("lr", "initial_lr"):  # no part of a checkpoint: every step sets them
                     group[name] = before_group[name]
-            precision.name, precision.open, parts.described["precision"] = format_before
+            precision.name, precision.open = format_before
+            parts.layout.channels_last, parts.layout.open = layout_before
+            parts.described.clear()
+            parts.described.update(described_before)
             clock.since = clock.now() - spent_s
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from surefoot.reporting.reading import read_run
-from surefoot.reporting.streaming import streamed
-from surefoot.sinks import records
+from surefoot.sinks import records, streamed
 from written_runs import falling, layers, scores, train, written
 
 
@@ -41,6 +40,13 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
     assert list(streamed(file)) == [train(3)]
+
+
+def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
+    before = written(tmp_path / "before", [train(1), train(2)]) / "metrics.jsonl"
+    now = written(tmp_path / "now", [train(1), train(2), {"kind": "resumed", "step": 1}, train(3)]) / "metrics.jsonl"
+    assert list(streamed(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
+    assert list(streamed(now)) == [train(1), {"kind": "resumed", "step": 1}, train(3)]
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:

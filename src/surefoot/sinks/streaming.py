@@ -12,15 +12,17 @@ from pathlib import Path
 
 from surefoot.record import Record
 
+_decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of each text first
 _LONGEST = 8_000_000  # bytes of one line: more is no record
 
 
-def streamed(path: Path) -> Iterator[Record]:
+def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
     """What `surefoot.sinks.records` gives, without holding it: the file is read twice, first for where it was gone on from.
 
-    What is appended meanwhile is not read. Half-written lines, and what is no record, are left out.
+    What is appended meanwhile is not read, nor, where that is given, what stands behind the first `size_bytes`. Half-written
+    lines, and what is no record, are left out.
     """
-    ends, steps, size = _resumed(path)
+    ends, steps, size = _resumed(path, size_bytes)
     for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
         steps[place] = min(steps[place], steps[place + 1])
     end = 0
@@ -39,11 +41,11 @@ def streamed(path: Path) -> Iterator[Record]:
             yield record
 
 
-def _resumed(path: Path) -> tuple[list[int], list[int], int]:
-    """Where in the file lines of a resume end, the steps that these went on from, and the size of the file."""
+def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
+    """Where in the file lines of a resume end, the steps that these went on from, and how much of the file there is to read."""
     ends, steps, size = list[int](), list[int](), 0
     with path.open("rb") as file:
-        while text := file.readline(_LONGEST):
+        while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
             size += len(text)
             if b'"resumed"' in text:
                 record = _record(text)
@@ -56,7 +58,7 @@ def _resumed(path: Path) -> tuple[list[int], list[int], int]:
 def _record(text: bytes) -> Record | None:
     """The record in a line, with its numbers that are not finite put back; None where there is none."""
     try:
-        record = json.loads(text)
+        record = _decoded(text.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):

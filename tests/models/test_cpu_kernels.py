@@ -1,0 +1,128 @@
+"""What the modern family computes on the CPU in its own way: norms, rotations, squared ReLU, tiles of attention. 2 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from surefoot.models import attention
+from surefoot.models.activation import relu2
+from surefoot.models.attention import causal_attention
+from surefoot.models.gpt import GPT, GPTShape
+from surefoot.models.rms_norm import EPSILON, RMSNorm, rms_normed
+from surefoot.models.rotary import normed_and_rotated, rotated, rotations
+from surefoot.models.tiled import in_one_tile, tiled_attention
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def gradients(output: Tensor, inputs: list[Tensor], outer: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output, inputs, outer)
+
+
+def test_rms_norm_and_its_gradient_are_torchs() -> None:
+    x, outer = numbers(3, 5, 8).requires_grad_(), numbers(3, 5, 8, seed=1)
+    found, expected = rms_normed(x), F.rms_norm(x, (8,), eps=EPSILON)
+    assert_close(found, expected)
+    assert_close(gradients(found, [x], outer), gradients(expected, [x], outer))
+
+
+def test_rms_norm_with_gains_is_torchs() -> None:
+    norm, x = RMSNorm(8).double(), numbers(3, 5, 8)
+    assert norm.weight is not None
+    torch.nn.init.normal_(norm.weight)
+    assert_close(norm(x), F.rms_norm(x, (8,), norm.weight, eps=EPSILON))
+    assert list(RMSNorm(8, gains=False).parameters()) == []
+
+
+def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_gradient_is_wide() -> None:
+    x = numbers(4, 16, dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rms_normed(x)
+    assert found.dtype == torch.bfloat16
+    (gradient,) = gradients(found, [x], found.detach().roll(1, dims=-1))
+    expected = gradients(rms_normed(x), [x], found.detach().roll(1, dims=-1).float())[0]
+    assert gradient.dtype == torch.float32
+    assert_close(gradient, expected)
+
+
+def test_under_autocast_a_model_of_float64_stays_one() -> None:
+    model = GPT(GPTShape(layers=1, heads=2, width=8, context=4, vocabulary=10)).double()
+    tokens = torch.arange(4)[None]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(tokens)
+    assert_close(found, model(tokens), rtol=0, atol=0)
+
+
+def test_squared_relu_and_its_gradient_are_the_formula() -> None:
+    x, outer = numbers(7, 9).requires_grad_(), numbers(7, 9, seed=1)
+    found, expected = relu2(x), F.relu(x).square()
+    assert_close(found, expected, rtol=0, atol=0)
+    assert_close(gradients(found, [x], outer), gradients(expected, [x], outer))
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_norm_and_rotation_together_are_one_after_the_other(heads: int) -> None:
+    x_BTHD = numbers(2, 5, 3 * heads, 8)[:, :, :heads].requires_grad_()
+    turns = tuple(part.double() for part in rotations(5, 8))
+    outer = numbers(2, heads, 5, 8, seed=1)
+    found = normed_and_rotated(x_BTHD, *turns)
+    expected = rotated(F.rms_norm(x_BTHD, (8,), eps=EPSILON).transpose(1, 2), *turns)
+    assert_close(found, expected)
+    assert_close(gradients(found, [x_BTHD], outer), gradients(expected, [x_BTHD], outer))
+
+
+def test_with_weights_in_bfloat16_norm_and_rotation_are_rounded_once() -> None:
+    x_BTHD = numbers(2, 5, 4, 8).bfloat16()
+    turns = tuple(part.bfloat16() for part in rotations(5, 8))
+    wide = rotated(rms_normed(x_BTHD.float()).transpose(1, 2), *(part.float() for part in turns))
+    assert_close(normed_and_rotated(x_BTHD, *turns).float(), wide, rtol=2**-8, atol=1e-7)
+
+
+@pytest.mark.parametrize("tiles", [nullcontext, in_one_tile])
+@pytest.mark.parametrize("time", [1, 63, 64, 65, 200])
+def test_attention_in_tiles_and_its_gradients_are_torchs(
+    time: int, tiles: Callable[[], AbstractContextManager[None]]
+) -> None:
+    q, k, v = (numbers(2, 3, time, 8, seed=seed, dtype=torch.float32).requires_grad_() for seed in range(3))
+    outer = numbers(2, 3, time, 8, seed=3, dtype=torch.float32)
+    with tiles():
+        found = tiled_attention(q, k, v)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    pairs = zip(gradients(found, [q, k, v], outer), gradients(expected, [q, k, v], outer), strict=True)
+    for ours, theirs in pairs:
+        assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # sums of up to 200 products in another order
+
+
+@pytest.mark.parametrize(
+    ("dtype", "drop_fraction", "most", "tiled"),
+    [
+        (torch.bfloat16, 0.0, 1024, True),
+        (torch.float32, 0.0, 1024, False),
+        (torch.bfloat16, 0.1, 1024, False),
+        (torch.bfloat16, 0.0, 15, False),
+    ],
+)
+def test_attention_goes_in_tiles_where_it_is_narrow_causal_and_nothing_is_dropped(
+    dtype: torch.dtype, drop_fraction: float, most: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def spy(*parts: Tensor) -> Tensor:
+        calls.append(1)
+        return tiled_attention(*parts)
+
+    monkeypatch.setattr(attention, "tiled_attention", spy)
+    monkeypatch.setattr(attention, "_TILED", most)
+    q, k, v = (numbers(2, 3, 16, 8, seed=seed, dtype=dtype) for seed in range(3))  # type: ignore[arg-type]
+    assert causal_attention(q, k, v, drop_fraction=drop_fraction).dtype == dtype
+    assert bool(calls) == tiled

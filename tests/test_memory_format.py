@@ -1,0 +1,185 @@
+"""Images with their channels last: asked for or measured, stored with the run, the same training to rounding. 2 s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot import pace
+from surefoot.checkpoint import Store
+from surefoot.memory_format import layout
+from surefoot.parts import Parts
+
+
+class Net(nn.Sequential):
+    """Large enough to be asked about; its convolution tells in which layout it was given images."""
+
+    def __init__(self, kind: type[nn.Conv2d] = nn.Conv2d) -> None:
+        super().__init__(
+            kind(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8 * 64, 210),
+            nn.Linear(210, 4),
+        )
+
+
+def side_by_side(images: Tensor) -> bool:
+    return images.is_contiguous(memory_format=torch.channels_last)
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def built(out: Path | None = None, **changes: Any) -> sf.Run:
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.randn(32, 3, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator))
+    arguments: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train": data,
+        "batch_size": 8,
+        "length": "4 steps",
+        "optimizer": sf.adamw(lr=1e-3),
+        "evaluate": {"same": sf.Split(data, scores=sf.accuracy)},
+        "ema": 0.9,
+        "report": False,
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(arguments | changes))
+
+
+def layouts_seen(run: sf.Run) -> set[bool]:
+    """Of what the first convolutions of a run's models are given from now on."""
+    seen: set[bool] = set()
+    for model in (run.state.models["model"], run.state.averages["model"].model):
+        model[0].register_forward_pre_hook(lambda _, inputs: seen.add(side_by_side(inputs[0])))  # type: ignore[index]
+    return seen
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, bool], float]:
+    """Seconds that a pass seems to take in each format and layout."""
+    seconds = {("fp32", False): 4.0, ("fp32", True): 3.0, ("bf16", False): 2.0, ("bf16", True): 1.0}
+    real = pace.passed
+
+    def passed(parts: Parts, micro_batch: Any) -> tuple[float, int, float]:
+        _, targets, value = real(parts, micro_batch)
+        return seconds[parts.whole.precision.name, parts.layout.channels_last], targets, value
+
+    monkeypatch.setattr(pace, "passed", passed)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen", "why"),
+    [
+        ((4.0, 3.0, 2.0, 1.0), ("bf16", True), "auto: 4.0 times as fast as fp32"),
+        ((4.0, 3.0, 2.0, 1.9), ("bf16", False), "auto: 2.0 times as fast as fp32"),
+        (
+            (4.0, 2.0, 3.0, 1.9),
+            ("fp32", True),
+            "auto: bf16 is 1.1 times as fast, and channels last 2.0 times as fast as not",
+        ),
+        ((4.0, 3.9, 4.0, 3.9), ("fp32", False), "auto: bf16 is 1.0 times as fast"),
+    ],
+)
+def test_format_and_layout_are_chosen_together(
+    times: tuple[float, ...], chosen: tuple[str, bool], why: str, quick: dict[tuple[str, bool], float]
+) -> None:
+    quick |= dict(zip(list(quick), times, strict=True))
+    run = built()
+    assert pace.settle_precision(run.parts) == why
+    seen = layouts_seen(run)
+    run.train()
+    assert (run.parts.whole.precision.name, run.parts.layout.channels_last) == chosen
+    assert run.parts.described.get("channels_last", False) == chosen[1]
+    assert seen == {chosen[1]}  # in training, and where averaged weights are scored
+
+
+def test_measuring_leaves_the_run_as_one_that_names_what_was_chosen(quick: dict[tuple[str, bool], float]) -> None:
+    runs = built(), built(precision="bf16", channels_last=True)
+    for run in runs:
+        run.train()
+    for one, other in zip(*(run.state.models["model"].state_dict().values() for run in runs), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_resume_goes_on_in_the_layout_it_began_with(tmp_path: Path, quick: dict[tuple[str, bool], float]) -> None:
+    whole = built()
+    whole.train()
+    built(tmp_path / "run", stop_after="2 steps").train()
+    quick |= dict.fromkeys(quick, 1.0)
+    resumed = built(tmp_path / "run")
+    resumed.train()
+    assert resumed.parts.layout.channels_last
+    for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
+        assert torch.equal(one, other)
+    assert sf.verify(built(tmp_path / "run"), steps="all").exit_status == 0
+    with pytest.raises(sf.CheckpointError, match="channels_last was True, now absent"):
+        built(tmp_path / "run", channels_last=False).train()
+
+
+def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(
+    tmp_path: Path, quick: dict[tuple[str, bool], float]
+) -> None:
+    built(tmp_path / "run", stop_after="2 steps").train()
+    resumed = built(tmp_path / "run", precision="bf16")  # as a comparison writes it into its runs' configurations
+    resumed.train()
+    assert resumed.parts.layout.channels_last
+    newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
+    assert newest is not None
+    scored = built(precision="bf16")
+    scored.load(newest[0])
+    assert scored.parts.layout.channels_last
+
+
+def test_it_is_the_same_training_to_rounding() -> None:
+    runs = [built(precision="fp32", channels_last=asked, optimizer=sf.sgd(lr=0.1)) for asked in (False, True)]
+    for run in runs:
+        run.train()
+    for one, other in zip(*(run.state.parameters for run in runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_named_or_lies_so_already_is_not_measured(quick: dict[tuple[str, bool], float]) -> None:
+    named = built(precision="fp32")
+    assert pace.settle_precision(named.parts) is None
+    assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
+
+    class Own(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.contiguous(memory_format=torch.channels_last))  # type: ignore[no-any-return]
+
+    own = built(model=Own)
+    assert pace.settle_precision(own.parts) == "auto: 2.0 times as fast as fp32"
+    assert not own.parts.layout.channels_last
+
+
+def test_models_without_convolutions_are_left_alone_and_other_inputs_too() -> None:
+    linear, convolution = nn.Linear(2, 1), nn.Conv2d(2, 2, 1)
+    assert not layout(True, [linear]).channels_last
+    assert not linear._forward_pre_hooks
+    found = layout(True, [convolution])
+    numbers = torch.zeros(1, 2, 3, 4, dtype=torch.int64)
+    assert found.before(convolution, (numbers, "text"))[0] is numbers  # type: ignore[index]
+
+
+@pytest.mark.parametrize("wrong", ["often", 1, None])
+def test_what_is_neither_a_truth_nor_auto_is_refused(wrong: Any) -> None:
+    with pytest.raises(sf.ConfigError, match=f"channels_last = {wrong!r}"):
+        built(channels_last=wrong)
+
+
+def test_the_header_says_so(quick: dict[tuple[str, bool], float], capsys: pytest.CaptureFixture[str]) -> None:
+    built(console=True).train()
+    assert "device  cpu, bf16, channels last (auto: 4.0 times as fast as fp32)" in capsys.readouterr().out
