@@ -1,8 +1,9 @@
 # `make train` and `make test` work on a fresh clone with Python 3.11+ and nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
+DATA ?= ../shared/data
 
-.PHONY: train check test test-slow campaign campaign-restarts campaign-diagnose benchmark benchmark-observing clean
+.PHONY: train check test test-slow campaign campaign-restarts campaign-diagnose bench clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -28,11 +29,8 @@ campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped;
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/diagnose.py
 
-benchmark: .venv/ready
-	$(BIN)/python benchmarks/overhead.py
-
-benchmark-observing: .venv/ready  ## what the live parts of a run cost
-	$(BIN)/python benchmarks/observing.py
+bench: .venv/ready  ## every benchmark in its short form, a few minutes; DATA=DIRECTORY holds the data sets of some
+	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
 .venv/ready: pyproject.toml constraints.txt

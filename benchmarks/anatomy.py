@@ -79,7 +79,7 @@ def added(seen: Locals) -> str:
 
 def gradients(seen: Locals) -> str:
     held = seen["gradients"]
-    return f"{len(held)} tensors with {sum(one.numel() for one in held):,} numbers"
+    return f"{len(held)} tensor{'' if len(held) == 1 else 's'} with {sum(one.numel() for one in held):,} numbers"
 
 
 def clipping(seen: Locals) -> str:

@@ -1,6 +1,6 @@
 """What the live parts of a run cost: the time of a step with them on, as by default, against off. Asked: at most 2 %.
 
-    python benchmarks/observing.py [--rounds 20] [--of mlp,gpt] [--cpu]
+    python benchmarks/observing.py [--rounds 20] [--of mlp,gpt] [--cpu] [--short]
 
 Two runs of each model in one process, one thread: both log, write their records and have a console; one of them looks at its
 layers every 200 steps and asks its records for findings, as every run does by itself, the other does not. They take turns, 200 steps at a
@@ -26,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.nn.functional as F
-from overhead import BATCH, CLASSES, FEATURES, MLP, SAMPLES
+from loops.models import BATCH, CLASSES, FEATURES, MLP, SAMPLES
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -107,7 +107,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--of", default="mlp,gpt")
     parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
+    parser.add_argument("--short", action="store_true", help="the MLP alone, five rounds")
     arguments = parser.parse_args()
+    if arguments.short:
+        arguments.of, arguments.rounds = "mlp", 5
     torch.set_num_threads(1)
     print(
         f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"

@@ -1,138 +1,125 @@
-"""Microseconds a step against a hand-written plain PyTorch loop with the same features; the last line is the ratio.
+"""What a training loop costs: surefoot and its peers against the plain PyTorch loop, microseconds a step; the last line is our ratio.
 
-    python benchmarks/overhead.py [--rounds 9] [--steps 2000]
+    python benchmarks/overhead.py [--short] [--rounds 9] [--steps N] [--only surefoot,Ignite] [--of mlp/memory,gpt/loader] [--cpu]
 
-A 2-layer MLP (32-64-10), batch 32, in-memory data, one thread. The plain loop: slicing a shuffled permutation, zero_grad,
-forward, backward, clip_grad_norm_ 1.0, AdamW with its defaults, warm-up-cosine by LambdaLR, the loss read and printed every
-50 steps. surefoot does the same with its console lines, JSONL, TensorBoard and checkpoint duties on. Both are timed in
-windows of 50 steps inside one process, in turns, and the medians are compared.
+Two models whose step is short: an MLP (32-64-10, batch 32) and a GPT (2 layers of width 64, context 32, batch 8), each with
+its samples in memory and read one by one by a DataLoader; one thread. Every loop trains the same module from the same
+weights on the same batches: AdamW, the norm limited to 1.0, warm-up then cosine, the loss told every 50 steps. All losses
+and the weights at the end are compared first, and a loop that differs is not timed. What is on in each stands in its file in
+`loops/`: surefoot has everything on, checkpoints too. Peers are an extra: pip install surefoot[peers].
+
+A loop's time is read off the moments at which it asks for data, in windows of 50 steps. In a round each loop trains once, in
+turns; a ratio is that of the medians of the windows of one round.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-import tempfile
-from contextlib import redirect_stdout
-from io import StringIO
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from itertools import product
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from loops.models import gpt, mlp
+from loops.peers import PEERS, Loop, Peer, differs, outcome
 
-import surefoot as sf
-
-SAMPLES, FEATURES, CLASSES, BATCH, WINDOW, WARMUP = 4096, 32, 10, 32, 50, 100
-
-
-class MLP(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+WORKS = {"mlp": mlp, "gpt": gpt}
+DATA = ("memory", "loader")
+STEPS = {"mlp": 2000, "gpt": 600}  # of one training that is timed
+SHORT, SHORT_CASES = {"mlp": 400, "gpt": 250}, ["mlp/memory", "gpt/loader"]
+Loops = dict[Peer, Loop]
 
 
-def plain(inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
-    """Seconds of each window of 50 steps of the loop that its user would have written."""
-    torch.manual_seed(0)
-    model = MLP()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def factor(step: int) -> float:
-        if step < WARMUP:
-            return (step + 1) / (WARMUP + 1)
-        return 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (steps - WARMUP)))
-
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    windows: list[float] = []
-    step, started = 0, perf_counter()
-    while step < steps:
-        order = torch.randperm(SAMPLES)
-        for start in range(0, SAMPLES, BATCH):
-            chosen = order[start : start + BATCH]
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs[chosen]), labels[chosen])
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            step += 1
-            if step % WINDOW == 0:
-                print(f"step {step}/{steps} loss {loss.item():.4f}")
-                windows.append(perf_counter() - started)
-                started = perf_counter()
-            if step == steps:
-                break
-    return windows
+def installed(only: Sequence[str]) -> Loops:
+    """The loops that are to be timed; what is not installed is left out with a line that says so."""
+    found: Loops = {}
+    for peer in PEERS:
+        if only and peer.name not in {*only, "plain"}:
+            continue
+        try:
+            found[peer] = peer.loop()
+        except ModuleNotFoundError as problem:
+            print(f"{peer.name} is left out: no module {problem.name}; try: pip install 'surefoot[peers]'")
+    return found
 
 
-def surefoot(inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
-    """Seconds of each window of 50 steps of the same training by surefoot, all duties on."""
+def same(loops: Loops, name: str, *, loader: bool, steps: int) -> Loops:
+    """Those whose losses and weights are those of the plain loop; of each other one a line."""
+    found: Loops = {}
+    for peer, loop in loops.items():
+        problem = differs(peer, loop, WORKS[name](), steps=steps, loader=loader)
+        if problem is None:
+            found[peer] = loop
+        else:
+            print(f"{peer.name} FAILED and is not timed: {problem}")
+    return found
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
 
-    windows: list[float] = []
-    with tempfile.TemporaryDirectory() as directory:
-        run = sf.Run(
-            model=MLP,
-            loss=loss,
-            train=TensorDataset(inputs, labels),
-            batch_size=BATCH,
-            length=f"{steps} steps",
-            optimizer=sf.adamw(lr=1e-3),
-            schedule=sf.warmup_cosine(warmup=f"{WARMUP} steps"),
-            out=directory,
-            log_every=f"{WINDOW} steps",
-            save_every="500 steps",
+def timed(
+    loops: Loops, name: str, *, loader: bool, steps: int, rounds: int, now: Callable[[], float]
+) -> dict[str, tuple[float, list[float]]]:
+    """For each loop seconds of a step, and its ratio to the plain loop in every round; a first round warms up."""
+    windows: dict[str, list[float]] = {peer.name: [] for peer in loops}
+    ratios: dict[str, list[float]] = {peer.name: [] for peer in loops}
+    for round_ in range(rounds + 1):
+        found: dict[str, list[float]] = {}
+        turned = round_ % len(loops)
+        for peer, loop in [*loops.items()][turned:] + [*loops.items()][:turned]:
+            made = outcome(loop, WORKS[name](), steps=steps, loader=loader, now=now)
+            found[peer.name] = made.step_s
+        if round_:
+            for named, step_s in found.items():
+                windows[named] += step_s
+                ratios[named].append(median(step_s) / median(found["plain"]))
+    return {named: (median(windows[named]), ratios[named]) for named in windows}
+
+
+def table(title: str, found: dict[str, tuple[float, list[float]]]) -> str:
+    """One line a loop, the quickest first."""
+    lines = [f"{title:<20}  us a step   x plain   least to most of {len(found['plain'][1])} rounds"]
+    for named, (step_s, ratios) in sorted(found.items(), key=lambda pair: median(pair[1][1])):
+        lines.append(
+            f"  {named:<18}  {step_s * 1e6:9.1f}   {median(ratios):7.3f}   {min(ratios):.3f} to {max(ratios):.3f}"
         )
-        with run:
-            started = perf_counter()
-            for step in run:
-                # a window's log is written after its last step was yielded: count from first step to first step
-                if step.index % WINDOW == 0 and step.index:
-                    now = perf_counter()
-                    windows.append(now - started)
-                    started = now
-    return windows
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, help="without it 9")
+    parser.add_argument("--steps", type=int, help="of each training; without it 2000 for the MLP, 600 for the GPT")
+    parser.add_argument(
+        "--short", action="store_true", help="one round of few steps: the MLP in memory, the GPT from a loader"
+    )
+    parser.add_argument("--only", default="", help="loops by name, with a comma between; the plain one is always there")
+    parser.add_argument("--of", default="", help="models and data, as in mlp/memory,gpt/loader")
+    parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
     arguments = parser.parse_args()
+    rounds, compared_steps, steps = (1, 50, SHORT) if arguments.short else (9, 200, STEPS)
+    cases = SHORT_CASES if arguments.short else [f"{name}/{data}" for name, data in product(WORKS, DATA)]
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    inputs, labels = torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,))
-
-    ratios: list[float] = []
-    both: tuple[list[float], list[float]] = ([], [])
-    for index in range(arguments.rounds + 1):
-        quiet = StringIO()
-        with redirect_stdout(quiet):
-            theirs = plain(inputs, labels, arguments.steps)[2:]
-            ours = surefoot(inputs, labels, arguments.steps)[2:]
-        if index == 0:
-            continue  # warms up caches and imports
-        ratios.append(median(ours) / median(theirs))
-        both[0].extend(theirs)
-        both[1].extend(ours)
-        print(
-            f"round {index}: plain {median(theirs) / WINDOW * 1e6:6.1f} us  "
-            f"surefoot {median(ours) / WINDOW * 1e6:6.1f} us  ratio {ratios[-1]:.3f}"
+    print(f"python {sys.version.split()[0]}, {torch.backends.cpu.get_cpu_capability()}, 1 thread")
+    loops = installed([name for name in arguments.only.split(",") if name])
+    print(", ".join(f"{package} {version(package)}" for package in dict.fromkeys(peer.package for peer in loops)))
+    ours: float | None = None
+    for case in arguments.of.split(",") if arguments.of else cases:
+        name, data = case.split("/")
+        found = timed(
+            same(loops, name, loader=data == "loader", steps=compared_steps),
+            name,
+            loader=data == "loader",
+            steps=arguments.steps or steps[name],
+            rounds=arguments.rounds or rounds,
+            now=process_time if arguments.cpu else perf_counter,
         )
-    per_step = [median(windows) / WINDOW * 1e6 for windows in both]
-    print(
-        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"
-    )
-    print(
-        f"medians of windows: plain {per_step[0]:.1f} us, surefoot {per_step[1]:.1f} us a step; "
-        f"ratios {min(ratios):.3f} to {max(ratios):.3f}"
-    )
-    print(f"surefoot/plain {median(ratios):.3f}")
+        print(table(f"{name}, {data}", found), flush=True)
+        if case == "mlp/memory" and "surefoot" in found:
+            ours = median(found["surefoot"][1])
+    if ours is not None:
+        print(f"surefoot/plain {ours:.3f}")
 
 
 if __name__ == "__main__":

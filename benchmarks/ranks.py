@@ -1,6 +1,6 @@
 """Milliseconds a step of 1 or 2 ranks, with and without accumulation, against a hand-written loop around bare DDP.
 
-    python benchmarks/ranks.py                                           one rank
+    python benchmarks/ranks.py [--rounds 15] [--short]                   one rank
     torchrun --nproc-per-node 2 benchmarks/ranks.py                      two, over gloo, one core each
 
 The gpt recipe's default network (0.9 M parameters, 128 tokens of context) on random tokens, micro-batches of 4 rows. The bare
@@ -73,6 +73,7 @@ def bare(data: tuple[Tensor, Tensor], *, rank: int, ranks: int, pieces: int, ste
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--short", action="store_true", help="one round, without accumulation")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     world = joined("cpu", sharded=True)
@@ -81,8 +82,9 @@ def main() -> None:
         os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
     tokens = torch.randint(VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
     data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    for pieces in (1, 4):
-        theirs, ours = measured(data, rank=world.rank, ranks=world.size, pieces=pieces, rounds=arguments.rounds)
+    rounds = 1 if arguments.short else arguments.rounds
+    for pieces in (1,) if arguments.short else (1, 4):
+        theirs, ours = measured(data, rank=world.rank, ranks=world.size, pieces=pieces, rounds=rounds)
         if world.is_main:
             of_pairs = sorted(mine / other for mine, other in zip(ours, theirs, strict=True))
             print(

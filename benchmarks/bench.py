@@ -1,0 +1,94 @@
+"""Every benchmark in its short form, one after the other, and what the last lines of each say: `make bench`. Writes no result.
+
+    python benchmarks/bench.py [--data DIRECTORY] [--only overhead,costs]
+
+DIRECTORY holds the data of those that need any: tinyshakespeare/input.txt, fashion-mnist/ and multi30k/. A benchmark whose data
+are not there is left out, with a line that says so. The figures of a short form are rough: few rounds, small sizes. Leaves with 1 where a
+benchmark failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+HERE = Path(__file__).parent
+MOST_S = 300.0  # of one of them
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script of this folder, what its short form is asked by, and how many of its last lines tell what it found."""
+
+    script: str
+    lines: int
+    arguments: tuple[str, ...] = ("--short",)
+    data: str | None = None  # handed over as --data
+    ranks: int = 1
+
+
+BENCHMARKS = {
+    "overhead": Benchmark("overhead.py", 1),
+    "machine": Benchmark("machine.py", 4),
+    "quality": Benchmark("quality.py", 3, data="tinyshakespeare/input.txt"),
+    "fashion-mnist": Benchmark("fashion_mnist.py", 2, data="fashion-mnist"),
+    "multi30k": Benchmark("multi30k.py", 2, data="multi30k"),
+    "costs": Benchmark("costs.py", 6),
+    "observing": Benchmark("observing.py", 2),
+    "ranks 1": Benchmark("ranks.py", 2),
+    "ranks 2": Benchmark("ranks.py", 2, ranks=2),
+    "kernels": Benchmark("kernels.py", 7, arguments=()),
+    "optimizers": Benchmark("optimizers.py", 10, arguments=("--steps", "8")),
+    "activations": Benchmark("activations.py", 8, arguments=("--rounds", "1")),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="the directory that holds the data sets' directories")
+    parser.add_argument("--only", default=",".join(BENCHMARKS))
+    arguments = parser.parse_args()
+    names, failed = arguments.only.split(","), []
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"--only {','.join(unknown)}: the benchmarks are {', '.join(BENCHMARKS)}")
+    for name in names:
+        begun = perf_counter()
+        lines, good = told(BENCHMARKS[name], arguments.data)
+        if not good:
+            failed.append(name)
+        for place, line in enumerate(lines):
+            print(
+                f"{'' if place else name:<14} {'' if place else f'{perf_counter() - begun:.0f} s':>6}  {line}",
+                flush=True,
+            )
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+        sys.exit(1)
+
+
+def told(asked: Benchmark, data: Path | None) -> tuple[list[str], bool]:
+    """The last lines of a benchmark, or why it was left out; and whether it did not fail."""
+    script, arguments = HERE / asked.script, list(asked.arguments)
+    if asked.data is not None:
+        if data is None or not (data / asked.data).exists():
+            return [f"left out: no {asked.data} in {'--data, which is absent' if data is None else data}"], True
+        arguments += ["--data", str(data / asked.data)]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(asked.ranks)] if asked.ranks > 1 else []
+    command = [sys.executable, *launcher, str(script), *arguments]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"FAILED: not over after {MOST_S:.0f} s"], False
+    if ended.returncode:
+        return [
+            f"FAILED with {ended.returncode}: {line}" for line in ended.stderr.strip().splitlines()[-1:] or [""]
+        ], False
+    return [line for line in ended.stdout.splitlines() if line.strip()][-asked.lines :], True
+
+
+if __name__ == "__main__":
+    main()

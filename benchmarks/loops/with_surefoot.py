@@ -1,0 +1,35 @@
+"""surefoot: `for step in run`."""
+
+from __future__ import annotations
+
+import tempfile
+
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import surefoot as sf
+from loops.training import RATE, WINDOW, Rows, Training
+
+
+def surefoot(training: Training) -> nn.Module:
+    """With everything on: console, JSONL, TensorBoard, layers watched every 200 steps, checkpoints at 0, every 500 steps, at the end."""
+    work = training.work
+    run = sf.Run(
+        model=work.model,
+        loss=training.loss,
+        train=(Rows if training.loader else TensorDataset)(work.inputs, work.targets),
+        batch_size=work.batch_size,
+        length=f"{training.steps} steps",
+        optimizer=sf.adamw(lr=RATE),
+        schedule=sf.warmup_cosine(warmup=f"{training.warmup} steps"),
+        precision="fp32",
+        out=tempfile.mkdtemp(dir=training.place),
+        log_every=f"{WINDOW} steps",
+        save_every="500 steps",
+        report=False,  # of a run that is over, as its time is
+    )
+    with run:
+        for step in run:
+            # a window's log is written after its last step was yielded: it counts in the next
+            training.asked(step.index)
+    return run.state.models["model"]
