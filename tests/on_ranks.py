@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -19,12 +20,13 @@ def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = 1
     """Do `work(rank)` on so many ranks, each a process with the environment of a launcher; their exit statuses.
 
     A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard error), or minus a signal.
+    Ranks that stand still are killed after `patience_s`; shortly before, each writes to standard error where its threads are.
     """
     import torch._dynamo  # what every run imports when it begins: here it is once for all
     import torch.utils.tensorboard  # noqa: F401
 
     port = _free_port()
-    ranks = [_forked(rank, count, port, work) for rank in range(count)]
+    ranks = [_forked(rank, count, port, work, patience_s) for rank in range(count)]
     statuses: dict[int, int] = {}
     limit = time.monotonic() + patience_s
     while len(statuses) < count:
@@ -42,13 +44,14 @@ def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = 1
     return [statuses[rank] for rank in range(count)]
 
 
-def _forked(rank: int, count: int, port: int, work: Callable[[int], object]) -> int:
+def _forked(rank: int, count: int, port: int, work: Callable[[int], object], patience_s: float) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child:
         return child
     status = 1
     try:
+        faulthandler.dump_traceback_later(0.9 * patience_s, file=sys.__stderr__)
         os.environ |= {
             "RANK": str(rank),
             "WORLD_SIZE": str(count),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -178,6 +179,7 @@ def _make(path: Path) -> None:
         DISK.flush_directory(place.parent)
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

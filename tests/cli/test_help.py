@@ -42,14 +42,25 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.Ca
     assert "(default: 0.05)" in said
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "gpt", "--help"], ["find-batch", "gpt", "--help"]])
-def test_help_comes_in_a_fraction_of_a_second(arguments: list[str]) -> None:
-    """0.3 s is the aim. Processor time, not the clock, because the machine may be busy; and twice that, for slower ones."""
-    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", *arguments]
-    times = []
-    for _ in range(3):
-        before = os.times()
-        subprocess.run(command, check=True, capture_output=True)
-        after = os.times()
-        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(times) < 0.6
+LIBRARY = (
+    "import asyncio, ctypes, email.mime.text, http.server, logging.config, multiprocessing.pool, sqlite3, unittest.mock"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "times_as_long"),
+    [(["--help"], 3), (["train", "gpt", "--help"], 6), (["find-batch", "gpt", "--help"], 6)],
+)
+def test_help_comes_in_a_fraction_of_a_second(arguments: list[str], times_as_long: int) -> None:
+    """0.3 s is the aim. Measured against imports from the standard library, 0.1 to 0.2 s: machines differ, torch is 12 of them."""
+    command = ["-c", "from surefoot.cli.main import main; main()", *arguments]
+    pairs = [(processor_time_s(*command), processor_time_s("-c", LIBRARY)) for _ in range(3)]
+    assert min(asked for asked, _ in pairs) < times_as_long * min(library for _, library in pairs)
+
+
+def processor_time_s(*arguments: str) -> float:
+    """Of a Python process, not by the clock, because the machine may be busy."""
+    before = os.times()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system

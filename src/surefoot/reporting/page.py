@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1_000_000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_TURNING = dict.fromkeys((*range(8234, 8239), *range(8294, 8298)), "�")  # the words that follow, too
+_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # the words that follow, too
 _FILES = ("page.html", "parts.html", "run.html", "runs.html", "page.css")
 _STATES: dict[State, str] = {
     "running": "running",
@@ -158,7 +159,7 @@ def _crash(run: RunTold, state: State) -> dict[str, str] | None:
 
 def _rendered(name: str, held: dict[str, Any]) -> str:
     page = _environment().get_template(name).render(**held, made=time.strftime("%Y-%m-%d %H:%M:%S %z"))
-    return visible(page).translate(_TURNING).encode(errors="replace").decode()  # a model may write anything
+    return _TURNING.sub("�", visible(page)).encode(errors="replace").decode()  # a model may write anything
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from surefoot.record import OWN, Record, Sink, scores_in
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
 _LONG_S = 60.0  # of doing the same, after which that is said
-_CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that command a terminal
 
 
 class Screen(Sink, Protocol):
@@ -133,7 +134,7 @@ def visible(text: str) -> str:
     >>> visible("so it\\x1b[2J goes\\n")
     'so it\ufffd[2J goes\\n'
     """
-    return text.replace("\r\n", "\n").translate(_CONTROL)
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def in_line(name: str) -> str:
