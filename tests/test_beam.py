@@ -114,7 +114,10 @@ def plain_search(model: Seq2Seq, source: list[int], *, beam: int, alpha: float, 
     return max(ended)[1][:-1] if ended else opened[0][1]
 
 
-@pytest.mark.parametrize(("beam", "alpha"), [(2, 0.6), (3, 0.0), (5, 1.0), (2, 4.0), (4, 4.0)])
+@pytest.mark.parametrize(
+    ("beam", "alpha"),
+    [(2, 0.6), (3, 0.0), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((5, 1.0), (2, 4.0), (4, 4.0)))],
+)
 def test_it_is_the_search_that_lists_would_make(beam: int, alpha: float, undecided: Seq2Seq) -> None:
     rows = sources(5)
     found = searched(undecided, rows, beam=beam, length_penalty=alpha, most=lambda _: 7)

@@ -42,7 +42,14 @@ def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
             assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
 
 
-LONG = ("comparing.md", "images.md", "replay.md", "schedules.md", "translation.md")  # many runs; their verbs have tests
+LONG = (
+    "comparing.md",
+    "finding-a-rate.md",
+    "images.md",
+    "replay.md",
+    "schedules.md",
+    "translation.md",
+)  # many runs; their verbs have tests
 
 
 @pytest.mark.parametrize(

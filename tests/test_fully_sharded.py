@@ -21,6 +21,7 @@ def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks)
         assert max(map(max, found)) < 1e-12, kind
 
 
+@pytest.mark.slow
 def test_so_they_are_with_every_setting(ranks: Ranks) -> None:
     settings: list[dict[str, Any]] = [{"synchronise": "last"}, {"reshard": False}, {"offload": True}]
     settings += [{"unused": True}, {"replicas": 2}, {"void": True}]

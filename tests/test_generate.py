@@ -80,7 +80,7 @@ def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
     assert set(draw(count=400, top_k=99)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))])
 def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
     drawn = torch.tensor(draw(count=4000, temperature=temperature)[1:])
     expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)

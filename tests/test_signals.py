@@ -55,6 +55,7 @@ def saved_steps(tmp_path: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_sigusr1_saves_and_the_run_goes_on(started, tmp_path):
     process = started()
     os.kill(process.pid, signal.SIGUSR1)

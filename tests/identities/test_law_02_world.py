@@ -13,8 +13,8 @@ from identities import world_runs
 from ranks import Ranks
 
 SPLITS = [
-    (4, 4),
-    pytest.param(2, 4, marks=pytest.mark.slow),
+    pytest.param(4, 4, marks=pytest.mark.slow),
+    (2, 4),
     (2, 8),
 ]  # ranks, and the micro-batch size of 16 samples: accumulation 2, 1 and 1
 
@@ -137,6 +137,7 @@ def test_gradients_of_several_models_are_added_up_once_a_step(ranks: Ranks) -> N
         assert said.startswith("synchronise = every: gradients of several models (first, second) are added up once")
 
 
+@pytest.mark.slow
 def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, tmp_path: Path) -> None:
     (alone,) = ranks(1, world_runs.trained)
     out = str(tmp_path / "run")

@@ -163,7 +163,7 @@ def test_a_save_killed_before_any_operation_leaves_the_old_or_the_new_checkpoint
             assert_law(scene, scene.disk, saved=True)
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", [SCENES[0], pytest.param(SCENES[1], marks=pytest.mark.slow), *SCENES[2:]])
 def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_not_flushed(name: str) -> None:
     generator = random.Random(name)
     fates: list[Callable[[], float]] = [lambda: 0.0, lambda: 1.0, *[generator.random] * 30]
@@ -178,7 +178,7 @@ def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_n
             assert_law(scene, scene.disk.after_power_cut(fate), saved=saved)
 
 
-@pytest.mark.parametrize("name", [SCENES[1], pytest.param(SCENES[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [SCENES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCENES[1:3])])
 def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoint(name: str) -> None:
     generator = random.Random(name)
     for scene, disk in every_fault(name, killed, for_good=True):

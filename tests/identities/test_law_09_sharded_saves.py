@@ -134,7 +134,9 @@ def test_a_rank_killed_alone_leaves_the_old_checkpoint_where_its_piece_is_not_wr
     assert not ended
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["the other first", "rank 0 first"])
+@pytest.mark.parametrize(
+    "late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["the other first", "rank 0 first"]
+)
 @pytest.mark.parametrize("name", SCENES)
 def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found(name: str, late: bool) -> None:
     generator = random.Random(name)

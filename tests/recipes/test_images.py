@@ -103,7 +103,7 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize("stop_after", ["1 steps", "4 steps"])
+@pytest.mark.parametrize("stop_after", ["1 steps", pytest.param("4 steps", marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_the_same_bits(stop_after: str, tmp_path: Path) -> None:
     changes = {"out": str(tmp_path / "run"), **EVERYTHING}
     trained(config(stop_after=stop_after, **changes))

@@ -217,7 +217,17 @@ def test_a_sample_shows_source_reference_and_translation(folder: Path, capsys: p
 # --- tokenizers ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"data.shared": False}, {"data.tokenizer": "unigram"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in ({"data.shared": False}, {"data.tokenizer": "unigram"})
+        ),
+    ],
+    ids=str,
+)
 def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
     changes: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:

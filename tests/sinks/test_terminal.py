@@ -61,6 +61,7 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51  15.4k/s")
 
 
+@pytest.mark.slow
 def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
     screen = shown(*(record for step in range(1000) for record in ([train(step)] * (step % 10 == 0) + [scores(step)])))
     assert sum("28.946" in line for line in screen.lines) == 1000
@@ -328,7 +329,7 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
     ("program", "begun"),
     [
         (SLOW_STEP, " 2/2000"),
-        (SLOW_EVALUATION, "evaluating held-out"),
+        pytest.param(SLOW_EVALUATION, "evaluating held-out", marks=pytest.mark.slow),
         pytest.param(SHORT_STEPS, " 2/2000", marks=pytest.mark.slow),
     ],
     ids=["step", "evaluation", "short steps"],

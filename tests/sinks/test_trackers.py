@@ -175,6 +175,7 @@ assert run.data.params["seed"] == "0" and run.data.metrics["end/test/accuracy"] 
 """
 
 
+@pytest.mark.slow
 def test_of_trackio_the_database_holds_every_point_once_in_one_run(tracked: Callable[[str], Path]) -> None:
     out = tracked("trackio")
     store = sqlite3.connect(out / "trackers" / "trackio" / "poems.db")

@@ -207,6 +207,7 @@ def test_a_picture_is_drawn_of_every_kind_of_curve(found: RangeTest, tmp_path: P
         assert picture.width > 600
 
 
+@pytest.mark.slow
 def test_the_same_curve_gives_the_same_picture(tmp_path: Path) -> None:
     first, again = (draw(flat(), tmp_path / name, title="a test") for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]

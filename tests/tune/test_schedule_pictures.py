@@ -47,7 +47,7 @@ def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path)
         assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("number", [1, 5])
+@pytest.mark.parametrize("number", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_picture_is_a_thousand_pixels_wide_and_not_empty(number: int, tmp_path: Path) -> None:
     schedules: dict[str, Schedule | Joined] = {f"linear {floor}": sf.linear(9, floor / 10) for floor in range(number)}
     with Image.open(drawn(tmp_path / "it", schedules)[0]) as picture:

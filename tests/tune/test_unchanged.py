@@ -111,7 +111,7 @@ def test_a_run_in_its_middle_is_left_as_it_was(tried: str, changes: dict[str, An
     ("optimizer", "tried"),
     [
         ("adamw", "find_lr"),
-        ("adamw", "find_batch"),
+        pytest.param("adamw", "find_batch", marks=pytest.mark.slow),
         *(pytest.param(name, "find_lr", marks=pytest.mark.slow) for name in OPTIMIZERS if name != "adamw"),
         pytest.param("sgd", "find_batch", marks=pytest.mark.slow),
     ],
