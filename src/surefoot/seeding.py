@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import blake2b
 
 import numpy as np
@@ -60,7 +61,7 @@ def seed_torch(bits: int) -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             generator.manual_seed(bits)
-    elif torch.backends.mps.is_available():
+    elif _mps():
         torch.mps.manual_seed(bits)
 
 
@@ -109,7 +110,7 @@ def untouched() -> Iterator[None]:
     """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    mps = torch.mps.get_rng_state() if _mps() else None
     try:
         yield
     finally:
@@ -120,6 +121,11 @@ def untouched() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
         if mps is not None:
             torch.mps.set_rng_state(mps)
+
+
+@cache
+def _mps() -> bool:
+    return torch.backends.mps.is_available()
 
 
 def _set_known() -> None:
