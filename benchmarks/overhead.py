@@ -1,6 +1,6 @@
 """What a training loop costs: surefoot and its peers against the plain PyTorch loop, microseconds a step; the last line is our ratio.
 
-    python benchmarks/overhead.py [--short] [--rounds 9] [--steps N] [--only surefoot,Ignite] [--of mlp/memory,gpt/loader] [--cpu]
+    python benchmarks/overhead.py [--short] [--rounds 25] [--steps N] [--only surefoot,Ignite] [--of mlp/memory,gpt/loader] [--cpu]
 
 Two models whose step is short: an MLP (32-64-10, batch 32) and a GPT (2 layers of width 64, context 32, batch 8), each with
 its samples in memory and read one by one by a DataLoader; one thread. Every loop trains the same module from the same
@@ -28,7 +28,7 @@ from loops.peers import PEERS, Loop, Peer, differs, outcome
 
 WORKS = {"mlp": mlp, "gpt": gpt}
 DATA = ("memory", "loader")
-STEPS = {"mlp": 2000, "gpt": 600}  # of one training that is timed
+STEPS = {"mlp": 600, "gpt": 200}  # of one training that is timed
 SHORT, SHORT_CASES = {"mlp": 400, "gpt": 250}, ["mlp/memory", "gpt/loader"]
 Loops = dict[Peer, Loop]
 
@@ -89,8 +89,8 @@ def table(title: str, found: dict[str, tuple[float, list[float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, help="without it 9")
-    parser.add_argument("--steps", type=int, help="of each training; without it 2000 for the MLP, 600 for the GPT")
+    parser.add_argument("--rounds", type=int, help="without it 25")
+    parser.add_argument("--steps", type=int, help="of each training; without it 600 for the MLP, 200 for the GPT")
     parser.add_argument(
         "--short", action="store_true", help="one round of few steps: the MLP in memory, the GPT from a loader"
     )
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--of", default="", help="models and data, as in mlp/memory,gpt/loader")
     parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
     arguments = parser.parse_args()
-    rounds, compared_steps, steps = (1, 50, SHORT) if arguments.short else (9, 200, STEPS)
+    rounds, compared_steps, steps = (1, 50, SHORT) if arguments.short else (25, 200, STEPS)
     cases = SHORT_CASES if arguments.short else [f"{name}/{data}" for name, data in product(WORKS, DATA)]
     torch.set_num_threads(1)
     print(f"python {sys.version.split()[0]}, {torch.backends.cpu.get_cpu_capability()}, 1 thread")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from surefoot.data.augmentation import Augmentation, augmented, below
-from surefoot.data.plan import sample_bits
+from surefoot.data.augmentation import Augmentation, augmented, below, sample_bits
 from surefoot.data.randaugment import KINDS, changed, randaugmented
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key

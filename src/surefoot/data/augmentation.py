@@ -78,6 +78,17 @@ def augmented(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: N
     return images_BHWC
 
 
+def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Bits:
+    """The bits of each sample in its epoch: `fold(key, epoch, sample)`.
+
+    >>> from surefoot.seeding import fold
+    >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
+    True
+    """
+    keys = np.full(len(ids), key, dtype=np.uint64)
+    return folded(folded(keys, epochs.astype(np.uint64)), ids.astype(np.uint64))
+
+
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     """One number from 0 to below `bound` for each sample; `draw` tells the draws of a sample apart.
 

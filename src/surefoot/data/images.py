@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from surefoot.data.augmentation import Augmentation, augmented
+from surefoot.data.augmentation import Augmentation, augmented, sample_bits
 from surefoot.data.first_look import Batch, rows_as_bytes
 from surefoot.data.image_folder import Files, Fitting, opened, read_picture
-from surefoot.data.plan import Ids, sample_bits
+from surefoot.data.plan import Ids
 from surefoot.errors import DataError
 from surefoot.seeding import fold, seeded_bits, stream_key
 

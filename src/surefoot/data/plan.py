@@ -216,17 +216,6 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
-    """The bits of each sample in its epoch: `fold(key, epoch, sample)`.
-
-    >>> from surefoot.seeding import fold
-    >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
-    True
-    """
-    keys = np.full(len(ids), key, dtype=np.uint64)
-    return folded(folded(keys, epochs.astype(np.uint64)), ids.astype(np.uint64))
-
-
 class _Blocks:
     """The steps around the last one asked for, computed together."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from surefoot.data.plan import MicroBatches, sample_bits
+from surefoot.data.plan import MicroBatches
 from surefoot.data.samples import read
 from surefoot.errors import DataError, SurefootError, first_line
 from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
@@ -75,9 +75,11 @@ class Reading(Dataset[Any]):
         ids, epochs = self.plan.micro_batches(step)[index]
         if not len(ids):
             return None
-        samples = []
-        for sample, bits in zip(ids.tolist(), sample_bits(self.sample_key, ids, epochs).tolist(), strict=True):
-            seed(bits)
+        samples, of_epoch, key = [], -1, 0
+        for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True):
+            if epoch != of_epoch:  # nearly always one, which is folded in once
+                of_epoch, key = epoch, fold(self.sample_key, epoch)
+            seed(fold(key, sample))
             samples.append(read(self.dataset, sample, step=step))
         seed(fold(self.collate_key, step, index))
         try:
