@@ -243,7 +243,7 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
     ms = {name: median(held) * targets * 1000 for name, held in seconds.items()}
     return [
         f"  auto: {chosen}",
-        f"  ms a step: plain {ms['plain']:.3g}, surefoot fp32 {ms['fp32']:.3g}, surefoot auto {ms['auto']:.3g};"
+        f"  ms a step: plain {ms['plain']:,.4g}, surefoot fp32 {ms['fp32']:,.4g}, surefoot auto {ms['auto']:,.4g};"
         f" auto is {ms['plain'] / ms['auto']:.2f} times as fast as plain, {ms['fp32'] / ms['auto']:.2f} times as fp32",
     ]
 
