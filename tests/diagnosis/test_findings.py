@@ -89,6 +89,16 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
             "warning",
             lambda: history(train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30))),
         ),  # at once
+        (
+            "warning",
+            lambda: history(
+                train(
+                    lambda place: (
+                        [5.0, 6.5, 7.0][place] if place < 3 else (7.0 if place < 16 else 3.0) + 0.48 * wobble(place)
+                    )
+                )
+            ),
+        ),  # within the first quarter
     ],
     "rate-too-low": [
         ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),

@@ -119,7 +119,7 @@ def rate_too_high(history: History) -> Verdict:
     if len(loss) >= FEWEST:
         found = course(loss)
         began = level(loss.value[:3])
-        if began - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
+        if max(began, found.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
             began = float(loss.value[0])
         worst = max(found.quarters)
         if worst > ABOVE_START * began + CERTAIN * found.error and began > 0:
