@@ -63,7 +63,9 @@ def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
     """What each says last, all having ended well; torchrun may say something of itself after that, where the other was gone first."""
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
-    return [json.loads([line for line in output.splitlines() if line.startswith(("[0,", "[1,"))][-1]) for output in outputs]
+    return [
+        json.loads([line for line in output.splitlines() if line.startswith(("[0,", "[1,"))][-1]) for output in outputs
+    ]
 
 
 def told_by_forked(processes: list[Forked], said: list[Path]) -> list[Any]:
