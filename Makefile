@@ -29,7 +29,7 @@ campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped;
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/diagnose.py
 
-bench: .venv/ready  ## every benchmark in its short form, a few minutes; DATA=DIRECTORY holds the data sets of some
+bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA=DIRECTORY holds the data sets of some
 	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
