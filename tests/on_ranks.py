@@ -22,7 +22,7 @@ def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = 1
     A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard error), or minus a signal.
     Ranks that stand still are killed after `patience_s`; shortly before, each writes to standard error where its threads are.
     """
-    import torch._dynamo  # what every run imports when it begins: here it is once for all
+    import torch._dynamo  # what some runs of several ranks import: here it is once for all
     import torch.utils.tensorboard  # noqa: F401
 
     port = _free_port()
