@@ -1,5 +1,6 @@
 """One thread in every test and every process that a test starts: two workers share two cores, and barriers would wait for both."""
 
+import gc
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -10,5 +11,8 @@ os.environ["RES_OPTIONS"] = (
 import torch  # reads the variable when it is imported
 
 torch.set_num_threads(1)
+os.register_at_fork(
+    after_in_child=gc.freeze
+)  # a store that it inherits would wait for its thread, which it does not have
 
 from ranks import ranks  # noqa: E402, F401  # a fixture: processes that find each other

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean, tokens
-from surefoot import plan
+from surefoot import plan, scoring
 from surefoot.cli.main import main
 from surefoot.loss_contract import loss_contract
 from surefoot.world import planned_for
@@ -267,17 +266,19 @@ def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys
     assert sorted(path.name for path in here.iterdir()) == ["mine.toml", "text.txt"]
 
 
-def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split() -> None:
+def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[int]()
+    monkeypatch.setattr(scoring, "perf_counter", lambda: 0.05 * len(seen))  # 50 ms a batch
 
     def slow(model: Any, batch: Any) -> sf.Mean:
         seen.append(int(batch[0][0, 0]))
-        sleep(0.05)
         return sf.Mean(torch.zeros(()), len(batch[0]))
 
     splits = {"often": sf.Split(data, scores=slow, batch_size=10), "once": sf.Split(data, scores=slow, at_end=True)}
     run = run_of(evaluate=splits, evaluate_every="3 epochs")
-    assert 1.0 <= run.parts.scoring.seconds("often") < 1.5  # 20 batches of 50 ms
+    assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
     text = said(run)
     assert "about 1s an evaluation of often, 4s for 4 of them (measured with a few batches)" in text

@@ -157,7 +157,7 @@ def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():
 
 
 PROGRAM = """
-import sys, time
+import gc, sys, threading, time
 import torch
 from surefoot.data.feed import Feed
 from surefoot.data.plan import Order
@@ -169,6 +169,7 @@ class Large:
         return "x" * 300_000  # more than a pipe holds: workers are blocked in the middle of an answer
 
 if __name__ == "__main__":
+    FIRST
     plan = Order(0, samples=100, batch_size=4)
     feed = Feed(Large(), plan, seed=0, micro_batch_size=4, device=torch.device("cpu"), workers=2, collate=list, count=len)
     feed.start(0)
@@ -178,9 +179,9 @@ if __name__ == "__main__":
 """
 
 
-def started(tmp_path, body):
+def started(tmp_path, body, *, first="pass"):
     file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(PROGRAM).replace("BODY", body))
+    file.write_text(textwrap.dedent(PROGRAM).replace("BODY", body).replace("FIRST", first))
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environment)
@@ -203,3 +204,25 @@ def test_a_program_that_forgets_to_close_its_feed_still_ends(tmp_path, body):
     with process:
         process.wait(timeout=20)
     assert all(ended(pid) for pid in pids)
+
+
+LEFT = """
+    class Collects(Large):
+        def __getitem__(self, sample):
+            for _ in range(8):  # they would be given the places of threads that are not here
+                threading.Thread(target=threading.Event().wait, daemon=True).start()
+            gc.collect()
+            return gc.isenabled()
+    Large = Collects
+    gc.set_threshold(1_000_000)  # the parent shall not collect it
+    left = [torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    left.append(left)
+    del left
+"""
+
+
+def test_what_a_worker_inherits_is_not_its_to_end(tmp_path):
+    process, pids = started(tmp_path, "print(feed.micro_batches(1)[0].batch, gc.isenabled())", first=LEFT.strip())
+    with process:
+        assert len(pids) == 2, "a store that the worker inherited waited for its thread"
+        assert process.stdout.read() == f"{[True] * 4} True\n"

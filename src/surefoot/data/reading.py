@@ -6,6 +6,7 @@ A loader's worker is given addresses (step, micro-batch) and computes nothing th
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import signal
@@ -104,9 +105,9 @@ class Workers:
         with warnings.catch_warnings():
             # how many workers are too many is for whoever sets them to say
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            with _signals_held_back():
+            with _signals_held_back(), _nothing_collected() as start:
                 self.batches: Any = iter(
-                    _loader(reading, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin)
+                    _loader(reading, start, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin)
                 )
         self.processes = set(multiprocessing.active_children()) - were
         # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
@@ -139,7 +140,7 @@ class Workers:
 
 
 def _loader(
-    reading: Reading, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
+    reading: Reading, start: _Start, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
 ) -> DataLoader[Any]:
     return DataLoader(
         _Answers(reading),
@@ -148,7 +149,7 @@ def _loader(
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=pin,
-        worker_init_fn=_Start(os.getpid()),
+        worker_init_fn=start,
         multiprocessing_context="fork" if sys.platform == "linux" else None,
         generator=torch.Generator(),  # otherwise it draws a number from the global one
     )
@@ -187,16 +188,20 @@ class _Addresses:
 
 
 class _Start:
-    """What a worker does first: leave signals to the parent, and end when the parent is gone.
+    """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
 
-    Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers.
+    Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
+    inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
     """
 
-    def __init__(self, parent: int) -> None:
-        self.parent = parent
+    def __init__(self, parent: int, *, collects: bool) -> None:
+        self.parent, self.collects = parent, collects
 
     def __call__(self, worker: int) -> None:
         del worker
+        gc.freeze()
+        if self.collects:
+            gc.enable()
         for number in _LEFT_TO_THE_PARENT:
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, "pthread_sigmask"):
@@ -208,6 +213,18 @@ class _Start:
         while os.getppid() == self.parent:
             time.sleep(_PARENT_WATCH_S)
         os._exit(1)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[_Start]:
+    """How a worker starts, that is forked while nothing is collected."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield _Start(os.getpid(), collects=collects)
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager
