@@ -11,8 +11,15 @@ os.environ["RES_OPTIONS"] = (
 import torch  # reads the variable when it is imported
 
 torch.set_num_threads(1)
-os.register_at_fork(
-    after_in_child=gc.freeze
-)  # a store that it inherits would wait for its thread, which it does not have
+gc.disable()  # until all tests are imported
+# what a process inherits it does not collect: a store would wait for its thread, which is not there
+os.register_at_fork(after_in_child=gc.freeze)
 
 from ranks import ranks  # noqa: E402, F401  # a fixture: processes that find each other
+
+
+def pytest_collection_finish() -> None:
+    """Leave what all tests have imported out of every later collection."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

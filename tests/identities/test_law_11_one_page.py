@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import surefoot
@@ -15,23 +15,27 @@ LOOP = SOURCE / "loop.py"
 CONTRACT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def parsed() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+def called(tree: ast.Module) -> list[str]:
+    """The name of every method, or function of a module, that is called."""
+    return [
+        node.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func) != "self.blocks.step"  # the samples of a step, in data/plan.py
+    ]
+
+
+@cache
+def calls() -> dict[str, list[str]]:
+    """What is called, by FILE."""
+    files = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): called(ast.parse(path.read_text())) for path in files}
 
 
 def call_sites(*names: str) -> list[str]:
-    """FILE of every call of a method, or of a module's function, of one of these names."""
-    return [file for file, tree in parsed() for node in ast.walk(tree) if is_call_of(node, names)]
-
-
-def is_call_of(node: ast.AST, names: tuple[str, ...]) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in names
-        and ast.unparse(node.func) != "self.blocks.step"  # the samples of a step, in data/plan.py
-    )
+    """FILE of every call of one of these names."""
+    return [file for file, there in calls().items() for name in there if name in names]
 
 
 def outside_of_optimizers_and_precision(files: list[str]) -> list[str]:
@@ -89,4 +93,4 @@ def test_there_is_one_call_site_of_the_optimizers_step() -> None:
 
 def test_the_guard_sees_a_call() -> None:
     tree = ast.parse("(part * scale).backward(); torch.autograd.backward(part); optimizer.step()")
-    assert sum(is_call_of(node, ("backward", "step")) for node in ast.walk(tree)) == 3
+    assert called(tree) == ["backward", "backward", "step"]
