@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, write
+from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, tensor_file, write
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import from_bytes
 from surefoot.checkpoint.pieces import Pieces, bounds, piece_file
 from surefoot.checkpoint.reading import files_of
-from surefoot.checkpoint.tensor_file import Stored, Stretch, entries, laid_out
+from surefoot.checkpoint.tensor_file import Stored, Stretch, entries, file_of, laid_out
 from surefoot.errors import CheckpointError
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -194,6 +194,40 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
             assert stored.dtype == tensors[name].dtype
             assert torch.equal(stored.whole(), tensors[name])
             assert b"".join(stored.chunks()) == tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@given(named, st.integers(1, 40), st.integers(40, 100))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_however_a_file_is_cut_it_is_one_that_the_library_reads(
+    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, tuple[torch.dtype, list[int]]], small: int, chunk: int
+) -> None:
+    monkeypatch.setattr(tensor_file, "_SMALL_BYTES", small)
+    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", chunk)
+    tensors = {
+        name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in kinds.items() if name != "__metadata__"
+    }
+    stretches = file_of(tensors)
+    assert all(0 < len(stretch) < chunk + small for stretch in stretches[1:])
+    found = safetensors.torch.load(b"".join(stretches))
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_large_tensors_are_written_from_where_they_lie() -> None:
+    tensors = {"large": torch.zeros(5 << 20), "small": torch.zeros(3)}
+    stretches = file_of(tensors)
+    assert [len(stretch) for stretch in stretches[1:]] == [16 << 20, 4 << 20, 12]
+    for tensor in tensors.values():
+        tensor.fill_(1)
+    assert [stretch[3] for stretch in stretches[1:]] == [0x3F, 0x3F, 0]  # of 1.0, and of the copy of 0.0
+
+
+def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_name() -> None:
+    buffer = torch.arange(6.0)
+    found = safetensors.torch.load(b"".join(file_of({"b": buffer[:2], "none": buffer[3:3], "a": buffer[2:]})))
+    assert found["a"].tolist() == [2.0, 3.0, 4.0, 5.0]
+    with pytest.raises(ValueError, match="a and b share memory: use"):
+        file_of({"b": buffer[2:], "a": buffer[:3]})
 
 
 def _stored(file: Path, name: str) -> Stored:

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
-import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, to_bytes
 from surefoot.checkpoint.pieces import Pieces, as_json, piece_file
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, TYPES, Stored
+from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
 Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
@@ -102,8 +101,9 @@ def write(contents: Contents, *, directory: Path, disk: Files = DISK, others: Ot
     if others is not None:
         entries |= others.entries()
     _refuse_absent(contents.pieces, entries)
-    entries[STATE] = _put(state, directory / STATE, disk=disk)
-    _put(to_bytes(Manifest(contents.step, entries, contents.log)), directory / MANIFEST, disk=disk)
+    entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
+    manifest = to_bytes(Manifest(contents.step, entries, contents.log))
+    _put([memoryview(manifest)], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
 
 
@@ -116,7 +116,7 @@ def write_tensors(contents: Contents, *, directory: Path, disk: Files = DISK) ->
         held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
         spread = pieces is not None and name in pieces.shapes
         file = f"{piece_file(name, pieces.place, pieces.count) if pieces and spread else name}.safetensors"
-        entries[file] = _put(_tensor_bytes(file, held), directory / file, disk=disk)
+        entries[file] = _put(_file_of(file, held), directory / file, disk=disk)
     return entries
 
 
@@ -142,23 +142,41 @@ def _refuse_absent(pieces: Pieces | None, entries: Entries) -> None:
                 raise CheckpointError(f"nobody has written {file}")
 
 
-def _put(data: bytes, path: Path, *, disk: Files) -> tuple[int, str]:
+def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, str]:
+    """Write a file and flush it; its length and its hash, which is computed meanwhile."""
+    digest = sha256()
+
+    def hash_all() -> None:
+        for stretch in data:
+            digest.update(stretch)
+
     handle = disk.create(path)
     try:
-        view = memoryview(data)
-        for start in range(0, len(view), CHUNK_BYTES):
-            disk.append(handle, view[start : start + CHUNK_BYTES])
+        hashed = _begun(hash_all)
+        for stretch in data:
+            disk.append(handle, stretch)
         # On the handle that wrote: one opened later is not surely told of an error while writing back.
         disk.flush(handle)
+        hashed()
     except BaseException:
         with suppress(OSError):
             disk.close(handle)
         raise
     disk.close(handle)
-    return len(data), sha256(data).hexdigest()
+    return sum(map(len, data)), digest.hexdigest()
 
 
-def _tensor_bytes(file: str, tensors: Mapping[str, Tensor]) -> bytes:
+def _begun(work: Callable[[], None]) -> Callable[[], None]:
+    """Begin to work beside this thread; what waits for the end of it."""
+    thread = Thread(target=work, name="surefoot-hash")
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads allowed, or the interpreter is about to end
+        return work
+    return thread.join
+
+
+def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
         raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
@@ -166,8 +184,8 @@ def _tensor_bytes(file: str, tensors: Mapping[str, Tensor]) -> bytes:
         if tensor.dtype not in TYPES:
             raise CheckpointError(f"cannot save {file}: {name} is {tensor.dtype}, which safetensors has no name for")
     try:
-        return safetensors.torch.save(dict(tensors))
-    except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as problem:
+        return file_of(tensors)
+    except (RuntimeError, ValueError, TypeError) as problem:
         raise CheckpointError(f"cannot save {file}: {_said(problem)}") from problem
 
 

@@ -2,7 +2,7 @@
 
 It is eight bytes with the length of its header, the header as JSON (of each tensor type, shape and the bytes it takes), and
 the numbers, row after row, so that rows lie in one stretch: https://huggingface.co/docs/safetensors#format. A file that is
-read or written whole is the library's business.
+read whole is the library's business; to write one it would first copy it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from surefoot.checkpoint.disk import DISK, Files
 from surefoot.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20
+_SMALL_BYTES = 1 << 20  # of a tensor that is not worth a write of its own
 _HEADER_BYTES = 100 << 20  # the library's own limit
 _TYPES = {
     "BOOL": torch.bool,
@@ -156,9 +157,47 @@ def _entry(name: str, held: Any, *, begin: int, size: int) -> Entry:
     raise ValueError(f"not safetensors: its header says of {name} what cannot be")
 
 
+def file_of(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """A file that holds these tensors, stretch after stretch: small ones put together, large ones where they lie in memory.
+
+    They must not change until it is written. Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the
+    host, or shares memory with another, which would be two when it is read.
+    """
+    in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    for name in in_order:
+        if tensors[name].layout != torch.strided or not tensors[name].is_contiguous():
+            raise ValueError(f"{name} does not lie in one stretch: use tensor.contiguous()")
+    _refuse_shared(tensors)
+    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, {})
+    return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
+
+
+def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
+    end, before = 0, ""
+    for name in sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr()):
+        if tensors[name].data_ptr() < end:
+            raise ValueError(f"{before} and {name} share memory: use tensor.clone()")
+        end, before = tensors[name].data_ptr() + tensors[name].nbytes, name
+
+
+def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    gathered = bytearray()
+    for piece in pieces:
+        if len(piece) < _SMALL_BYTES:
+            gathered += piece
+        if gathered and (len(piece) >= _SMALL_BYTES or len(gathered) >= CHUNK_BYTES):
+            yield memoryview(gathered)
+            gathered = bytearray()
+        if len(piece) >= _SMALL_BYTES:
+            for start in range(0, len(piece), CHUNK_BYTES):
+                yield piece[start : start + CHUNK_BYTES]
+    if gathered:
+        yield memoryview(gathered)
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a tensor that lies in one stretch on the host."""
-    numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    numbers: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
