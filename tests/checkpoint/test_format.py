@@ -115,6 +115,16 @@ def test_tensors_that_cannot_be_written_as_they_are_are_refused(
     assert verify(tmp_path / "c") == ["manifest.json: missing"]
 
 
+def test_where_hashing_fails_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory() -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("surefoot.checkpoint.format.sha256", no_memory)
+    with pytest.raises(MemoryError):
+        write(small(), directory=tmp_path / "c")
+    assert verify(tmp_path / "c") == ["manifest.json: missing"]
+
+
 @pytest.mark.parametrize("name", ["", "../model", "a/b", ".hidden", "é"])
 def test_a_file_name_that_could_lead_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="use letters"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -144,36 +145,49 @@ def _refuse_absent(pieces: Pieces | None, entries: Entries) -> None:
 
 def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, str]:
     """Write a file and flush it; its length and its hash, which is computed meanwhile."""
-    digest = sha256()
 
-    def hash_all() -> None:
+    def hash_of_all() -> str:
+        digest = sha256()
         for stretch in data:
             digest.update(stretch)
+        return digest.hexdigest()
 
     handle = disk.create(path)
     try:
-        hashed = _begun(hash_all)
+        hashed = _begun(hash_of_all)
         for stretch in data:
             disk.append(handle, stretch)
         # On the handle that wrote: one opened later is not surely told of an error while writing back.
         disk.flush(handle)
-        hashed()
+        digest = hashed()
     except BaseException:
         with suppress(OSError):
             disk.close(handle)
         raise
     disk.close(handle)
-    return sum(map(len, data)), digest.hexdigest()
+    return sum(map(len, data)), digest
 
 
-def _begun(work: Callable[[], None]) -> Callable[[], None]:
-    """Begin to work beside this thread; what waits for the end of it."""
-    thread = Thread(target=work, name="surefoot-hash")
+def _begun(work: Callable[[], str]) -> Callable[[], str]:
+    """Begin to work beside this thread; what waits for the end of it, and returns or raises as the work does."""
+    found: Future[str] = Future()
+
+    def tell() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as problem:
+            found.set_exception(problem)
+
+    def ended() -> str:
+        thread.join()
+        return found.result()
+
+    thread = Thread(target=tell, name="surefoot-hash")
     try:
         thread.start()
     except RuntimeError:  # no more threads allowed, or the interpreter is about to end
         return work
-    return thread.join
+    return ended
 
 
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
