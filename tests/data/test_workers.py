@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from surefoot.data import reading
 from surefoot.data.feed import Feed, in_order
 from surefoot.data.plan import Order
 from surefoot.errors import DataError
@@ -139,6 +140,15 @@ def test_a_worker_that_dies_is_an_error_with_a_cure():
 
     with pytest.raises(DataError, match=r"a loader worker ended unexpectedly[\s\S]*memory"):
         fed(Fatal(), 0, 1, workers=1)
+
+
+def test_a_worker_that_dies_while_others_are_started_is_the_same_error(monkeypatch):
+    def signalled():  # torch's handler of SIGCHLD raises wherever the main thread is
+        raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly with exit code 9.")
+
+    monkeypatch.setattr(reading.atexit, "register", lambda close: signalled())
+    with pytest.raises(DataError, match=r"a loader worker ended unexpectedly[\s\S]*memory"):
+        fed(Numbers(), 0, 1, workers=1)
 
 
 def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():

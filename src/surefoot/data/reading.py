@@ -102,28 +102,21 @@ class Workers:
         self, reading: Reading, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
     ) -> None:
         were = set(multiprocessing.active_children())
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _deaths_told():
             # how many workers are too many is for whoever sets them to say
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             with _signals_held_back(), _nothing_collected() as start:
                 self.batches: Any = iter(
                     _loader(reading, start, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin)
                 )
-        self.processes = set(multiprocessing.active_children()) - were
-        # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
-        atexit.register(self.close)
+            self.processes = set(multiprocessing.active_children()) - were
+            # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
+            atexit.register(self.close)
 
     def next(self) -> Any:
         """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
-        try:
+        with _deaths_told():
             batch = next(self.batches)
-        except RuntimeError as problem:
-            if "DataLoader worker" not in str(problem):
-                raise
-            raise DataError(
-                f"a loader worker ended unexpectedly: {first_line(problem)}\n"
-                "  most often memory ran out (also that of /dev/shm): try fewer --workers, or --workers 0 to see the error itself"
-            ) from problem
         if isinstance(batch, SurefootError):
             raise batch
         return batch
@@ -213,6 +206,20 @@ class _Start:
         while os.getppid() == self.parent:
             time.sleep(_PARENT_WATCH_S)
         os._exit(1)
+
+
+@contextmanager
+def _deaths_told() -> Iterator[None]:
+    """A worker's death, of which torch tells by a signal's handler, as the error it is."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "DataLoader worker" not in str(problem):
+            raise
+        raise DataError(
+            f"a loader worker ended unexpectedly: {first_line(problem)}\n"
+            "  most often memory ran out (also that of /dev/shm): try fewer --workers, or --workers 0 to see the error itself"
+        ) from problem
 
 
 @contextmanager
