@@ -16,6 +16,7 @@ from surefoot.checkpoint.reading import check, files_of, opened, read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
+from surefoot.config.paths import local_path
 from surefoot.data.tokenizers import tokenizer_from_json
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
@@ -58,8 +59,8 @@ def export(
     several. Tokenizers of the run are copied along. Every byte that is used is checked first; raises `CheckpointError` for
     what cannot be read or written, `ConfigError` for what cannot be asked for.
     """
-    run = Path(run)
-    out = run / "export" if out is None else Path(out)
+    run = local_path(run, setting="run")
+    out = run / "export" if out is None else local_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     found, file, damaged = _found(Store(run / "checkpoints"), str(checkpoint), weights, model)
     held = {name: tensor for name, tensor in found.files[file].items() if isinstance(tensor, Stored)}

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, DataError
 from surefoot.panel_checks import check, check_number, check_png, check_texts, is_count
 
@@ -204,7 +205,7 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
 
 def read_panels(run: Path | str) -> Panels | None:
     """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
-    place = Path(run) / FILE
+    place = local_path(run, setting="run") / FILE
     try:
         with place.open("rb") as file:
             text = file.read(MOST_BYTES + 1)

@@ -23,6 +23,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checks import check_settings, json_settings
 from surefoot.compiling import compiled, compiling
 from surefoot.config import clipping
+from surefoot.config.paths import local_path
 from surefoot.config.strategy import Kind, Strategy, strategy_for
 from surefoot.data.samples import check_samples, check_split, fingerprint
 from surefoot.directory import RunDirectory, checked_files
@@ -184,7 +185,7 @@ class Run:
         )
         refuse_unequal(world, as_given(locals()) | {"device": world.device.type})  # so far, these are the arguments
         place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.ranks)
-        began = None if out is None else began_with(Path(out), batch_size, world=world)
+        began = None if out is None else began_with(local_path(out, setting="out"), batch_size, world=world)
         sizes = ordering.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
         plan = ordering.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
         ordering.refuse_compiled(plan, compiled=compile is True)
@@ -303,7 +304,7 @@ class Run:
                 "ema": ema,
                 "max_bad_steps": max_bad_steps,
                 **({"sync_batch_norm": True} if sync_batch_norm else {}),
-                "init": None if init is None else str(Path(init).resolve()),
+                "init": None if init is None else str(local_path(init, setting="init").resolve()),
                 "early_stopping": None if early_stopping is None else vars(early_stopping),
                 "plateau": None
                 if lowering is None

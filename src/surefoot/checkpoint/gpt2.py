@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surefoot.checkpoint.weight_files import read_weights
+from surefoot.config.paths import local_path
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import (
@@ -33,7 +34,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     Its logits are those of transformers' GPT2LMHeadModel. The number of heads stands in the config.json beside the file, or
     is given; without either there is one for 64 channels, as in all published sizes. Raises `CheckpointError` for anything else.
     """
-    path = Path(path)
+    path = local_path(path, setting="path")
     file = path / _FILE if path.is_dir() else path
     try:
         tensors = read_weights(path) if path.is_dir() else load_file(file)
@@ -67,7 +68,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     The directory is made; a model that is there already is replaced. Raises `CheckpointError` for another family, or a head
     that is not the embedding, which a GPT-2 has no room for, and for an `end` outside the vocabulary.
     """
-    shape, directory = model.shape, Path(directory)
+    shape, directory = model.shape, local_path(directory, setting="directory")
     if end is not None and not 0 <= end < shape.vocabulary:
         raise CheckpointError(f"end = {end} is no token of this model, whose vocabulary has {shape.vocabulary}")
     if shape.family != "gpt2" or not shape.tied:

@@ -20,6 +20,7 @@ from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reading import read, read_manifest
+from surefoot.config.paths import local_path
 from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
@@ -53,7 +54,12 @@ class Store:
         disk: Files = DISK,
     ) -> None:
         check_keep(keep)
-        self.directory, self.keep, self.keep_every, self.disk = Path(directory), keep, keep_every, disk
+        self.directory, self.keep, self.keep_every, self.disk = (
+            local_path(directory, setting="directory"),
+            keep,
+            keep_every,
+            disk,
+        )
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:

@@ -15,6 +15,7 @@ from surefoot.cli.options import file_text, option
 from surefoot.cli.programs import Program
 from surefoot.config import Settings, flatten, values, values_of_run
 from surefoot.config import program as program_of
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def from_file(program: Program, arguments: Sequence[str]) -> tuple[list[str], di
     rest, file = option(arguments, "--config")
     if program.config is None:
         refuse_settings(program, arguments)
-    return rest, values(file_text(Path(file)), where=file) if file else {}
+    return rest, values(file_text(local_path(file, setting="--config")), where=file) if file else {}
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:

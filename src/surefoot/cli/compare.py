@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import programs
 from surefoot.cli.help import VERBS
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def compare(arguments: list[str]) -> None:
             raise ConfigError("--sampler and --pruner are of a search\n  say how many trials: --search 20")
         program = programs.found(named[0])
         plan = planned_of(program, rest, asked, verb=f"surefoot compare {named[0]}")
-        _train(plan, Path(asked.out or _OUT), asked)
+        _train(plan, local_path(asked.out or _OUT, setting="--out"), asked)
 
 
 def _refuse(rest: Sequence[str], asked: Asked, known: set[str]) -> None:

@@ -17,6 +17,7 @@ from surefoot.cli.options import file_text, number, option, run_directory, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.trained import checkpoint_of
 from surefoot.config import Settings, flatten, values
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 
@@ -47,7 +48,7 @@ def find_lr(arguments: list[str]) -> None:
     from surefoot.tune.range_picture import draw
 
     if out is not None:
-        made(Path(out))  # before the test, which may take long
+        made(local_path(out, setting="--out"))  # before the test, which may take long
 
     stride, seen = max(1, count // _SHOWN), 0
 

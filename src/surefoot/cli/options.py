@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
 
@@ -70,6 +71,7 @@ def run_directory(arguments: list[str]) -> Path:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("which run? give its directory, its name under runs/, or latest")
     given = arguments[0]
+    local_path(given, setting="the run")
     if given == "latest":
         found = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if not found:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from surefoot.cli.finders import meant
 from surefoot.cli.options import number, option, whole
+from surefoot.config.paths import local_path
 
 _OWN = ["out", "steps", "tries", "peak", "shapes", "limit"]
 
@@ -40,7 +40,7 @@ def profile(arguments: list[str]) -> None:
         found = profiled(
             run,
             what=rest[0],
-            out=Path(out or "runs/profile"),
+            out=local_path(out or "runs/profile", setting="--out"),
             steps=count,
             tries=names,
             peak=top,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli.options import option, run_directory, whole
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, SurefootError
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ def report(arguments: list[str]) -> None:
         return
     if port is not None:
         raise ConfigError("--port is for --watch")
-    _write(runs, None if out is None else Path(out), png="--png" in flags, panels="--no-panels" not in flags)
+    _write(
+        runs,
+        None if out is None else local_path(out, setting="--out"),
+        png="--png" in flags,
+        panels="--no-panels" not in flags,
+    )
 
 
 def _write(runs: Sequence[Path], out: Path | None, *, png: bool, panels: bool) -> None:

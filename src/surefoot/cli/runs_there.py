@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def compare_runs(names: Sequence[str], asked: Asked) -> None:
         settings = {name: run.settings.get(name) for name in unlike}
         batches = _scored_again(path, run) if asked.paired else _scored_then(path, run)
         found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
-    out = RunDirectory(Path(asked.out or _OUT))
+    out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
     out.open()
     overwritten = (out.path / "comparison.json").exists()
     try:

@@ -23,6 +23,7 @@ from surefoot.cli.flags import configured
 from surefoot.cli.help import VERBS
 from surefoot.cli.options import number, option, options, whole
 from surefoot.config import flatten
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
 
 _SAVING_S = 120  # between the signal and the end of a job's time
@@ -87,7 +88,13 @@ def submit(arguments: list[str]) -> None:
             "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(further)},
         }
     requeues = whole("--requeues", given["requeues"] or "10", least=0)
-    job = _submitted(Training(("train", *rest)), asked, Path(given["logs"] or "slurm"), requeues=requeues, local=local)
+    job = _submitted(
+        Training(("train", *rest)),
+        asked,
+        local_path(given["logs"] or "slurm", setting="--logs"),
+        requeues=requeues,
+        local=local,
+    )
     size = "1 process" if tasks == 1 else f"{asked['nodes']} x {asked['tasks_per_node']} processes"
     hours = f"{given['hours']} hour{'s' * (given['hours'] != '1')}"
     print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {requeues} times")

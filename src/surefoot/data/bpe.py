@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.data.tokenizers import described, encodable, listed
 from surefoot.data.words import splits_into_words, tokens_by_word
 from surefoot.errors import DataError
@@ -60,7 +61,7 @@ class BpeTokenizer:
         """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
         from tokenizers import models
 
-        path = Path(path)
+        path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
                 try:

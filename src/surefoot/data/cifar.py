@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 
 SIDE = 32
@@ -33,7 +34,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     >>> images.shape, labels.tolist()
     ((1, 32, 32, 3), [3])
     """
-    path = Path(path)
+    path = local_path(path, setting="path")
     try:
         content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     except OSError as problem:

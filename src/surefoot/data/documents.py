@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.paths import local_path
 from surefoot.data.text import SUFFIXES
 from surefoot.data.utf8 import decoded
 from surefoot.errors import ConfigError, DataError
@@ -57,7 +58,7 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
     empty.
     """
     found = []
-    for given in map(Path, inputs):
+    for given in [local_path(path, setting="inputs") for path in inputs]:
         if given.is_dir():
             found += [_noted(file, file.relative_to(given).as_posix()) for file in _below(given, out=out)]
         elif given.name.endswith(f"{_PARQUET}.gz"):

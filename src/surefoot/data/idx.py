@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 
 _BYTES = 0x08  # the type of the numbers; others are not written for images
@@ -31,7 +32,7 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
     ...     read_idx(file.name, dimensions=1).tolist()
     [7, 8, 9]
     """
-    path = Path(path)
+    path = local_path(path, setting="path")
     try:
         with _opened(path) as file:
             return _read(file, path, dimensions)

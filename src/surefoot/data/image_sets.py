@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.data import image_arrays
 from surefoot.data.augmentation import Augmentation
 from surefoot.data.image_arrays import Arrays
@@ -97,7 +98,7 @@ def load_images(
         raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
         raise ConfigError(f"data.classes names one twice: {', '.join(classes)}")
-    made_up, folder = str(path) == SYNTHETIC, Path(path or "")
+    made_up, folder = str(path) == SYNTHETIC, local_path(path or "", setting="path")
     if path is not None and not made_up:
         _refuse_place(folder)
     arrays = _synthetic(size, channels, classes) if made_up else _arrays(None if path is None else folder, classes)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from surefoot.config.paths import local_path
 from surefoot.data.choices import Question
 from surefoot.data.plan import permutation
 from surefoot.data.tokenizers import Tokenizer
@@ -67,7 +68,7 @@ def load_questions(
 
     Raises `DataError`, naming file and line, for what is none of these; the whole file is checked, whatever is chosen.
     """
-    path = Path(path)
+    path = local_path(path, setting="path")
     if number is not None and number < 1:
         raise DataError(f"{number} questions of {path}: at least 1 is needed")
     records = _records(path)

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, get_args
 
+from surefoot.config.paths import local_path
 from surefoot.data.utf8 import decoded
 from surefoot.errors import ConfigError, DataError
 
@@ -85,7 +86,7 @@ def load_pairs(
         raise ConfigError(f"empty = {empty!r}: stop, or skip")
     if source == target:
         raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
-    path = Path(path)
+    path = local_path(path, setting="path")
     if not path.is_dir():
         return _divided(_file(path, source, target, empty), held_out_fraction, test=None)
     parts = {

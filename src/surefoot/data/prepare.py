@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from surefoot.config.paths import local_path
 from surefoot.data.documents import DocumentFile, document_files, kinds
 from surefoot.data.encoding import RefusedTextError, encoded_batches, refuse_script_read_again
 from surefoot.data.shards import INDEX, Shard, Tokens, TokenShards, is_damaged, write_durably, write_index, write_shard
@@ -65,7 +66,7 @@ def prepare_shards(
     Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
     that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.
     """
-    directory = Path(directory)
+    directory = local_path(directory, setting="directory")
     processes = processes if processes is not None else os.cpu_count() or 1
     if processes < 1 or shard_tokens < 1:
         raise ConfigError(f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1")

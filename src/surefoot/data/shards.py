@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 
 Tokens = NDArray[Any]
@@ -51,7 +52,7 @@ class TokenShards:
 
         Sizes are compared, contents are not: `damaged()` and `refuse_damaged()` read them.
         """
-        directory = Path(directory)
+        directory = local_path(directory, setting="directory")
         vocabulary, dtype, shards = _index(directory)
         arrays = [_mapped(directory / shard.name, shard, dtype) for shard in shards]
         return cls(directory, vocabulary, shards, arrays)
@@ -122,7 +123,7 @@ def write_shards(
     `vocabulary` is the number of different tokens; up to 65,536 they take two bytes each, otherwise four. Raises `DataError`
     for a token outside the vocabulary, for no tokens, and for a directory that holds shards already.
     """
-    directory = Path(directory)
+    directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():
         raise DataError(f"{directory} holds token shards already: choose another directory, or delete this one first")
     if vocabulary < 1 or shard_tokens < 1:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.data.tokenizers import encodable, listed
 from surefoot.errors import DataError
 
@@ -95,7 +96,7 @@ class SubwordTokenizer:
     def load(cls, path: Path | str) -> Self:
         """From a file that holds what `to_json` gave."""
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(local_path(path, setting="path").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
 

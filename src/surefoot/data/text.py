@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from surefoot.config.paths import local_path
 from surefoot.data.tokenizers import Tokenizer
 from surefoot.data.utf8 import decoded
 from surefoot.errors import DataError
@@ -34,7 +35,7 @@ def load_documents(path: Path | str) -> dict[str, str]:
     Files are read as UTF-8; of several, one that does not end in a line end gets one; nothing else is changed, and empty
     ones are left out. Raises `DataError` for what is missing, empty, or not UTF-8 (naming file and byte).
     """
-    path = Path(path)
+    path = local_path(path, setting="path")
     if path.is_dir():
         files = sorted(
             (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()),

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 
 
@@ -172,8 +173,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     """
     from surefoot.data.bpe import BpeTokenizer
 
-    inside = Path(path) / "tokenizer.json"
-    file = inside if inside.is_file() else Path(path)
+    path = local_path(path, setting="path")
+    inside = path / "tokenizer.json"
+    file = inside if inside.is_file() else path
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
         found = json.loads(text)

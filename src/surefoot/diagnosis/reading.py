@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import program, values_of_run
+from surefoot.config.paths import local_path
 from surefoot.diagnosis.architecture import kinds_of_models
 from surefoot.diagnosis.collected import Collected
 from surefoot.diagnosis.described import Described, Standing
@@ -26,7 +27,7 @@ _TIMES = 5  # as many records as a run that trains keeps in memory: of training 
 
 def history_in(path: Path | str) -> History:
     """The history of the run in a directory; `ConfigError` where there is no run."""
-    run = Path(path)
+    run = local_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"

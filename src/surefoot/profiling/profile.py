@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from surefoot.config.paths import local_path
 from surefoot.drawing import made
 from surefoot.errors import ConfigError
 from surefoot.memory import tensor_bytes
@@ -122,7 +123,7 @@ def profile(
     """
     if steps < _LEAST_STEPS:
         raise ConfigError(f"steps = {steps}: {_LEAST_STEPS} or more, to see the middle half of them")
-    place = None if out is None else Path(out)
+    place = None if out is None else local_path(out, setting="out")
     if place is not None and (place / "checkpoints").is_dir():
         raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
     until = perf_counter() + limit_s

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
+from surefoot.config.paths import local_path
 from surefoot.recipes.corpus import TOKENIZER, beside
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def bilingual(
         parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction, empty=empty)
     size = promised_vocabulary(vocabulary)
     chosen = f"{tokenizer}, {size} tokens" + ("" if shared else " for each side")
-    place = saved if saved is not None or init is None else beside(Path(init))
+    place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
     if place is not None:
         if saved is None and vocabulary is not None:
             raise sf.ConfigError(

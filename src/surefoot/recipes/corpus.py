@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.paths import local_path
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
@@ -74,7 +75,7 @@ def corpus(
     """
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(Path(init), vocabulary=vocabulary)
+        made = _of_weights(local_path(init, setting="init"), vocabulary=vocabulary)
     if path is not None and (Path(path) / "tokens.json").is_file():
         return _of_shards(
             Path(path), tokenizer=tokenizer, vocabulary=vocabulary, made=made, held_out_fraction=held_out_fraction

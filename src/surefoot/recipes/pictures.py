@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.paths import local_path
 
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: one that was held out
@@ -119,7 +120,7 @@ def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iter
         raise sf.ConfigError(f"top = {asked.top}: how many classes to tell, 1 or more")
     fitted: dict[str, Any] = {"size": data.size, "channels": data.channels, "crop": data.crop}
     moments: dict[str, Any] = {"mean": tuple(data.mean), "std": tuple(data.std)}
-    pictures = [sf.picture_as_input(Path(path), **fitted, **moments) for path in inputs]
+    pictures = [sf.picture_as_input(local_path(path, setting="picture"), **fitted, **moments) for path in inputs]
     device = next(model.parameters()).device
     for path, picture_1CHW in zip(inputs, pictures, strict=True):
         with torch.no_grad():

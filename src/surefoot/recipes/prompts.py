@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.paths import local_path
 from surefoot.data.utf8 import decoded
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
@@ -48,7 +49,7 @@ def continuations(
     """
     if list(inputs) == ["-"]:
         inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
-    prompts = [*inputs, *([] if asked.file is None else _lines(Path(asked.file)))] or [otherwise]
+    prompts = [*inputs, *([] if asked.file is None else _lines(local_path(asked.file, setting="file")))] or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     empty = [place for place, tokens in enumerate(encoded) if not tokens]
     if empty:

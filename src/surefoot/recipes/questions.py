@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.paths import local_path
 
 _LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
 _MOST_AT_ONCE = 16  # questions
@@ -33,7 +34,7 @@ def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "mu
             raise sf.ConfigError(
                 f"{setting}: two splits called {name!r}: one would hide the other; write another NAME=FILE"
             )
-        found[name] = Path(file)
+        found[name] = local_path(file, setting=setting)
     return found
 
 

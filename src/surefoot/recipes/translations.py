@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.paths import local_path
 
 _SHOWN = 30  # sentences are translated for a report
 _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
@@ -138,7 +139,7 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
         for line in text.removesuffix("\n").split("\n")
     ]
     if file is not None:
-        found += _lines(_bytes(Path(file)), file)
+        found += _lines(_bytes(local_path(file, setting="file")), file)
     if piped or (not inputs and file is None):
         if sys.stdin is None or (sys.stdin.isatty() and not piped):
             raise sf.ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from surefoot.config.paths import local_path
 from surefoot.diagnosis import Finding, collecting, described_in, findings
 from surefoot.errors import ConfigError, DataError
 from surefoot.panels import Panels, read_panels
@@ -36,8 +37,8 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
     """
     if not paths:
         raise ConfigError("report on which run? give the directory of one, or of several")
-    places = [Path(path) for path in paths]
-    target = target_of(places, None if out is None else Path(out))
+    places = [local_path(path, setting="paths") for path in paths]
+    target = target_of(places, None if out is None else local_path(out, setting="out"))
     write(page_of(places), target)
     return target
 

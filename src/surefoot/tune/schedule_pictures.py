@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.paths import local_path
 from surefoot.drawing import COLOURS, DASHES, drawing, write
 from surefoot.durations import Length, planned
 from surefoot.errors import ConfigError
@@ -54,7 +55,7 @@ def schedule_picture(
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
     """Write the picture of traces that are there already; as `schedule_picture`."""
-    place = Path(out)
+    place = local_path(out, setting="out")
     if place.suffix in (".png", ".svg"):
         place = place.with_suffix("")
     with drawing():
