@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -709,3 +710,52 @@ def test_what_an_earlier_version_described_at_another_place_goes_on(tmp_path: Pa
     run = small_runs.build(tmp_path / "run", length="4 steps", settings={"model": {"name": "net"}})
     run.train()
     assert run.state.step == 4
+
+
+def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
+    """Its model, its steps and its evaluation would draw from the generators of the run that is open."""
+    refused: list[str] = []
+
+    def in_thread(call: Callable[[], Any]) -> None:
+        def catch() -> None:
+            with pytest.raises(sf.ConfigError) as caught:
+                call()
+            refused.append(str(caught.value))
+
+        thread = threading.Thread(target=catch)
+        thread.start()
+        thread.join()
+
+    other = small_runs.build(tmp_path / "other")
+    with small_runs.build(tmp_path / "one") as run:
+        for step in run:
+            in_thread(other.train)
+            in_thread(lambda: small_runs.build(tmp_path / "third"))
+            in_thread(lambda: other.scores("held-out"))
+            if step.index == 1:
+                break
+    assert len(refused) == 6
+    assert all("open or being built in another thread" in message for message in refused)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_thread_are_taken(tmp_path):
+    alone = small_runs.build(tmp_path / "alone")
+    alone.train()
+    trained: list[sf.Run] = []
+
+    def train() -> None:
+        trained.append(small_runs.build(tmp_path / "thread"))
+        trained[0].train()
+
+    with small_runs.build(tmp_path / "outer") as outer:
+        inner = small_runs.build(tmp_path / "inner")
+        for step in outer:
+            if step.index == 0:
+                inner.train()
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    for run in [outer, inner, *trained]:
+        for ours, reference in zip(run.state.parameters, alone.state.parameters, strict=True):
+            assert torch.equal(ours, reference)

@@ -6,7 +6,10 @@ rank, a worker or a process, so neither their number nor what ran before can cha
 
 from __future__ import annotations
 
+import os
 import random
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,7 +18,11 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
+from surefoot.errors import ConfigError
+
 _MASK = (1 << 64) - 1
+_HOLDERS: Counter[tuple[int, int]] = Counter()  # (process, thread) that draw from the generators now
+_HOLDERS_LOCK = threading.Lock()
 
 
 def stream_key(seed: int, stream: str) -> int:
@@ -106,8 +113,41 @@ class Undrawn:
 
 
 @contextmanager
+def generators_held() -> Iterator[None]:
+    """Keep the global generators for this thread; raise `ConfigError` if another thread of this process holds them.
+
+    They belong to the process: two runs in two threads would draw each other's numbers, and neither could be resumed.
+    """
+    holder = (os.getpid(), threading.get_ident())  # a forked worker inherits the table, and holds generators of its own
+    with _HOLDERS_LOCK:
+        if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):
+            raise ConfigError(
+                "a run is open or being built in another thread of this process\n"
+                "  both would draw from the same random generators, so neither run could be repeated\n"
+                "  run them one after the other, or each in a process of its own"
+            )
+        _HOLDERS[holder] += 1
+    try:
+        yield
+    finally:
+        with _HOLDERS_LOCK:
+            _HOLDERS[holder] -= 1
+            if not _HOLDERS[holder]:
+                del _HOLDERS[holder]
+
+
+@contextmanager
 def untouched() -> Iterator[None]:
-    """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after."""
+    """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after.
+
+    Raises `ConfigError` if another thread holds them (`generators_held`).
+    """
+    with generators_held(), _restored_generators():
+        yield
+
+
+@contextmanager
+def _restored_generators() -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     mps = torch.mps.get_rng_state() if _mps() else None

@@ -23,6 +23,7 @@ from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.remarks import Remarks, remarks_of
 from surefoot.reporting.writing import report_at_end
+from surefoot.seeding import generators_held
 from surefoot.signals import Signals, to_terminal
 from surefoot.sinks.tracking.names import refuse_missing
 from surefoot.wishes import Wishes
@@ -50,6 +51,7 @@ class Sitting:
 
     def open(self) -> None:
         """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
+        self.settings.enter_context(generators_held())  # before anything that would have to be put back
         self.signals.install()
         self.heart.opened(
             logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
