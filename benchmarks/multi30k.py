@@ -156,7 +156,7 @@ def surefoot(preset: str, asked: argparse.Namespace, *, steps: int) -> tuple[flo
                 if run.state.step == steps:
                     break
     spent_s = run.parts.whole.clock.state()["total_s"]
-    return opening_s + float(spent_s["training"]) + float(spent_s["waiting"]), run
+    return opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting")), run
 
 
 def steps_in(preset: str, asked: argparse.Namespace, *, seconds: float) -> int:

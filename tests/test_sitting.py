@@ -667,7 +667,7 @@ def test_time_spent_on_logging_before_an_evaluation_is_training(
     from surefoot.meter import Meter
 
     real = Meter.read
-    monkeypatch.setattr(Meter, "read", lambda meter: (time.sleep(0.2), real(meter))[1])
+    monkeypatch.setattr(Meter, "read", lambda meter, **more: (time.sleep(0.2), real(meter, **more))[1])
     small_runs.build(tmp_path / "run", length="5 steps", log_every="5 steps").train()
     (record,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
     assert record["training_s"] > 0.2 > record["evaluating_s"]

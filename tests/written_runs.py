@@ -42,7 +42,7 @@ def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any
         rate = 1e-3 * (1 - step / steps)
         times = {"training_s": 0.8, "waiting_s": 0.1, "evaluating_s": 0.05, "saving_s": 0.03, "user_s": 0.02}
         more = {"norm": 0.5, "norm_max": 0.9, "clipped": 0.25, "learning_rate": rate, "targets": 640.0}
-        found.append(train(step, loss, targets_per_s=711.0, memory_bytes=3 * 2**30, **more, **times, **values))
+        found.append(train(step, loss, targets_per_s=711.0, host_memory_bytes=3 * 2**30, **more, **times, **values))
         if step % (5 * every) == 0:
             found.append(scores(step, loss=loss + 0.1, accuracy=1 - loss / 3))
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 _LINE = (
     '{{"kind": "train", "step": {step}, "loss": {loss!r}, "targets": {targets}, "norm": {norm!r}, "norm_max": {most!r},'
     ' "clipped": 0.25, "skipped": 0, "loss_max": {most!r}, "loss_max_step": {step}, "targets_per_s": {speed!r},'
-    ' "learning_rate": {rate!r}, "left_s": {left!r}, "memory_bytes": 373719040, "training_s": {training!r},'
+    ' "learning_rate": {rate!r}, "left_s": {left!r}, "host_memory_bytes": 373719040, "training_s": {training!r},'
     ' "waiting_s": 0.007075670000631362, "evaluating_s": 0.0, "saving_s": 0.0, "user_s": 0.0}}\n'
 )
 

@@ -6,7 +6,6 @@ The loop asks (`surefoot.loop.Duties`); only here may a run wait for the device.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ class BetweenSteps:
         self.skipped = 0  # steps, as far as the records tell
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
-        self.looped_at = time.monotonic()
+        self.looped_at = self.whole.clock.now()
 
     def opened(self, parts: Parts) -> None:
         """Begin where the run stands now; `parts` are those with which it goes on."""
@@ -47,8 +46,11 @@ class BetweenSteps:
             self.layers = self._layers()
 
     def started(self) -> None:
-        """The loop runs from here on: by that the time that is left is told."""
-        self.looped_at = time.monotonic()
+        """The loop runs from here on."""
+        self.looped_at = self.whole.clock.now()
+        self.whole.clock.first_steps.append(self.state.step)
+        if self.parts.console is not None:
+            self.parts.console.started(self.whole.clock.all_s())
 
     # --- asked by the loop ---------------------------------------------------------------------------------------
 
@@ -81,16 +83,21 @@ class BetweenSteps:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
         self.logged_step = self.state.step
         self.whole.meter.collect(self.parts.world)
-        window = self.whole.meter.read()
+        window = self.whole.meter.read(first_steps=self.whole.clock.first_steps)
         times = self.whole.clock.window()
         values: dict[str, Any] = dict(window.values)
         trained_s = times["training_s"] + times["waiting_s"]
-        if "targets" in values and trained_s > 0:
-            values["targets_per_s"] = values["targets"] / trained_s
+        counted = values.get("targets", 0.0) - values.get(
+            "starting_targets", 0.0
+        )  # as those seconds, without first steps
+        if counted > 0 and trained_s > 0:
+            values["targets_per_s"] = counted / trained_s
         first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
         values["learning_rate"] = first["lr"]
-        step_s = (time.monotonic() - self.looped_at) / max(self.state.step - self.first_step, 1)
-        values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
+        later_steps = self.state.step - self.first_step - 1  # since `looped_at`
+        if later_steps > 0:
+            step_s = (self.whole.clock.now() - self.looped_at) / later_steps
+            values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.skipped += len(window.skipped)
@@ -113,6 +120,10 @@ class BetweenSteps:
     def made(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
         self.whole.meter.add(step)
+        if step.index == self.first_step:
+            self.looped_at = (
+                self.whole.clock.now()
+            )  # what comes once is over: by later steps the time that is left is told
         if isinstance(step.watch, Watched):
             seen = self.layers.read(step.watch, count=step.count)
             if seen is not None:

@@ -1,12 +1,18 @@
-"""Where the time of a run goes: training, waiting for data, evaluating, saving, and the user's own code."""
+"""Where the time of a run goes: each session's first step, training, waiting for data, evaluating, saving, the user's own code.
+
+This is the one definition of a run's time: records, the console, the page and `diagnose` add up these seconds. What a session
+does before its first step, and after the record of its end, belongs to none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
-Phase = Literal["opening", "training", "waiting", "evaluating", "saving", "user"]
+Phase = Literal["opening", "starting", "training", "waiting", "evaluating", "saving", "user"]
+PHASES: tuple[Phase, ...] = ("starting", "training", "waiting", "evaluating", "saving", "user")
+"""What is recorded. "starting" is the first step of a session, its data too: kernels, buffers and workers are made in it once."""
 
 
 class Clock:
@@ -25,6 +31,7 @@ class Clock:
         self.since = now()
         self.window_s: dict[str, float] = {}
         self.total_s: dict[str, float] = {}
+        self.first_steps: list[int] = []  # indexes of the steps of this window with which sessions began: "starting"
 
     def start(self) -> None:
         """Begin to train: what was since the last phase belongs to none."""
@@ -39,24 +46,31 @@ class Clock:
     def window(self) -> dict[str, float]:
         """Seconds in each phase since the last call, as `training_s` and so on; starts a new window."""
         self.enter(self.phase)
-        seconds = {
-            f"{phase}_s": self.window_s.get(phase, 0.0)
-            for phase in ("training", "waiting", "evaluating", "saving", "user")
-        }
+        seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
         for phase, spent in self.window_s.items():
             self.total_s[phase] = self.total_s.get(phase, 0.0) + spent
-        self.window_s = {}
+        self.window_s, self.first_steps = {}, []
         return seconds
 
-    def state(self) -> dict[str, dict[str, str]]:
-        """What a checkpoint holds: seconds in each phase over all sittings, and those since the last record."""
+    def all_s(self) -> float:
+        """Seconds of all recorded phases, over all sessions up to now."""
+        self.enter(self.phase)
+        return sum(spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: seconds in each phase over all sessions, and those since the last record, with their first steps."""
         self.enter(self.phase)
         phases = {**self.total_s, **self.window_s}
         total_s = {phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0) for phase in phases}
-        return {"total_s": _written(total_s), "window_s": _written(self.window_s)}
+        return {
+            "total_s": _written(total_s),
+            "window_s": _written(self.window_s),
+            "first_steps": list(self.first_steps),
+        }
 
-    def load_state(self, state: dict[str, dict[str, str]]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Go on counting: the steps not yet recorded keep the time that they took."""
+        self.first_steps = list(state["first_steps"])
         self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}
         total_s = {phase: float(seconds) for phase, seconds in state["total_s"].items()}
         self.total_s = {phase: spent - self.window_s.get(phase, 0.0) for phase, spent in total_s.items()}

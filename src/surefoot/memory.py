@@ -64,18 +64,20 @@ def peak(device: torch.device) -> Iterator[Peak]:
 def used_bytes(device: torch.device) -> dict[str, int]:
     """What a record says of memory: what this process holds now and, on CUDA, the most that its tensors took since the last call.
 
-    `memory_bytes` is what is resident; where the system does not tell that, the most that ever was; absent
-    where it tells neither. Waits for nothing.
+    `host_memory_bytes` is what is resident now; if the system does not tell that, `host_memory_peak_bytes` is the most that ever
+    was. `device_memory_peak_bytes` is a peak too. Waits for nothing.
 
-    >>> used_bytes(torch.device("cpu"))["memory_bytes"] > 1e7
+    >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True
     """
-    held = _resident_bytes(Path("/proc/self/statm"))
-    found = {} if held is None else {"memory_bytes": held}
+    resident = _resident_bytes(Path("/proc/self/statm"))
+    peak_bytes = None if resident is not None else _most_resident_bytes()
+    memory = {} if resident is None else {"host_memory_bytes": resident}
+    memory |= {} if peak_bytes is None else {"host_memory_peak_bytes": peak_bytes}
     if device.type == "cuda":
-        found["device_memory_bytes"] = torch.cuda.max_memory_allocated(device)
+        memory["device_memory_peak_bytes"] = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-    return found
+    return memory
 
 
 def free_bytes(device: torch.device) -> int:
@@ -98,15 +100,18 @@ def free_bytes(device: torch.device) -> int:
 
 def _resident_bytes(statm: Path) -> int | None:
     try:
-        pages = int(statm.read_bytes().split()[1])
-    except (OSError, IndexError, ValueError):
-        try:
-            import resource
-        except ImportError:  # Windows has none
-            return None
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        return int(statm.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):  # only Linux has such a file
+        return None
+
+
+def _most_resident_bytes() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return None
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

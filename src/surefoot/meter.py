@@ -58,15 +58,15 @@ class Meter:
         self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
         self.logged.append((step.index, step.logged))
 
-    def read(self) -> Window:
+    def read(self, *, first_steps: Sequence[int] = ()) -> Window:
         """Wait for the device and average over the rows; starts a new window.
 
         `loss` is over everything counted in all steps: not finite where one of them was not. `loss_max` is the largest finite one
         of a single step, applied or not, and `loss_max_step` the first step that had it. Where updates were skipped, `skipped`
-        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out
-        (absent where none was applied). `norm` is the mean over steps,
-        `norm_max` the largest. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the applied steps
-        and the optimizers: the fraction of steps, or of values or units.
+        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out (absent where none was applied).
+        `norm` is the mean over steps, `norm_max` the largest. `starting_targets` are those among `targets` that `first_steps`
+        counted, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the
+        applied steps and the optimizers: the fraction of steps, or of values or units.
         """
         # in NumPy: on so few numbers it is several times as fast as torch
         rows, logged = self.table().numpy(), self.logged_table()
@@ -77,6 +77,8 @@ class Meter:
         if skipped.size:
             values["loss"] = _weighted(measured)
             values["targets"] = float(count.sum())
+            if first_steps:
+                values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
             values["norm"] = float(norm.mean())
             values["norm_max"] = float(norm.max())
             limited = clipped[applied & ~np.isnan(clipped)]

@@ -239,9 +239,10 @@ def _what_else(parts: Parts, skipped: int) -> list[str]:
 
 
 def _where_the_time_went(parts: Parts) -> list[str]:
-    """The seconds of all sittings, where there are any to speak of."""
+    """The seconds of all sessions and their parts, as the page tells them, if there are any to speak of."""
     spent = parts.whole.clock.state()["total_s"]
     names = {
+        "starting": "first steps",
         "training": "training",
         "waiting": "waiting for data",
         "evaluating": "evaluating",
@@ -250,7 +251,7 @@ def _where_the_time_went(parts: Parts) -> list[str]:
     }
     times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
-    return [", ".join(parted)] if parted else []
+    return [f"{duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
 
 
 def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:

@@ -10,9 +10,26 @@ from surefoot.errors import ConfigError
 Record = dict[str, Any]
 """`kind` ("train", "scores", "sample", "layers", "data", "event", "resumed", "end"), `step` (steps made), and the values."""
 
-_SPENT = {"training_s", "waiting_s", "evaluating_s", "saving_s", "user_s"}
-_MEASURED = {"loss", "loss_of_applied", "skipped", "norm", "norm_max", "clipped", "targets", "targets_per_s"}
-_EXTREME = {"loss_max", "loss_max_step", "skipped_steps", "memory_bytes", "device_memory_bytes"}
+_SPENT = {"starting_s", "training_s", "waiting_s", "evaluating_s", "saving_s", "user_s"}
+_MEASURED = {
+    "loss",
+    "loss_of_applied",
+    "skipped",
+    "norm",
+    "norm_max",
+    "clipped",
+    "targets",
+    "starting_targets",
+    "targets_per_s",
+}
+_EXTREME = {
+    "loss_max",
+    "loss_max_step",
+    "skipped_steps",
+    "host_memory_bytes",
+    "host_memory_peak_bytes",
+    "device_memory_peak_bytes",
+}
 _STEERED = {"learning_rate", "rate_factor"}
 OWN = frozenset({"kind", "step", "text", "nonfinite", "left_s"} | _SPENT | _MEASURED | _EXTREME | _STEERED)
 

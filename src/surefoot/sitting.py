@@ -168,8 +168,9 @@ class Sitting:
         self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 
     def _happened(self, what: str) -> None:
-        """Record what ended the sitting; no checkpoint holds that, and a resume goes on after it."""
-        self.journal.write({"kind": "event", "step": self.state.step, "what": what})
+        """Record what ended the session, and its time since the last record; no checkpoint holds that."""
+        times = self.whole.clock.window()
+        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **times})
 
     def _show(self) -> None:
         """What is shown of a run that is over, when all of it is safe."""
@@ -227,8 +228,11 @@ class Sitting:
             self.feed.close()
 
     def _enter(self, phase: Phase) -> None:
-        """Between steps nothing of the user's runs where the run trains by itself."""
-        self.whole.clock.enter("training" if self.between.alone and phase == "user" else phase)
+        """Nothing of the user's runs between steps if the run trains by itself; a session's first step is told apart."""
+        if phase == "user" and self.between.alone:
+            phase = "training"
+        first = self.state.step == self.between.first_step and phase in ("training", "waiting")
+        self.whole.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heart.at(step, "training")

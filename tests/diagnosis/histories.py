@@ -38,7 +38,7 @@ def train(
         "waiting_s": lambda _: 0.01,
         "evaluating_s": lambda _: 0.02,
         "saving_s": lambda _: 0.001,
-        "memory_bytes": lambda place: 500e6 + 1e6 * wobble(place),
+        "host_memory_bytes": lambda place: 500e6 + 1e6 * wobble(place),
     }
     return [
         {"kind": "train", "step": EVERY * (place + 1), "loss": loss(place)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from diagnosis.histories import (
     verdict,
     wobble,
 )
-from surefoot.diagnosis import CHECKS, Finding, History, Unclear, findings, verdicts
+from surefoot.diagnosis import CHECKS, Described, Finding, History, Unclear, findings, verdicts
 from surefoot.diagnosis.generalising import smoothed_floor
 from surefoot.diagnosis.gradients import noise_scale
 from surefoot.diagnosis.telling import told
@@ -185,9 +186,12 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         )
     ],
     "growing-memory": [
-        ("warning", lambda: history(train(memory_bytes=lambda place: 500e6 + 1e6 * place))),
-        ("error", lambda: history(train(memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000)),
-        ("warning", lambda: history(train(device_memory_bytes=lambda place: 500e6 + 1e6 * place))),
+        ("warning", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
+        (
+            "error",
+            lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000),
+        ),
+        ("warning", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
     ],
     "data-bound": [
         ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
@@ -337,11 +341,11 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         ),  # below what a smoothed one can be
     ],
     "growing-memory": [
-        lambda: history(train(memory_bytes=lambda place: 500e6 + 1e5 * place)),
-        lambda: history(train(memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))),  # one step up
+        lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e5 * place)),
+        lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))),  # one step up
         # a process that began at record 20, and took what it needs until 32
         lambda: history(
-            train(memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
+            train(host_memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
             [{"kind": "resumed", "step": 200}],
         ),
     ],
@@ -383,7 +387,7 @@ def test_every_finding_has_a_border() -> None:
 @pytest.mark.parametrize("standing", ["running", "over", "unknown"])
 def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> None:
     few = history(
-        train(flat, count=count, memory_bytes=lambda place: 1e8 * place),
+        train(flat, count=count, host_memory_bytes=lambda place: 1e8 * place),
         layers(watched=count // 2),
         length=f"{EVERY * count} steps",
         standing=standing,
@@ -392,7 +396,7 @@ def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "memory_bytes", "waiting_s"]
+    "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "host_memory_bytes", "waiting_s"]
 )
 @pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
 def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
@@ -545,7 +549,8 @@ def test_workers_to_try_are_those_that_keep_up() -> None:
 
 def test_memory_is_told_by_the_step_and_until_when() -> None:
     finding = found(
-        "growing-memory", history(train(memory_bytes=lambda place: 500e6 + 1e6 * place), memory_bytes=2_000_000_000)
+        "growing-memory",
+        history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place), memory_bytes=2_000_000_000),
     )
     assert finding is not None
     assert finding.numbers["bytes_per_step"] == pytest.approx(1e5)
@@ -610,3 +615,33 @@ def test_a_finding_as_json_has_its_numbers() -> None:
     finding = findings(history(train(flat)))[0]
     assert isinstance(finding, Finding)
     assert finding.as_json()["numbers"]["start"] == pytest.approx(2.3, abs=0.02)
+
+
+_AT_STEP = re.compile(r"(?<!full )at step (\d+(?:,\d{3})*)")
+
+
+@pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
+def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
+    name: str, severity: str, make: Callable[[], History]
+) -> None:
+    """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
+    past = make()
+    records = [*past.train, *past.scores, *past.layers, *past.events]
+    steps = {record[key] for record in records for key in ("step", "loss_max_step", "watched_step") if key in record}
+    finding = next(finding for finding in findings(past) if (finding.name, finding.severity) == (name, severity))
+    for line in finding.evidence:
+        for step in _AT_STEP.findall(line):
+            assert int(step.replace(",", "")) in steps, line
+
+
+def test_scores_of_odd_steps_are_told_at_those() -> None:
+    past = history(train(), scores([2.0 - 0.1 * place for place in range(13)]))
+    measured = [str(record["step"]) for record in past.scores]
+    (line,) = next(finding for finding in findings(past) if finding.name == "still-improving").evidence
+    assert [step in measured for step in _AT_STEP.findall(line)] == [True, True]
+
+
+def test_no_bad_step_in_a_row_is_a_limit_too() -> None:
+    assert Described(made={"max_bad_steps": 0}).max_bad_steps == 0
+    assert Described(made={"max_bad_steps": 3}).max_bad_steps == 3
+    assert Described().max_bad_steps == 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_targets, plain_mean, tokens
-from surefoot.clock import Clock
+from surefoot.clock import PHASES, Clock
+from surefoot.diagnosis.reading import history_in
 from surefoot.loop import Step, steps
+from surefoot.reporting.reading import read_run
 from surefoot.sinks import records
 from surefoot.sinks.jsonl import line
 
@@ -106,7 +109,8 @@ def test_targets_a_second_times_seconds_are_targets(tmp_path: Path) -> None:
 
     for record in training_records(tmp_path / "run"):
         seconds = record["training_s"] + record["waiting_s"]
-        assert record["targets_per_s"] * seconds == pytest.approx(record["targets"], rel=1e-12)
+        counted = record["targets"] - record.get("starting_targets", 0)
+        assert record["targets_per_s"] * seconds == pytest.approx(counted, rel=1e-12)
 
 
 def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_time_is_shown_where_it_went_and_never_twice(changes: dict[str, Any], ph
 
     second = training_records(tmp_path / "run")[1]  # the first also holds what torch does once
     assert second[phase] >= 5 * SLEEP_S * 0.99
-    phases = ("training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
+    phases = [f"{phase}_s" for phase in PHASES]
     assert sum(record[name] for record in training_records(tmp_path / "run") for name in phases) <= over_all_s
 
 
@@ -273,6 +277,7 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
 
     user = 0 if opened else 21
     first = {"training_s": 10_003.0, "waiting_s": 30.0, "evaluating_s": 100.0, "saving_s": 1_000_000.0, "user_s": user}
+    first["starting_s"] = 0.0
     second = first | {"evaluating_s": 200.0, "saving_s": 2_000_000.0}
     assert duties.windows == [first, second]
 
@@ -290,7 +295,7 @@ def test_what_comes_before_the_first_step_is_not_waiting_for_data(tmp_path: Path
 
     first = training_records(tmp_path / "run")[0]
     assert opened > 0
-    assert first["waiting_s"] + first["training_s"] <= trained_s
+    assert first["starting_s"] + first["waiting_s"] + first["training_s"] <= trained_s
 
 
 def test_floats_are_written_whole(tmp_path: Path) -> None:
@@ -350,5 +355,82 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
     sf.Run(**settings).train()
     (record,) = training_records(tmp_path / "run")
     assert record["targets"] == 80
-    assert record["training_s"] + record["waiting_s"] >= 10 * 0.02
-    assert record["targets_per_s"] * (record["training_s"] + record["waiting_s"]) == pytest.approx(80)
+    assert record["training_s"] + record["waiting_s"] >= 8 * 0.02
+    assert record["starting_s"] >= 2 * 0.02
+    assert record["starting_targets"] == 16
+    assert record["targets_per_s"] * (record["training_s"] + record["waiting_s"]) == pytest.approx(64)
+
+
+class SteppedTime:
+    """A clock that moves when it is told to, and a microsecond whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+
+def timed(out: Path, **changes: Any) -> tuple[sf.Run, SteppedTime]:
+    """A run on such a clock: the first pass of a process takes 90 s, later steps 0.5 s each, an evaluation 4 s."""
+    clock, passes = SteppedTime(), 0
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        nonlocal passes
+        if torch.is_grad_enabled():
+            clock.now_s += 0.125 if passes else 90.0  # four micro-batches a step
+            passes += 1
+        return plain_mean(model, batch)
+
+    def score(model: Any, batch: Batch) -> sf.Mean:
+        clock.now_s += 4.0
+        return sf.Mean(plain_mean(model, batch).detach(), 1)
+
+    split = sf.Split(TOKENS, scores=score, batch_size=1000)
+    settings: dict[str, Any] = {"length": "9 steps", "log_every": "4 steps", "evaluate_every": "3 steps"}
+    run = build(out, **settings | {"loss": loss, "evaluate": {"s": split}} | changes)
+    run.parts.whole.clock.now = clock
+    return run, clock
+
+
+def printed_s(printed: str) -> float:
+    """The seconds that the console's last words tell, of all phases together."""
+    minutes, seconds = re.findall(r"; (?:(\d+)m)?(\d+)s: ", printed)[-1]
+    return 60 * int(minutes or 0) + int(seconds)
+
+
+def test_console_page_and_diagnosis_tell_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What came after the last record is among it, and is not counted again where the run goes on."""
+    seconds: list[float] = []
+    for stop_after in ("5 steps", "9 steps"):
+        run, _ = timed(tmp_path / "run", console=True, stop_after=stop_after)
+        run.train()
+        page = read_run(tmp_path / "run").recorded.spent_s
+        history = history_in(tmp_path / "run")
+        seconds.append(sum(page.values()))
+        assert printed_s(capsys.readouterr().out) == round(seconds[-1])
+        for phase in PHASES:
+            assert history.total(f"{phase}_s") == pytest.approx(page[phase])
+    # each session: 90.375 s for its first step; 0.5 s for every other (one micro-batch has nothing to count and is left out);
+    # 4 s for an evaluation after 3, 6 and 9 steps
+    assert seconds == pytest.approx([90.375 + 4 * 0.5 + 4, 2 * 90.375 + 7 * 0.5 - 0.125 + 12], abs=0.01)
+
+
+def test_what_comes_once_is_in_neither_speed_nor_the_time_that_is_left(tmp_path: Path) -> None:
+    run, _ = timed(tmp_path / "run", evaluate=None, length="12 steps")
+    run.train()
+    first, *others = training_records(tmp_path / "run")
+    each = first["starting_targets"]
+    assert first["starting_s"] == pytest.approx(90.375, abs=0.01)
+    assert first["left_s"] == pytest.approx(8 * 0.5, abs=0.01)
+    assert first["targets_per_s"] == pytest.approx((first["targets"] - each) / (3 * 0.5), rel=1e-3)
+    assert all("starting_targets" not in record and record["starting_s"] == 0 for record in others)
+
+
+def test_a_record_of_a_first_step_alone_tells_neither(tmp_path: Path) -> None:
+    run, _ = timed(tmp_path / "run", evaluate=None, log_every="1 steps")
+    run.train()
+    first, second, *_ = training_records(tmp_path / "run")
+    assert first.keys().isdisjoint({"targets_per_s", "left_s"})
+    assert second["left_s"] == pytest.approx(7 * 0.5, abs=0.01)

@@ -149,7 +149,8 @@ def loss_spikes(history: History) -> Verdict:
     if rate is not None:
         tries.append(history.described.typed("optimizer.lr", float(f"{rate / 3:.2g}")))
     shown = [
-        f"{value:.4g} at step {where.get(step) or step:,} (around it {middle:.4g})" for step, value, middle, _ in spikes
+        f"{value:.4g} at step {step if where.get(step) is None else where[step]:,} (around it {middle:.4g})"
+        for step, value, middle, _ in spikes
     ]
     return Finding(
         name,

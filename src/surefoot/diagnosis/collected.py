@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from surefoot.clock import PHASES
 from surefoot.diagnosis.described import Described
 from surefoot.diagnosis.history import History, history_of, loss_of_applied
 from surefoot.record import Record
 
 MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
 """Of each kind. Past it the older half is thinned to half as many, so what is new is whole and what is old is coarse."""
-_SUMMED = ("targets", "skipped", "training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
-_LARGEST = ("norm_max", "memory_bytes", "device_memory_bytes")
+_SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
+_LARGEST = ("norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
 _AVERAGED = ("loss", "norm", "clipped")
 _NUMBER = (int, float)
 _INDEXES = 20

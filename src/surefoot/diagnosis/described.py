@@ -11,6 +11,7 @@ from surefoot.config import clipping
 from surefoot.errors import ConfigError
 
 Standing = Literal["running", "over", "unknown"]
+_MAX_BAD_STEPS = 5  # of a run whose settings are not known
 _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 
@@ -109,8 +110,9 @@ class Described:
 
     @property
     def max_bad_steps(self) -> int:
-        """How many steps in a row may be skipped."""
-        return _whole(self.made.get("max_bad_steps")) or 5
+        """How many steps in a row may be skipped; 0 is a number too."""
+        limit = _whole(self.made.get("max_bad_steps"))
+        return _MAX_BAD_STEPS if limit is None else limit
 
     def kind(self, module: str) -> str:
         """The class of a module, or "" where that is not known."""

@@ -120,8 +120,9 @@ class History:
         return Series(steps, np.maximum(steps - before, 1).astype(np.float64))
 
     def total(self, name: str) -> float:
-        """The sum of a value over all training records."""
-        return float(self.column(name).finite.value.sum())
+        """The sum of a value over all training records, and over the last event, which has the time after the last of them."""
+        ending = _number((self.last_event or {}).get(name))
+        return float(self.column(name).finite.value.sum()) + (ending if math.isfinite(ending) else 0.0)
 
     @cached_property
     def splits(self) -> dict[str, Series]:

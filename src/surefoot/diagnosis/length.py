@@ -89,7 +89,7 @@ def still_improving(history: History) -> Verdict:
     series, of_what = _judged(history)
     if series is None:
         return Unclear(name, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
-    end, before = float(series.value[-1]), _at(series, 0.8 * history.step)
+    end, (before_step, before) = float(series.value[-1]), _measured_by(series, 0.8 * history.step)
     gained = (before - end) / abs(before) if before else 0.0
     if series.value.min() < end or gained < STILL:
         return Well(name, f"{of_what} improved by {max(gained, 0):.1%} over the last fifth of the run")
@@ -112,9 +112,7 @@ def still_improving(history: History) -> Verdict:
         name,
         "note",
         f"The run still improved when it ended: {of_what} by {gained:.1%} over its last fifth.",
-        evidence=(
-            f"{before:.4g} at step {round(0.8 * history.step):,}, {end:.4g} at step {series.step[-1]:,}, the best there was",
-        ),
+        evidence=(f"{before:.4g} at step {before_step:,}, {end:.4g} at step {series.step[-1]:,}, the best there was",),
         causes=("a run shorter than what data and model bear",),
         try_=tuple(tries),
         numbers={"gained": gained},
@@ -163,7 +161,7 @@ def _judged(history: History) -> tuple[Series | None, str]:
     return None, ""
 
 
-def _at(series: Series, step: float) -> float:
-    """The last value at or before a step; the first where there is none."""
-    before = series.value[series.step <= step]
-    return float(before[-1]) if before.size else float(series.value[0])
+def _measured_by(series: Series, step: float) -> tuple[int, float]:
+    """The last step at or before `step` at which something was measured, and its value; the first if there is none."""
+    row = max(int((series.step <= step).sum()) - 1, 0)
+    return int(series.step[row]), float(series.value[row])

@@ -26,7 +26,10 @@ LEAST_SHARE = 0.02
 def growing_memory(history: History) -> Verdict:
     """The slope of the process's memory over the steps, and when the machine's would be full."""
     name = "growing-memory"
-    told = {column: history.column(column).finite for column in ("memory_bytes", "device_memory_bytes")}
+    told = {
+        column: history.column(column).finite
+        for column in ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
+    }
     begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
     told = {column: series.where(series.step > begun + (history.step - begun) // 4) for column, series in told.items()}
     told = {column: series for column, series in told.items() if len(series) >= FEWEST}

@@ -11,6 +11,7 @@ from surefoot.reporting.thinning import Curve
 from surefoot.reporting.watched_layers import Layers
 
 PHASES = {
+    "starting": "first steps",
     "training": "training",
     "waiting": "waiting for data",
     "evaluating": "evaluating",
@@ -25,8 +26,9 @@ _DRAWN = {
     "clipped",
     "learning_rate",
     "targets_per_s",
-    "memory_bytes",
-    "device_memory_bytes",
+    "host_memory_bytes",
+    "host_memory_peak_bytes",
+    "device_memory_peak_bytes",
 }
 _MOST_CURVES = 60  # names of one kind: more are left out
 _MOST_EVENTS = 200
@@ -60,8 +62,10 @@ class Recorded:
     layers: Layers = field(default_factory=Layers)
     events: list[Event] = field(default_factory=list)
     more_events: int = 0
-    spent_s: dict[str, float] = field(default_factory=dict)
+    trained_spent_s: dict[str, float] = field(default_factory=dict)  # by the records of training
+    ending_spent_s: dict[str, float] = field(default_factory=dict)  # after the last of them; a resume counts it anew
     targets: float = 0.0
+    starting_targets: float = 0.0
     skipped: int = 0
     last_step: int = 0
     count: int = 0
@@ -92,8 +96,10 @@ class Recorded:
             case "layers":
                 self.layers.add(record)
             case "resumed":
+                self.ending_spent_s = {}
                 self._tell(Event(step, f"resumed after step {step:,}", "resumed"))
             case "event" if isinstance(record.get("what"), str):
+                self.ending_spent_s = _added({}, record)
                 self._tell(Event(step, record["what"][:_LONGEST_EVENT]))
 
     def _add_train(self, step: int, record: Record) -> None:
@@ -106,12 +112,11 @@ class Recorded:
         applied = record.get("loss_of_applied")
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 where no step was
-        for phase, key in _SPENT.items():
-            value = record.get(key)
-            if _is_number(value) and math.isfinite(value):
-                self.spent_s[phase] = self.spent_s.get(phase, 0.0) + value
+        _added(self.trained_spent_s, record)
         if _is_number(record.get("targets")):
             self.targets += record["targets"]
+        if _is_number(record.get("starting_targets")):
+            self.starting_targets += record["starting_targets"]
         self.left_s = record["left_s"] if _is_number(record.get("left_s")) else None
         skipped = record.get("skipped")
         if isinstance(skipped, int) and skipped > 0:
@@ -144,6 +149,12 @@ class Recorded:
             self.sampled_every *= 2
 
     @property
+    def spent_s(self) -> dict[str, float]:
+        """Seconds of all sessions by phase, as the clock of the run counts them (`clock.py`)."""
+        parts = (self.trained_spent_s, self.ending_spent_s)
+        return {phase: sum(spent.get(phase, 0.0) for spent in parts) for phase in PHASES}
+
+    @property
     def samples(self) -> list[tuple[int, str]]:
         """Steps and texts of samples, some of them where there were many; the last is always there."""
         last = [] if self.last_sample is None or self.last_sample in self.kept_samples[-1:] else [self.last_sample]
@@ -154,6 +165,15 @@ class Recorded:
             self.events.append(event)
         else:
             self.more_events += 1
+
+
+def _added(spent_s: dict[str, float], record: Record) -> dict[str, float]:
+    """Add the seconds of a record to those by phase."""
+    for phase, key in _SPENT.items():
+        seconds = record.get(key)
+        if _is_number(seconds) and math.isfinite(seconds):
+            spent_s[phase] = spent_s.get(phase, 0.0) + seconds
+    return spent_s
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

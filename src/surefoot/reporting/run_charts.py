@@ -121,7 +121,11 @@ def _machine_charts(run: RunTold, stretches: int | None) -> list[Chart]:
     memory = [
         Line(name, _points(train[key], stretches), colour=place)
         for place, (key, name) in enumerate(
-            (("memory_bytes", "this process"), ("device_memory_bytes", "device, largest"))
+            (
+                ("host_memory_bytes", "this process"),
+                ("host_memory_peak_bytes", "this process, largest"),
+                ("device_memory_peak_bytes", "device, largest"),
+            )
         )
         if key in train
     ]

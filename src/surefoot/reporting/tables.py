@@ -115,8 +115,9 @@ def tiles(run: RunTold, state: State) -> list[Tile]:
         training = recorded.spent_s.get("training", 0.0) / total
         row.append(Tile("time", written(total, "seconds"), f"{training:.0%} of it training"))
     trained = recorded.spent_s.get("training", 0.0) + recorded.spent_s.get("waiting", 0.0)
-    if recorded.targets and trained > 0:
-        row.append(Tile("targets a second", written(float(f"{recorded.targets / trained:.3g}")), "while training"))
+    counted = recorded.targets - recorded.starting_targets
+    if counted > 0 and trained > 0:
+        row.append(Tile("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
     resumed = sum(event.kind == "resumed" for event in recorded.events)
     if resumed:
         row.append(Tile("resumed", "once" if resumed == 1 else f"{resumed:,} times"))

@@ -25,6 +25,7 @@ class Screen(Sink, Protocol):
         """What a message must begin with that is written past it, to stand on a line of its own."""
 
     def say(self, text: str) -> None: ...  # noqa: D102
+    def started(self, spent_s: float) -> None: ...  # noqa: D102
     def doing(self, what: str) -> None: ...  # noqa: D102
 
 
@@ -83,6 +84,9 @@ class Console:
         """Print a line of prose."""
         self._print_held()
         self._print(text)
+
+    def started(self, spent_s: float) -> None:
+        """Lines tell no time."""
 
     def doing(self, what: str) -> None:
         """One line where the same is still being done after a minute: otherwise lines tell of what was done."""

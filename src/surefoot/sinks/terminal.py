@@ -68,6 +68,10 @@ class Terminal:
         self._above(visible(text))
         self._draw()
 
+    def started(self, spent_s: float) -> None:
+        """Tell the time of rows from here on; the run has taken `spent_s` before."""
+        self.begun = self.now() - spent_s
+
     def doing(self, what: str) -> None:
         """Show on the live line what is being done from now on, until the next record."""
         if in_line(what) != self.phrase:

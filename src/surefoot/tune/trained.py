@@ -45,7 +45,7 @@ class Trained:
 
     @property
     def training_s(self) -> float:
-        """Seconds spent in steps and waiting for data; evaluating and saving are not among them."""
+        """Seconds spent in steps and waiting for data; evaluating, saving and each session's first step are not among them."""
         return self.times[-1][1] if self.times else 0.0
 
     @property
@@ -123,7 +123,7 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
         times=times,
-        targets=math.fsum(record.get("targets", 0.0) for record in made),
+        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
         initial_weights=weights,
         order=order,
     )

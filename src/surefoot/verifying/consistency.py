@@ -10,13 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from surefoot.clock import PHASES
 from surefoot.record import Record
 from surefoot.stopping import Watch
 from surefoot.verifying.files import Checkpoint
 from surefoot.verifying.log import FILE, Line, Log, curve
 from surefoot.verifying.verdict import Problem
-
-_PHASES = ("training", "waiting", "evaluating", "saving", "user")
 
 
 def in_order(log: Log) -> list[Problem]:
@@ -38,19 +37,23 @@ def in_order(log: Log) -> list[Problem]:
 
 
 def speeds(log: Log) -> list[Problem]:
-    """Targets a second times the seconds must be the targets: exactly, for so was the speed computed."""
+    """Targets per second times seconds must be the targets, both without first steps: exactly, as the speed was computed."""
     problems = []
     for line in log.curve:
         record = line.record
         if record is None or record["kind"] != "train" or "targets_per_s" not in record:
             continue
         took_s = _number(record, "training_s") + _number(record, "waiting_s")
-        speed = _number(record, "targets") / took_s if took_s > 0 else math.nan
+        targets = _number(record, "targets") - (
+            _number(record, "starting_targets") if "starting_targets" in record else 0.0
+        )
+        speed = targets / took_s if took_s > 0 else math.nan
         if repr(speed) != repr(_number(record, "targets_per_s")):
             problems.append(
                 _at(
                     line,
-                    f"targets_per_s is {record['targets_per_s']!r}, and targets by training_s and waiting_s make {speed!r}",
+                    f"targets_per_s is {record['targets_per_s']!r}, and targets by training_s and waiting_s make {speed!r}"
+                    " (first steps apart)",
                     quantity="targets_per_s",
                     saved=repr(record["targets_per_s"]),
                     computed=repr(speed),
@@ -66,7 +69,7 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     lines = [line for line in log.lines if line.stop <= checkpoint.manifest.log[0]]
     every, made = ([line.record for line in held if line.record] for held in (lines, curve(lines)))
     clock = checkpoint.found.state["clock"]
-    for phase in _PHASES:
+    for phase in PHASES:
         told_s = float(clock["total_s"].get(phase, "0"))
         waiting_s = float(clock["window_s"].get(phase, "0"))
         added_s, most_s = (
