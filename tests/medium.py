@@ -118,6 +118,9 @@ class Medium:
         except OSError:
             return False
 
+    def is_link(self, path: Path) -> bool:
+        return False
+
     def names(self, path: Path) -> list[str]:
         return list(self.directory(path).entries)
 

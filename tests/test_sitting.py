@@ -566,6 +566,9 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
                 raise OSError(28, "No space left on device")
             return int(self.file.write(data[:7]))  # and then takes little at once
 
+        def fileno(self) -> int:
+            return int(self.file.fileno())
+
         def close(self) -> None:
             self.file.close()
 
@@ -574,7 +577,7 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
         assert run.sitting is not None
         metrics = run.sitting.journal.metrics
         assert metrics is not None
-        metrics.file = Full(metrics.file)  # type: ignore[assignment]
+        metrics.appended.file = Full(metrics.appended.file)  # type: ignore[assignment]
         for _ in run:
             pass
     said = capsys.readouterr().out
@@ -647,16 +650,21 @@ def test_a_disk_that_stays_full_loses_records_loudly(tmp_path: Path, capsys: pyt
         def write(self, data: bytes) -> int:
             raise OSError(28, "No space left on device")
 
+        def fileno(self) -> int:
+            return fileno
+
         def close(self) -> None:
             pass
 
     with small_runs.build(tmp_path / "run", console=True) as run:
         assert run.sitting is not None
         assert run.sitting.journal.metrics is not None
-        run.sitting.journal.metrics.file.close()
-        run.sitting.journal.metrics.file = Full()  # type: ignore[assignment]
+        fileno = run.sitting.journal.metrics.appended.file.fileno()
+        opened = run.sitting.journal.metrics.appended.file
+        run.sitting.journal.metrics.appended.file = Full()  # type: ignore[assignment]
         for _ in run:
             pass
+    opened.close()
     assert "WARNING: records are missing in metrics.jsonl: No space left on device" in capsys.readouterr().out
 
 

@@ -110,6 +110,7 @@ class BetweenSteps:
     def save(self) -> None:
         """Copy the state and write it as a checkpoint in the background."""
         assert self.parts.saving is not None  # save_due says so
+        self._keep_directory()
         self.wishes.saved()
         self.parts.saving.save(self._packed, protected=self._best)
 
@@ -161,7 +162,21 @@ class BetweenSteps:
     def save_last(self) -> None:
         """Have what the run is now on disk before this returns, where it is saved at all."""
         if self.parts.saving is not None:
+            self._keep_directory()
             self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
+
+    def _keep_directory(self) -> None:
+        """Make the run's directory again if it was deleted while the run trained, and say so; rank 0 looks."""
+        directory, saving = self.parts.directory, self.parts.saving
+        if directory is None or saving is None or not self.parts.world.is_main:
+            return
+        deleted = [directory.make_again(), self.journal.make_again(), saving.lost()]
+        if any(deleted):
+            saving.asked = True
+            self.parts.say(
+                f"WARNING: {directory.path}, or a part of it, was deleted while the run trained\n"
+                "  it is made again and the run is saved whole; whatever else was deleted with it is lost"
+            )
 
     def _evaluate(self) -> None:
         done = self.evaluated_step = self.state.step

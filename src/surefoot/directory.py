@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,9 +19,11 @@ from typing import IO, Any
 import torch
 
 from surefoot.checkpoint.disk import DISK
+from surefoot.config.paths import open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
 
 _OPEN: set[Path] = set()  # directories that runs of this process hold
+_WRITTEN_INTO = ("checkpoints", "crash", "logs", "tensorboard", "trackers", "metrics.jsonl", ".lock")
 
 
 class RunDirectory:
@@ -28,7 +31,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lock: IO[str] | None = None
+        self.lock: IO[bytes] | None = None
+        self.small_files: dict[str, bytes] = {}  # config.toml and others, to be written again where they are deleted
 
     @property
     def checkpoints(self) -> Path:
@@ -41,30 +45,68 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def open(self) -> None:
-        """Make the directory and hold it; a second process that trains into it is refused."""
+        """Make the directory and hold it; a second process that trains into it is refused, and so is a link of our names in it."""
         place = self.path.resolve()
         if place in _OPEN:  # a process may lock a file as often as it likes
             raise ConfigError(f"this process is training into {self.path} already: choose another --out")
         try:
             _make(place)
-            self.lock = (self.path / ".lock").open("w")
+            self._refuse_links()
+            lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         except OSError as problem:
             raise ConfigError(
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
             ) from problem
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.lockf(
-                    self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # ends with the process; loader workers do not inherit it
-            except OSError as problem:
-                self.lock.close()
-                raise ConfigError(
-                    f"another process is training into {self.path} right now: wait for it, or choose another --out"
-                ) from problem
+        if not _locked(lock):
+            lock.close()
+            raise ConfigError(
+                f"another process is training into {self.path} right now: wait for it, or choose another --out"
+            )
+        self.lock = lock
         _OPEN.add(place)
+
+    def remember(self, *names: str) -> None:
+        """Keep small files that lie there in memory, so that `make_again` can write them."""
+        for name in names:
+            if (self.path / name).is_file():
+                self.small_files[name] = (self.path / name).read_bytes()
+
+    def make_again(self) -> bool:
+        """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.
+
+        Raises `CheckpointError` if another process trains into it since then: two would delete each other's checkpoints.
+        """
+        if self.lock is None or _same_file(self.path / ".lock", self.lock):
+            return False
+        try:
+            _make(self.path.resolve())
+            self._refuse_links()
+            lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
+        except (OSError, ConfigError) as problem:
+            raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
+        if not _locked(lock):
+            lock.close()
+            raise CheckpointError(
+                f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
+                "  two runs in one directory would delete each other's checkpoints, so this one saves nothing more\n"
+                "  end one of them, and resume the other with the same command"
+            )
+        self.lock.close()
+        self.lock = lock
+        for name, content in self.small_files.items():
+            if not (self.path / name).exists():
+                self.write_bytes(name, content)
+        return True
+
+    def _refuse_links(self) -> None:
+        ours = [self.path / name for name in _WRITTEN_INTO]
+        appended_to = [*self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
+        for path in (path for path in ours + appended_to if path.is_symlink()):
+            raise ConfigError(
+                f"{path} is a link to {os.readlink(path)}\n"
+                "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
+                f"  remove it (rm {shlex.quote(str(path))}), or choose another place: --out DIR"
+            )
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -80,15 +122,12 @@ class RunDirectory:
     def write_bytes(self, name: str, data: bytes) -> None:
         """The same of a file that is no text."""
         target = self.path / name
-        beside = target.with_name(f".{target.name}.partial")
         try:
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
+            write_whole(target, data)
         except OSError as problem:
             raise CheckpointError(f"cannot write {target}: {problem.strerror or problem}") from problem
+        if target.parent == self.path:
+            self.small_files[name] = data
 
     def add_sitting(self, sitting: dict[str, Any]) -> None:
         """Append one start or resume to environment.json."""
@@ -100,6 +139,27 @@ class RunDirectory:
             except (ValueError, KeyError, TypeError):
                 place.replace(self.path / "environment.damaged.json")
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
+
+
+def _locked(lock: IO[bytes]) -> bool:
+    """Lock a file for as long as this process lives, and say whether no other has it; loader workers do not inherit it."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _same_file(path: Path, file: IO[bytes]) -> bool:
+    """Whether a name is still that of an open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 def held_here(path: Path) -> bool:

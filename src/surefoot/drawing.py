@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError
 
 # Okabe and Ito 2008, told apart with every kind of colour vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
@@ -53,9 +54,7 @@ def write(figure: Any, path: Path, *, dpi: int = 120) -> list[Path]:
         made(path.parent)
         for kind, picture in pictures.items():
             files.append(path.with_name(f"{path.name}.{kind}"))
-            beside = path.with_name(f".{path.name}.{kind}.partial")
-            beside.write_bytes(picture)
-            beside.replace(files[-1])
+            write_whole(files[-1], picture)
     except (OSError, ValueError) as problem:  # ValueError: no name at all
         raise _refused(path, problem) from problem
     return files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from surefoot.checkpoint.reading import check, files_of, opened, read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, write_whole
 from surefoot.data.tokenizers import tokenizer_from_json
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
@@ -60,6 +59,8 @@ def export(
     what cannot be read or written, `ConfigError` for what cannot be asked for.
     """
     run = local_path(run, setting="run")
+    if out is None and (run / "export").is_symlink():
+        raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")
     out = run / "export" if out is None else local_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     found, file, damaged = _found(Store(run / "checkpoints"), str(checkpoint), weights, model)
@@ -73,11 +74,12 @@ def export(
     files = write_weights(tensors, out, max_bytes=limit, aliases=aliases)
     try:
         if settings is not None:
-            (out / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            write_whole(out / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
             files.append(_SETTINGS)
         for tokenizer in sorted(run.glob("*tokenizer*.json")):
-            shutil.copyfile(tokenizer, out / tokenizer.name)
-            files.append(tokenizer.name)
+            if not tokenizer.is_symlink():
+                write_whole(out / tokenizer.name, tokenizer.read_bytes())
+                files.append(tokenizer.name)
     except OSError as problem:
         raise CheckpointError(f"cannot write into {out}: {problem.strerror or problem}") from problem
     return Exported(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))

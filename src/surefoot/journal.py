@@ -24,13 +24,23 @@ class Journal:
 
     def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
-        self.metrics = JsonLines(directory.metrics)
+        noted_bytes = 0 if found is None or found.log is None else found.log[0]
+        self.metrics = JsonLines(directory.metrics, noted_bytes=noted_bytes)
         self.sinks += [self.metrics, TensorBoard(directory.path / "tensorboard", from_step=step)]
         if found is None:
             return
         if found.log is not None and not self.metrics.holds(*found.log):
             self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
         self.write({"kind": "resumed", "step": step})
+
+    def make_again(self) -> bool:
+        """Write the files of records again if they were deleted meanwhile; return whether any was."""
+        files = [sink.appended for sink in self.sinks if isinstance(sink, JsonLines | TensorBoard)]
+        deleted = [file for file in files if file.was_deleted()]
+        for file in deleted:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            file.make_again()
+        return bool(deleted)
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
         """Let trackers have what is written from now on, beside the directory's own files."""
@@ -94,4 +104,6 @@ def _words(problem: Exception) -> str:
 def _name(sink: Sink) -> str:
     if isinstance(sink, Tracker):
         return sink.name
-    return {JsonLines: "metrics.jsonl", TensorBoard: "tensorboard"}.get(type(sink), "the console")
+    if isinstance(sink, JsonLines):
+        return "metrics.jsonl"
+    return "tensorboard" if isinstance(sink, TensorBoard) else "the console"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from surefoot import narration, snapshot
 from surefoot.checkpoint.format import Contents
@@ -13,6 +16,7 @@ from surefoot.directory import RunDirectory, environment
 from surefoot.pace import settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
+from surefoot.sharding import held_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
         return _begun(parts)
     if parts.world.is_main:
         parts.directory.open()
+        parts.directory.remember("config.toml", *parts.files)
     found = parts.saving.newest()
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
@@ -81,5 +86,29 @@ def _going_on(before: Parts, found: Contents) -> Parts:
     snapshot.restore(parts.whole, found, where=where, main=main)
     for line in [] if parts.finished else parts.notes(found):
         parts.say(f"note: {line}")
+    _warn_of_weights_not_finite(parts, where)
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
     return parts
+
+
+def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
+    """Say that weights just restored hold NaN or infinities: no step could mend them. Collective."""
+    tensors = [
+        (name, held_of(tensor)[0])
+        for model in parts.state.models.values()
+        for name, tensor in model.named_parameters()
+        if tensor.is_floating_point()
+    ]
+    if not tensors:
+        return
+    finite = torch.stack([torch.isfinite(local).all() for _, local in tensors]).tolist()
+    own = [name for (name, _), is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    names = sorted({name for each in parts.world.gathered(own) for name in each})
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        assert parts.directory is not None
+        parts.say(
+            f"WARNING: {checkpoint} holds weights that are not finite: {names[0]}{more}\n"
+            "  every loss from here on is NaN, so no step will be applied\n"
+            f"  to go on from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
+        )

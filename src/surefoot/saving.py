@@ -105,6 +105,11 @@ class Saving:
         """Take notice that the run stands where a checkpoint was made."""
         self.begun_step = self.writer.saved = step
 
+    def lost(self) -> bool:
+        """Whether the checkpoint that was saved last is there no more."""
+        self.writer.wait()
+        return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
+
     def newest(self) -> Contents | None:
         """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
         found = agreed.newest_intact(self.store, self.world)

@@ -49,6 +49,10 @@ class Files(Protocol):
         """Whether there is a directory of this name."""
         ...
 
+    def is_link(self, path: Path) -> bool:
+        """Whether there is a link of this name, wherever it leads."""
+        ...
+
     def names(self, path: Path) -> list[str]:
         """What lies in a directory."""
         ...
@@ -125,6 +129,10 @@ class Disk:
     def is_directory(self, path: Path) -> bool:
         """See `Files`."""
         return os.path.isdir(path)
+
+    def is_link(self, path: Path) -> bool:
+        """See `Files`."""
+        return os.path.islink(path)
 
     def names(self, path: Path) -> list[str]:
         """See `Files`."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surefoot.checkpoint.weight_files import read_weights
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import (
@@ -80,9 +80,10 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     partial = directory / f".{_FILE}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # were it a link, it would be followed
         save_file(tensors, partial, metadata={"format": "pt"})
         partial.replace(directory / _FILE)
-        (directory / _SETTINGS).write_text(json.dumps(gpt2_settings(shape, end=end), indent=2) + "\n", encoding="utf-8")
+        write_whole(directory / _SETTINGS, (json.dumps(gpt2_settings(shape, end=end), indent=2) + "\n").encode())
     except (OSError, SafetensorError) as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 

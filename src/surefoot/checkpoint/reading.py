@@ -20,6 +20,26 @@ from surefoot.checkpoint.pieces import Pieces, bounds, from_json, logical_name, 
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, Stretch, entries
 from surefoot.errors import CheckpointError, first_line
 
+_TEXTS = {"*": str}
+_STATE_SHAPE: dict[str, Any] = {  # of what stands in state.json, as far as it is used without another look
+    "aliases": {"*": _TEXTS},
+    "architecture": _TEXTS,
+    "clock": {"total_s": _TEXTS, "window_s": _TEXTS, "first_steps": [int]},
+    "described": {"compile": bool, "data": dict, "length": str, "precision": str, "seed": int},
+    "ended": bool,
+    "evaluating": {"*": [str]},
+    "evaluation_due": bool,
+    "first_scores": _TEXTS,
+    "groups": {"*": {"list": [{"dict": dict}]}},
+    "kept": {"*": dict},
+    "machine": {"torch": str},
+    "optimizer": {"*": dict},
+    "plateau": (None, dict),
+    "scored": {"*": dict},
+    "seen": list,
+    "skipped_in_a_row": [int],
+    "watch": (None, {"direction": str, "score": str, "step": (None, int), "value": (None, str), "waited": int}),
+}
 _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
 
 
@@ -109,11 +129,40 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
 
 def _without_tensors(manifest: Manifest, directory: Path, *, disk: Files) -> tuple[Contents, Pieces | None]:
     state = _state(_get(STATE, manifest, directory=directory, disk=disk), directory)
+    misshapen = _misshapen(state, _STATE_SHAPE)
+    if misshapen is not None:
+        raise DamageError(directory, f"{STATE}: {misshapen}")
     try:
         pieces = from_json(state.pop(SHARDED, None))
     except ValueError as problem:
         raise DamageError(directory, f"{STATE}: {problem}") from problem
     return Contents(manifest.step, {}, state, manifest.log), pieces
+
+
+def _misshapen(value: Any, shape: Any, where: str = "") -> str | None:
+    """Say which value is not of its shape; None if all are.
+
+    A shape is a type, None, [of items], {"*": of all values}, {of named ones, which must be there}, or a tuple of several.
+    """
+    match shape:
+        case dict() if isinstance(value, dict):
+            named = dict.fromkeys(value, shape["*"]) if "*" in shape else shape
+            missing = [name for name in named if name not in value and where]  # at the top `snapshot` names them
+            if missing:
+                return f"{where} lacks {missing[0]}"
+            parts = [(f"{where}/{name}".lstrip("/"), value[name], named[name]) for name in named if name in value]
+        case list() if isinstance(value, list):
+            parts = [(f"{where}/{index}", item, shape[0]) for index, item in enumerate(value)]
+        case tuple():
+            problems = [_misshapen(value, each, where) for each in shape]
+            return None if None in problems else problems[-1]
+        case None if value is None:
+            return None
+        case type() if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)):
+            return None
+        case _:
+            return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"
+    return next((problem for name, part, of in parts if (problem := _misshapen(part, of, name))), None)
 
 
 def _held(

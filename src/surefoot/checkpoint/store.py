@@ -217,6 +217,9 @@ class Store:
             return [*remains, (self.directory, problem)]
 
     def _remove(self, directory: Path) -> None:
+        if self.disk.is_link(directory):  # the link itself: what it leads to is not ours
+            self.disk.remove(directory)
+            return
         for name in self.disk.names(directory):
             self.disk.remove(directory / name)
         self.disk.remove_directory(directory)

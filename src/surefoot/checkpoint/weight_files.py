@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, laid_out
+from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -74,7 +75,7 @@ def write_weights(
             _write(group, directory / file, aliases)
         if count > 1:
             index = _index(files, groups, aliases)
-            _put(directory / INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
+            write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
     return [*files, INDEX] if count > 1 else files
@@ -134,22 +135,7 @@ def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> 
         for tensor in in_order:
             yield from tensor.chunks()
 
-    _put(path, pieces())
-
-
-def _put(path: Path, data: Any) -> None:
-    """Write a file so that under its name it is there whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            for piece in data:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_whole(path, pieces())
 
 
 def _index(files: Sequence[str], groups: Sequence[Sequence[Written]], aliases: Mapping[str, str]) -> dict[str, Any]:

@@ -1,14 +1,20 @@
-"""Paths that a user gives. Nothing here imports torch."""
+"""Paths that a user gives, and files that are written without following a link. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from surefoot.errors import ConfigError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # a scheme of two letters or more: `C://` is a drive
+_FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # as opening a pipe does
+_BINARY: int = getattr(os, "O_BINARY", 0)
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
@@ -27,3 +33,46 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
             "  give a local path: mount the remote storage, or copy the files before or after the run"
         )
     return Path(text)
+
+
+def open_no_follow(path: Path, flags: int) -> int:
+    """Open a regular file as `os.open` does, never through a link; `OSError` if its name is a link, a pipe or a device.
+
+    `flags` must not truncate: where the system cannot refuse a link by itself, the file is compared with its name only after
+    it was opened.
+    """
+    try:
+        handle = os.open(path, flags | _FOLLOWS_NO_LINK | _WAITS_FOR_NOBODY | _BINARY, 0o666)
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path)) from problem
+    try:
+        opened = os.fstat(handle)
+        if not stat.S_ISREG(opened.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if not _FOLLOWS_NO_LINK and not os.path.samestat(os.lstat(path), opened):
+            raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path))
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write a file so that it is there whole or not at all; a link of its name is replaced, and never followed.
+
+    `pieces` are taken one by one, so a large file need not fit into memory.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # left by a kill, or planted
+    try:
+        with open(open_no_follow(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            for piece in (pieces,) if isinstance(pieces, bytes) else pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, write_whole
 from surefoot.diagnosis import Finding, collecting, described_in, findings
 from surefoot.errors import ConfigError, DataError
 from surefoot.panels import Panels, read_panels
@@ -83,11 +83,9 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
 
 def write(page: str, target: Path) -> None:
     """Write a page so that it is there whole or not at all; `ConfigError` where that cannot be."""
-    beside = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(page, encoding="utf-8")
-        beside.replace(target)
+        write_whole(target, page.encode())
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConfigError(f"cannot write {target}: {why}\n  choose another place: --out FILE") from problem

@@ -9,28 +9,79 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from hashlib import sha256
-from io import BytesIO
+from io import FileIO
 from pathlib import Path
 
+from surefoot.config.paths import open_no_follow
 from surefoot.record import Record
 
 _READ_BYTES = 1 << 20
 
 
+class AppendedFile:
+    """A file at whose end bytes are written; what the disk has no room for waits in memory for the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.waiting = path, b""
+        self.file = self._opened()
+
+    def read(self, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start` on."""
+        self.file.seek(start)
+        return self.file.read(length)
+
+    def append(self, content: bytes) -> None:
+        """Write at the end; it is in the hands of the operating system when this returns, and waits if this raises `OSError`."""
+        self.waiting += content
+        while self.waiting:  # one write may take only a part
+            written = self.file.write(self.waiting)
+            self.waiting = self.waiting[written:]
+
+    def was_deleted(self) -> bool:
+        """Whether the file's name is gone, or that of another file by now."""
+        try:
+            return not os.path.samestat(self.path.lstat(), os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            return True
+
+    def make_again(self) -> None:
+        """Write all of a file that was deleted under its name again."""
+        deleted, start = self.file, 0
+        self.file = self._opened()
+        self.file.truncate(0)
+        deleted.seek(0)
+        while chunk := deleted.read(_READ_BYTES):  # an open file stays readable after it was deleted
+            start += self.file.write(chunk)
+        deleted.close()
+
+    def close(self) -> None:
+        """Close the file; `OSError` if bytes are lost by that."""
+        try:
+            self.append(b"")
+        finally:
+            self.file.close()
+
+    def _opened(self) -> FileIO:
+        handle = open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        return os.fdopen(handle, "a+b", buffering=0)
+
+
 class JsonLines:
     """A file of records, with the length and hash of what it holds, which a checkpoint notes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.length, self.hash, last = 0, sha256(), b"\n"
-        with path.open("rb") if path.exists() else BytesIO() as file:
-            while held := file.read(_READ_BYTES):
-                self.length, last = self.length + len(held), held
-                self.hash.update(held)
-        self.waiting = b""  # what the disk had no room for
-        self.file = path.open("ab", buffering=0)
-        if not last.endswith(b"\n"):  # a kill in the middle of a line
+    def __init__(self, path: Path, *, noted_bytes: int = 0) -> None:
+        """Open the file to append; a torn last line is cut off, unless it is among the bytes that a checkpoint has noted."""
+        self.appended, self.hash = AppendedFile(path), sha256()
+        self.length = os.fstat(self.appended.file.fileno()).st_size
+        whole_lines = self._whole_lines()
+        if noted_bytes <= whole_lines < self.length:
+            self.appended.file.truncate(whole_lines)
+            self.length = whole_lines
+        for start in range(0, self.length, _READ_BYTES):
+            self.hash.update(self.appended.read(start, min(_READ_BYTES, self.length - start)))
+        if whole_lines < self.length:
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
@@ -42,12 +93,11 @@ class JsonLines:
 
     def holds(self, length: int, digest: str) -> bool:
         """Whether the file still begins with what a checkpoint noted of it."""
-        begin, left = sha256(), length
-        with self.path.open("rb") as file:
-            while left and (held := file.read(min(left, _READ_BYTES))):
-                begin.update(held)
-                left -= len(held)
-        return not left and begin.hexdigest() == digest
+        begin, start = sha256(), 0
+        while start < length and (chunk := self.appended.read(start, min(length - start, _READ_BYTES))):
+            begin.update(chunk)
+            start += len(chunk)
+        return start == length and begin.hexdigest() == digest
 
     def state(self) -> tuple[int, str]:
         """Length in bytes and SHA-256 of the file as written so far."""
@@ -55,18 +105,23 @@ class JsonLines:
 
     def close(self) -> None:
         """Close the file; `OSError` where lines are lost by that."""
-        try:
-            self._append(b"")
-        finally:
-            self.file.close()
+        self.appended.close()
 
-    def _append(self, data: bytes) -> None:
-        self.length += len(data)
-        self.hash.update(data)
-        self.waiting += data
-        while self.waiting:  # one write may take only a part
-            written = self.file.write(self.waiting)
-            self.waiting = self.waiting[written:]
+    def _append(self, content: bytes) -> None:
+        self.length += len(content)
+        self.hash.update(content)
+        self.appended.append(content)
+
+    def _whole_lines(self) -> int:
+        """Length of the file up to its last end of line."""
+        end = self.length
+        while end > 0:
+            start = max(0, end - _READ_BYTES)
+            chunk = self.appended.read(start, end - start)
+            if b"\n" in chunk:
+                return start + chunk.rindex(b"\n") + 1
+            end = start
+        return 0
 
 
 def line(record: Record) -> str:

@@ -8,6 +8,9 @@ from datetime import datetime
 from io import StringIO
 from pathlib import Path
 
+from surefoot.config.paths import open_no_follow
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _MOST = 1 << 16  # characters that wait for a place
 
 
@@ -32,7 +35,8 @@ class RankLog(StringIO):
                 self._taken()
             return
         text = self._taken()
-        with self.path.open("a", encoding="utf-8") as file:
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # the run's directory may have been deleted
+        with open(open_no_follow(self.path, _APPEND), "a", encoding="utf-8") as file:
             file.write(text)
 
     def at_once(self, text: str) -> None:
@@ -40,7 +44,7 @@ class RankLog(StringIO):
         if self.path is None:
             return
         with suppress(OSError):
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            file = open_no_follow(self.path, _APPEND)
             try:
                 os.write(file, f"{text}\n".encode())
             finally:

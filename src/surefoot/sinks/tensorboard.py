@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
+import time
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from surefoot.record import Record
+from surefoot.sinks.jsonl import AppendedFile
 
+_files = itertools.count()  # of this process
 _NO_CURVES = {"layers", "data", "event"}  # nested, or words
 
 
@@ -15,18 +22,28 @@ class TensorBoard:
     """An event directory; `from_step` is the step a run goes on from, and nothing later of an older sitting is shown."""
 
     def __init__(self, directory: Path, *, from_step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from torch.utils.tensorboard.writer import SummaryWriter  # imports protobuf and more: half a second
+        # protobuf and more: half a second
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # the queue is long, so that a step never waits for the thread that writes
-        self.writer = SummaryWriter(str(directory), purge_step=from_step + 1, max_queue=1000, flush_secs=10)
-        self.summary = Summary
+        self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+        self.appended = AppendedFile(directory / name)
+        # no thread of torch's writer: one that meets a full disk prints a traceback, and loses what follows
+        self.packed = BytesIO()
+        self.packing = RecordWriter(self.packed)
+        self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
 
     def write(self, record: Record) -> None:
         """Add the numbers of a record under its kind, at its step; the pictures of panels, and a run's outcome as hparams."""
         match record["kind"]:
             case "sample":
-                self.writer.add_text("sample", f"```\n{record['text']}\n```", record["step"])
+                from torch.utils.tensorboard.summary import text
+
+                self._add(text("sample", f"```\n{record['text']}\n```").value, record)  # type: ignore[no-untyped-call]
             case "panels":
                 self._add_pictures(record)
             case "outcome":
@@ -37,10 +54,12 @@ class TensorBoard:
                     [self.summary.Value(tag=prefix + name, simple_value=value) for name, value in _numbers(record)],
                     record,
                 )
+            case _:
+                self.appended.append(b"")  # what waits for room
 
     def close(self) -> None:
-        """Write out what is still held back."""
-        self.writer.close()
+        """Close the file; `OSError` if values are lost by that."""
+        self.appended.close()
 
     def _add_pictures(self, record: Record) -> None:
         from surefoot.sinks.pictured import pictured
@@ -66,8 +85,16 @@ class TensorBoard:
 
     def _add(self, values: Any, record: Record) -> None:
         # all in one event: one by one they cost ten times as much
-        writer = self.writer._get_file_writer()  # type: ignore[no-untyped-call]
-        writer.add_summary(self.summary(value=values), record["step"])
+        summary = self.summary(value=values)
+        self._append(self.event(wall_time=time.time(), step=record["step"], summary=summary))
+
+    def _append(self, event: Any) -> None:
+        """Write an event in the format of TFRecord; a full disk raises `OSError`, and what waits is written later."""
+        self.packing.write(event.SerializeToString())
+        content = self.packed.getvalue()
+        self.packed.seek(0)
+        self.packed.truncate()
+        self.appended.append(content)
 
 
 def _numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:

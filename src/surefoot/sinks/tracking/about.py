@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from surefoot.config.paths import write_whole
+
 
 @dataclass(frozen=True)
 class About:
@@ -49,6 +51,4 @@ class Kept:
 
     def write(self) -> None:
         """Keep it, so that it is there whole or not at all."""
-        beside = self.path.with_name(f".{self.path.name}.partial")
-        beside.write_text(json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n")
-        beside.replace(self.path)
+        write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
+from surefoot.config.paths import open_no_follow
 from surefoot.record import Record
 from surefoot.sinks.tracking.about import About, Kept
 
@@ -149,13 +150,13 @@ def _failed(problem: Exception, say: Callable[[str], None]) -> None:
     say(f"{type(problem).__name__}: {lines[0]}" if lines else type(problem).__name__)
 
 
-def _alone(path: Path) -> IO[str] | None:
+def _alone(path: Path) -> IO[bytes] | None:
     """Wait until the tracker's process of an earlier sitting has ended, which it does by itself."""
     if sys.platform == "win32":
         return None
     import fcntl
 
-    lock = path.with_suffix(".lock").open("w")
+    lock = os.fdopen(open_no_follow(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "r+b")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 

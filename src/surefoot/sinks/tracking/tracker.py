@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.paths import open_no_follow
 from surefoot.record import Record
 from surefoot.sinks.tracking.about import About
 from surefoot.sinks.tracking.names import project_and_name
@@ -98,7 +99,7 @@ class Tracker:
     def _started(self) -> subprocess.Popen[bytes]:
         self.directory.mkdir(parents=True, exist_ok=True)
         paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
-        with self._log.open("ab") as log:
+        with open(open_no_follow(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "surefoot.sinks.tracking.process", str(os.getpid())],
                 stdin=subprocess.PIPE,

@@ -1,0 +1,392 @@
+"""A run's directory that somebody else has been in: links planted, files torn, deleted or of another shape. (15 s)"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forged
+import small_runs
+import surefoot as sf
+from surefoot.checkpoint import Store
+from surefoot.config.paths import open_no_follow, write_whole
+from surefoot.sinks import JsonLines, RankLog, TensorBoard, records
+
+STEPS = 26
+
+
+def build(out: Path, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **changes)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    build(out).train()
+    return out
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    build(out, stop_after="8 steps").train()
+    return out
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A run that is to go on after 8 of its steps."""
+    return Path(shutil.copytree(stopped_once, tmp_path / "run"))
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """Somebody's files; they are the same when the test is over."""
+    directory = tmp_path / "outside"
+    (directory / "deep").mkdir(parents=True)
+    (directory / "thesis.txt").write_text("years of work\n")
+    (directory / "deep" / "data.bin").write_bytes(bytes(100))
+    before = contents(directory)
+    yield directory
+    assert contents(directory) == before
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    newest = [max((out / "checkpoints").glob("step-*")) for out in (one, other)]
+    files = [
+        {file.name: sha256(file.read_bytes()).hexdigest() for file in path.glob("*.safetensors")} for path in newest
+    ]
+    return newest[0].name == newest[1].name and files[0] == files[1]
+
+
+# --- links: nothing outside of the directory is written or removed ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004"])
+def test_what_a_kill_left_is_unlinked_where_it_is_a_link(name: str, stopped: Path, outside: Path, whole: Path) -> None:
+    (stopped / "checkpoints" / name).symlink_to(outside, target_is_directory=True)
+    build(stopped).train()
+    assert not (stopped / "checkpoints" / name).is_symlink()
+    assert same_weights(stopped, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        (".lock", "thesis.txt"),
+        ("metrics.jsonl", "thesis.txt"),
+        ("checkpoints", "deep"),
+        ("tensorboard", "deep"),
+        ("logs", "deep"),
+        ("crash", "deep"),
+        ("trackers", "deep"),
+    ],
+)
+def test_a_link_where_a_run_writes_is_refused_by_name(name: str, target: str, stopped: Path, outside: Path) -> None:
+    if (stopped / name).is_dir():
+        shutil.rmtree(stopped / name)
+    (stopped / name).unlink(missing_ok=True)
+    (stopped / name).symlink_to(outside / target)
+    with pytest.raises(sf.ConfigError, match=rf"{name} is a link to .*{target}") as refused:
+        build(stopped).train()
+    assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["config.toml", "environment.json", "report.html"])
+def test_a_link_in_the_place_of_a_small_file_is_replaced(name: str, stopped: Path, outside: Path) -> None:
+    (stopped / f".{name}.partial").symlink_to(outside / "thesis.txt")
+    if name == "report.html":
+        (stopped / name).unlink()
+        (stopped / name).symlink_to(outside / "thesis.txt")
+    build(stopped).train()
+    assert not (stopped / name).is_symlink()
+    assert name == "config.toml" or not (stopped / f".{name}.partial").is_symlink()
+
+
+def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(stopped: Path, outside: Path) -> None:
+    old = stopped / "checkpoints" / "step-00000004"
+    old.rename(outside.parent / "elsewhere")
+    old.symlink_to(outside.parent / "elsewhere")
+    before = contents(outside.parent / "elsewhere")
+    build(stopped, keep=1).train()
+    assert contents(outside.parent / "elsewhere") == before
+    assert not old.is_symlink()
+
+
+def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
+    (stopped / "export").symlink_to(outside / "deep")
+    with pytest.raises(sf.ConfigError, match="is a link"):
+        sf.export(stopped)
+    (stopped / "own").mkdir()
+    (stopped / "own" / ".model.safetensors.partial").symlink_to(outside / "thesis.txt")
+    sf.export(stopped, stopped / "own")
+    assert (stopped / "own" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["logs/rank-1.log", "trackers/wandb.log", "trackers/wandb.lock"])
+def test_a_link_in_the_place_of_a_log_is_refused_by_name(name: str, stopped: Path, outside: Path) -> None:
+    (stopped / name).parent.mkdir(exist_ok=True)
+    (stopped / name).symlink_to(outside / "thesis.txt")
+    with pytest.raises(sf.ConfigError, match=f"{name} is a link"):
+        build(stopped).train()
+
+
+def test_a_log_of_a_rank_is_not_appended_to_through_a_link(tmp_path: Path, outside: Path) -> None:
+    log = RankLog()
+    log.open(tmp_path / "rank-1.log")
+    (tmp_path / "rank-1.log").unlink()
+    (tmp_path / "rank-1.log").symlink_to(outside / "thesis.txt")
+    log.at_once("a line that finds no place")
+    log.write("x")
+    with pytest.raises(OSError, match="a link, and nothing is written through links"):
+        log.flush()
+
+
+def test_nothing_but_a_regular_file_is_opened_and_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match=r"Is a directory|regular|device"):
+            os.close(open_no_follow(path, os.O_RDWR))
+
+
+def test_where_the_system_refuses_no_link_by_itself_it_is_found_after_opening(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.config.paths._FOLLOWS_NO_LINK", 0)
+    (tmp_path / "link").symlink_to(outside / "thesis.txt")
+    with pytest.raises(OSError, match="a link"):
+        open_no_follow(tmp_path / "link", os.O_WRONLY | os.O_APPEND)
+
+
+def test_a_file_cut_off_while_it_is_written_is_not_there(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", pieces())
+    assert [*tmp_path.iterdir()] == []
+
+
+# --- deleted while a run trains ------------------------------------------------------------------------------------------
+
+
+def train_and(out: Path, step: int, act: Callable[[], None], **changes: Any) -> None:
+    with build(out, console=True, **changes) as run:
+        for made in run:
+            if made.index == step:
+                assert run.parts.saving is not None
+                run.parts.saving.writer.wait()
+                act()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("step", [9, STEPS - 1], ids=["in the middle", "after the last save"])
+def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
+    step: int, resumed: bool, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    if resumed:
+        build(out, stop_after="6 steps").train()
+    train_and(out, step, lambda: shutil.rmtree(out))
+    printed = capsys.readouterr().out
+    assert printed.count(f"WARNING: {out}, or a part of it, was deleted while the run trained") == 1
+    assert same_weights(out, whole)
+    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(os.listdir(out))
+    steps = [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == [*range(3, STEPS, 3), STEPS]
+    again = build(out)
+    again.train()  # finds nothing left to do, and no damage
+    assert again.state.step == STEPS
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "metrics.jsonl", "tensorboard", ".lock"])
+def test_a_part_that_was_deleted_is_made_again(
+    part: str, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+
+    def delete() -> None:
+        if (out / part).is_dir():
+            shutil.rmtree(out / part)
+        else:
+            (out / part).unlink()
+
+    train_and(out, 9, delete)
+    assert "was deleted while the run trained" in capsys.readouterr().out
+    assert same_weights(out, whole)
+    steps = [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == [*range(3, STEPS, 3), STEPS]
+
+
+def test_of_two_trainers_in_one_directory_the_first_saves_no_more(tmp_path: Path) -> None:
+    """Its lock was removed, so another process could start; the two would delete each other's checkpoints."""
+    out = tmp_path / "run"
+    others: list[subprocess.Popen[str]] = []
+    code = "\n".join(
+        [
+            "import sys, pathlib",
+            "from surefoot.directory import RunDirectory",
+            "directory = RunDirectory(pathlib.Path(sys.argv[1]))",
+            "directory.open()",
+            "print('open', flush=True)",
+            "sys.stdin.read()",
+        ]
+    )
+
+    def start_another() -> None:
+        (out / ".lock").unlink()
+        command = [sys.executable, "-c", code, str(out)]
+        others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert others[0].stdout is not None
+        assert others[0].stdout.readline() == "open\n"
+
+    try:
+        with pytest.raises(sf.CheckpointError, match="another process is training into"):
+            train_and(out, 9, start_another)
+        assert Store(out / "checkpoints").steps()[-1] <= 9
+    finally:
+        for other in others:
+            other.communicate()
+
+
+# --- torn, of another shape, not finite -------------------------------------------------------------------------------
+
+
+def test_a_torn_line_does_not_outlive_a_resume(stopped: Path, whole: Path) -> None:
+    with (stopped / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind": "train", "step": 9, "lo')
+    build(stopped).train()
+    lines = (stopped / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line) for line in lines)
+    assert same_weights(stopped, whole)
+    assert not [text for text in str(sf.verify(build(stopped), windows=0)).splitlines() if "WRONG" in text]
+
+
+def test_a_torn_line_that_a_checkpoint_has_noted_stays(stopped: Path, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b"')
+    lines = JsonLines(path, noted_bytes=12)
+    lines.write({"kind": "x", "step": 1})
+    lines.close()
+    assert path.read_bytes().splitlines()[1:] == [b'{"b"', b'{"kind": "x", "step": 1}']
+
+
+WRONG_SHAPES: list[tuple[str, Any]] = [
+    ("clock", 3),
+    ("clock/total_s", None),
+    ("clock/window_s", {"training": [1]}),
+    ("clock/first_steps", "x"),
+    ("skipped_in_a_row", None),
+    ("skipped_in_a_row", ["x"]),
+    ("evaluating", []),
+    ("evaluating/model", 5),
+    ("aliases/model", ["x"]),
+    ("optimizer/model", 7),
+    ("groups", None),
+    ("groups/model", {"list": 3}),
+    ("described", "x"),
+    ("described/precision", 3),
+    ("described/data", None),
+    ("machine", []),
+    ("machine/torch", 2),
+    ("architecture/model", None),
+    ("scored", 1),
+    ("kept", []),
+    ("watch", {"value": 3}),
+    ("watch", 1),
+    ("seen", {"a": 1}),
+    ("first_scores", None),
+    ("evaluation_due", "x"),
+]
+
+
+def reshaped(where: str, value: Any) -> forged.Edit:
+    """What gives state.json another value at a path."""
+
+    def edit(state: dict[str, Any]) -> None:
+        *above, last = where.split("/")
+        for name in above:
+            state = state[name]
+        state[last] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(("where", "value"), WRONG_SHAPES, ids=[f"{where}={value}" for where, value in WRONG_SHAPES])
+def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
+    where: str, value: Any, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped(where, value))
+    with build(stopped, console=True, report=False) as run:
+        assert run.state.step == 5
+    printed = capsys.readouterr().out
+    assert "step-00000008 is damaged (state.json: " in printed
+    assert where.rpartition("/")[2] in printed.partition("is damaged")[2].partition("\n")[0]
+
+
+def test_weights_that_are_not_finite_are_named_at_a_resume(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["0.weight"][0, 0] = torch.nan
+        tensors["4.bias"][0] = torch.inf
+
+    forged.tensors_changed(forged.checkpoint(stopped, 8), edit)
+    with pytest.raises(sf.DivergedError):
+        build(stopped, console=True).train()
+    printed = capsys.readouterr().out
+    assert "WARNING: step-00000008 holds weights that are not finite: 0.weight and 1 more" in printed
+
+
+def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        """A file on a disk that is full for the first ten tries."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.tries = file, 0
+
+        def write(self, content: bytes) -> int:
+            self.tries += 1
+            if self.tries <= 10:
+                raise OSError(28, "No space left on device")
+            return int(self.file.write(content[:50]))
+
+        def fileno(self) -> int:
+            return int(self.file.fileno())
+
+        def close(self) -> None:
+            self.file.close()
+
+    with build(tmp_path / "run", console=True) as run:
+        assert run.sitting is not None
+        board = next(sink for sink in run.sitting.journal.sinks if isinstance(sink, TensorBoard))
+        board.appended.file = Full(board.appended.file)  # type: ignore[assignment]
+        for _ in run:
+            pass
+    printed = "".join(capfd.readouterr())
+    assert printed.count("records do not reach tensorboard: No space left on device") == 1
+    assert "Traceback" not in printed
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    read.Reload()
+    assert [event.step for event in read.Scalars("train/loss")] == [*range(3, STEPS, 3), STEPS]
