@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import stat
 import sys
 import traceback
 from hashlib import sha256
@@ -50,6 +52,51 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
 def digest(path: Path) -> str | None:
     """A hash of what is in a file; None where there is none."""
     return sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def refuse_changed(path: Path, *, was: str | None, run: Path) -> None:
+    """Raise `ConfigError` if a program is not surely the one that its user made a run with.
+
+    That is one whose hash is another than when the run last began or went on, one inside the run's directory, which came with
+    that, and one that other users of this machine could have changed. A file that is not there is left to `names_in`.
+    """
+    if not path.is_file():
+        return
+    if path.resolve().is_relative_to(run.resolve()):
+        reason = f"lies inside the run's directory {run}: it came with that, and may be anybody's"
+    elif digest(path) != was:
+        reason = f"is not the program that made {run}: its text has changed since"
+    elif (open_to := _written_by_others(path.resolve())) is not None:
+        reason = f"could have been changed by other users, who may write to {open_to}"
+    else:
+        return
+    raise ConfigError(
+        f"{path} {reason}\n"
+        "  its code would run with your rights, and need not compute what the run has computed\n"
+        "  to run it all the same, add --run-changed-program"
+    )
+
+
+def _written_by_others(path: Path) -> Path | None:
+    """The file, its directory or one above it that users besides this one and root may write to; None if none is, or on Windows.
+
+    In a directory like /tmp (sticky) nobody replaces another user's files, but anybody can put one beside, and Python imports it.
+    """
+    if sys.platform == "win32":
+        return None
+    for place in (path, *path.parents):
+        status = place.stat()
+        replaceable = not status.st_mode & stat.S_ISVTX or place in (path, path.parent)
+        others_own = os.getuid() != 0 and status.st_uid not in (0, os.getuid())
+        if others_own or (replaceable and _open_to_others(status)):
+            return place
+    return None
+
+
+def _open_to_others(status: os.stat_result) -> bool:
+    """Whether its mode lets others write; the group that a user has for himself is no other."""
+    own_group = status.st_gid == os.getgid() == os.getuid()
+    return bool(status.st_mode & stat.S_IWOTH) or (bool(status.st_mode & stat.S_IWGRP) and not own_group)
 
 
 def note_changed(path: Path, *, was: str | None) -> None:

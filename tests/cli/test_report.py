@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
-from surefoot.errors import CheckpointError
 from surefoot.panels import ConfusionMatrix, Panels
 from written_runs import falling, written
 
@@ -54,31 +53,21 @@ def test_the_picture_lies_beside_the_page(here: Path, capsys: pytest.CaptureFixt
     assert (here / "runs" / "a" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_the_model_does_is_made_anew_where_the_run_left_none(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_makes_the_panels_is_named_where_a_run_that_a_recipe_made_has_left_none(
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from surefoot.cli import showing
-
-    made = Panels(step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),))
-    asked: list[Path] = []
-    monkeypatch.setattr(showing, "panels_of", lambda run: asked.append(run) or made)
     (here / "runs" / "a" / "checkpoints" / "step-00000000").mkdir(parents=True)
     main(["report", "a"])
-    assert asked == []  # a script made it, and nothing can build that again
+    assert "note" not in capsys.readouterr().out  # a script made it, and nothing can build that again
     config = here / "runs" / "a" / "config.toml"
     config.write_text(config.read_text().replace("script", "recipe"))
-    main(["report", "a", "--no-panels"])
-    assert asked == []
     main(["report", "a"])
-    assert asked == [Path("runs/a")]
+    assert "which surefoot evaluate runs/a --panels makes" in capsys.readouterr().out
+    panels = Panels(step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),))
+    (here / "runs" / "a" / "panels.json").write_text(panels.to_json())
+    main(["report", "a"])
+    assert "note" not in capsys.readouterr().out
     assert "cats and dogs" in (here / "runs" / "a" / "report.html").read_text()
-
-    def refused(run: Path) -> None:
-        raise CheckpointError("it holds no checkpoint\nmore")
-
-    monkeypatch.setattr(showing, "panels_of", refused)
-    main(["report", "a"])
-    assert "note: without panels of what the model does: it holds no checkpoint\n" in capsys.readouterr().err
 
 
 def test_what_is_not_understood_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,6 @@ import torch
 
 import surefoot as sf
 from surefoot.cli.main import main
-from surefoot.cli.showing import panels_of
 from surefoot.config import layered
 from surefoot.recipes import gpt, images, translation
 
@@ -201,19 +200,27 @@ def config(recipe: str) -> dict[str, Any]:
 # --- made anew ---------------------------------------------------------------------------------------------------------
 
 
+def panels_made_anew(run: str) -> sf.Panels | None:
+    """Those that `evaluate --panels` writes for a run that has left none."""
+    Path(run, "panels.json").unlink(missing_ok=True)
+    main(["evaluate", run, "--panels"])
+    return sf.read_panels(run)
+
+
 def test_panels_made_anew_of_the_newest_checkpoint_are_those_that_were_written(there: Ended) -> None:
     """Of gpt the best is the newest, here."""
-    assert panels_of(Path("runs/gpt")) == sf.read_panels("runs/gpt")
+    written = sf.read_panels("runs/gpt")
+    assert panels_made_anew("runs/gpt") == written
 
 
 def test_panels_made_anew_are_of_the_best_checkpoint(there: Ended) -> None:
     watched = sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6).state["watch"]
-    shown = panels_of(Path("runs/images"))
+    shown = panels_made_anew("runs/images")
     assert shown is not None
     assert shown.step == watched["step"]
 
 
-def test_a_program_without_panels_has_none(there: Ended) -> None:
+def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
     Path("program.py").write_text(
         "import torch, surefoot as sf\n"
         "def build():\n"
@@ -223,10 +230,17 @@ def test_a_program_without_panels_has_none(there: Ended) -> None:
         "                  optimizer=sf.sgd(lr=0.1), out='runs/plain')\n"
     )
     main(["train", "program.py:build"])
-    assert panels_of(Path("runs/plain")) is None
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", "runs/plain", "--panels"])
+    assert end.value.code == 2
+    assert "what made runs/plain has no panels: give Run(panels=...)" in capsys.readouterr().err
 
 
-def test_of_a_run_whose_data_are_gone_it_is_said(there: Ended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_a_run_whose_data_are_gone_it_is_said(
+    there: Ended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(sf.DataError, match="this run was started in"):
-        panels_of(there.place / "runs" / "gpt")
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", str(there.place / "runs" / "gpt"), "--panels"])
+    assert end.value.code == 3
+    assert "this run was started in" in capsys.readouterr().err

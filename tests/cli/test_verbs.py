@@ -360,9 +360,9 @@ def test_a_program_that_came_with_the_run_is_not_executed(program: Path, capsys:
     evil.write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
     config = Path("runs/mine/config.toml")
     config.write_text(config.read_text().replace(str(program), str(evil)))
-    for verb in ("resume", "evaluate"):
+    for verb, words in (("resume", "names a program inside the run"), ("evaluate", "lies inside the run's directory")):
         assert refused(verb, "mine") == 2
-        assert "names a program inside the run" in capsys.readouterr().err
+        assert words in capsys.readouterr().err
     assert not Path("canary").exists()
 
 

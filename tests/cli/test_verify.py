@@ -82,7 +82,7 @@ def test_a_run_is_proved_and_what_that_costs_is_said_first(place: Path, capsys: 
 
 def test_the_verdict_comes_as_json_and_nothing_else_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "verified_program.py").write_text(PROGRAM + 'print("said by the program")\n')
-    assert left_with("latest", "--steps", "4", "--windows", "2", "--json") == 0
+    assert left_with("latest", "--steps", "4", "--windows", "2", "--json", "--run-changed-program") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["exit_status"], found["problems"], found["whole"]) == (0, [], False)
     assert [(window["start"], window["stop"], window["exact"]) for window in found["windows"]] == [

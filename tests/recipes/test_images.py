@@ -265,18 +265,24 @@ def test_a_network_may_import_its_neighbours_and_what_fails_there_is_named(tmp_p
     assert len(weights(images.build(asked))) == 2
 
 
-def test_a_changed_network_is_used_with_a_note(
+def test_a_changed_network_is_refused_where_nobody_asks_for_it(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
     main(["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", f"--model.name={program}:build"])
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
-    for changed in (False, True):
-        for command in (["predict", run, str(tmp_path / "x.png")], ["evaluate", run]):
-            capsys.readouterr()
+    commands = (["predict", run, str(tmp_path / "x.png")], ["evaluate", run])
+    for command in commands:
+        main(command)
+    program.write_text(program.read_text() + "# changed\n")
+    for command in commands:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
             main(command)
-            assert (f"note: {program} has changed since this run began" in capsys.readouterr().out) == changed
-        program.write_text(program.read_text() + "# changed\n")
+        assert end.value.code == 2
+        assert f"{program} is not the program that made {run}" in capsys.readouterr().err
+        main([*command, "--run-changed-program"])
+        assert f"note: {program} has changed since this run began" in capsys.readouterr().out
 
 
 def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:

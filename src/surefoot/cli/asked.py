@@ -12,7 +12,7 @@ from typing import Any, get_args
 from surefoot.cli import programs
 from surefoot.cli.building import from_file, layers_below
 from surefoot.cli.flags import configured, typed
-from surefoot.cli.options import number, one_of, option, options, whole
+from surefoot.cli.options import RUN_CHANGED, number, one_of, option, options, switch, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.programs import Program
 from surefoot.config import flatten, layered
@@ -39,6 +39,7 @@ class Asked:
     score: str | None
     out: str | None
     paired: bool
+    run_changed: bool
     search: int | None
     sampler: Sampler
     pruner: Pruner
@@ -53,8 +54,9 @@ OWN += ["--search", "--sampler", "--pruner"]
 
 def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
     """The arguments that are left, settings of the runs, and what is asked of the comparison."""
-    paired = "--paired" in arguments
-    rest, vary = options([argument for argument in arguments if argument != "--paired"], "--vary")
+    rest, paired = switch(arguments, "--paired")
+    rest, run_changed = switch(rest, RUN_CHANGED)
+    rest, vary = options(rest, "--vary")
     rest, variants = options(rest, "--variant")
     given: dict[str, str | None] = {}
     for name in ("seeds", "jobs", "threads", "target", "reference", "score", "out", "search", "sampler", "pruner"):
@@ -70,6 +72,7 @@ def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
         score=_score(given["score"]),
         out=given["out"],
         paired=paired,
+        run_changed=run_changed,
         search=_given(lambda text: whole("--search", text), given["search"]),
         sampler=one_of("--sampler", given["sampler"] or "tpe", get_args(Sampler)),
         pruner=one_of("--pruner", given["pruner"] or "median", get_args(Pruner)),
@@ -139,7 +142,7 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     """The variant that a trial of a search is."""
-    program = programs.again(dict(plan.program), run=Path(name))
+    program = programs.again(dict(plan.program), run=Path(name), run_changed=True)  # compare has looked
     assert program.config is not None
     flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
     meant = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])

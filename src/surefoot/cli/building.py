@@ -59,14 +59,22 @@ def built(program: Program, config: Any, *, of: Path | None = None) -> Run:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def of_run(run: Path, flags: list[str], *, verb: str, own: Sequence[str] = ("checkpoint",)) -> tuple[Program, Any]:
-    """What made a run, and its configuration with some flags changed (None where it takes none)."""
+def of_run(
+    run: Path, flags: Sequence[str], *, verb: str, own: Sequence[str] = ("checkpoint",), run_changed: bool = False
+) -> tuple[Program, Any]:
+    """What made a run, and its configuration with some flags changed (None where it takes none).
+
+    A program that has changed since, or that others could have changed, is refused unless `run_changed`.
+    """
     text = file_text(run / "config.toml")
-    program = programs.again(program_of(text, where=str(run / "config.toml")), run=run)
+    program = programs.again(program_of(text, where=str(run / "config.toml")), run=run, run_changed=run_changed)
     if program.config is None:
         refuse_settings(program, flags)
         return program, None
-    return program, configured(program.config, [("file", values_of_run(text))], flags, verb=verb, own=own)[0]
+    config = configured(program.config, [("file", values_of_run(text))], list(flags), verb=verb, own=own)[0]
+    if not run_changed:
+        program.refuse_changed_files(config, run=run)
+    return program, config
 
 
 def alone(config: Any, run: Path) -> Any:

@@ -141,6 +141,7 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
     held = planned.read(directory.path)
     if asked_plan is None:
         assert held is not None
+        programs.again(dict(held.program), run=directory.path, run_changed=asked.run_changed)
         changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
         changes |= {"reference": asked.reference} if "--reference" in asked.typed else {}
         if asked.search is not None:
@@ -209,7 +210,7 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
     from surefoot.config import layered
     from surefoot.tune import planned
 
-    program = programs.again(dict(plan.program), run=directory.path)
+    program = programs.again(dict(plan.program), run=directory.path, run_changed=True)  # `_plan` has looked
     assert program.config is not None
     config = layered(program.config, [("comparison", plan.base)])[0]
     directory.write_text(planned.FILE, planned.to_text(plan, config))

@@ -13,7 +13,7 @@ from surefoot.cli import programs
 from surefoot.cli.building import built, from_file, layers_below, of_run, refuse_fp16_on_a_cpu, refuse_settings
 from surefoot.cli.flags import configured
 from surefoot.cli.help import VERBS
-from surefoot.cli.options import file_text, number, option, run_directory, whole
+from surefoot.cli.options import RUN_CHANGED, file_text, number, option, run_directory, switch, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.trained import checkpoint_of
 from surefoot.config import Settings, flatten, values
@@ -118,10 +118,11 @@ def meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[R
     said = f"surefoot {verb} {name}"
     if name not in NAMES and ":" not in name and not name.endswith(".py") and _is_run(name):
         path = run_directory([name])
+        rest, run_changed = switch(rest, RUN_CHANGED)
         rest, which = option(rest, "--checkpoint")
         if verb == "find-lr":
             _refuse_another_optimizer(path, rest)
-        program, config = of_run(path, rest, verb=said, own=[*own, "checkpoint"])
+        program, config = of_run(path, rest, verb=said, own=[*own, "checkpoint"], run_changed=run_changed)
         if config is not None and "out" in flatten(config):
             config = dataclasses.replace(config, out=str(path))
         run = built(program, config, of=path)

@@ -117,6 +117,8 @@ those of surefoot train. Trains nothing; takes about half a minute.
   --out DIR          profile.json and .txt, trace.json.gz (for ui.perfetto.dev),
                      memory.png and .svg (default: runs/profile)
   --checkpoint WHICH of a RUN: newest, best, or that of a step
+  --run-changed-program  run it even if it has changed since, or others could
+                         have changed it
 
   surefoot profile gpt
   surefoot profile images --preset cifar10 --data.path DIR --tries all
@@ -166,6 +168,11 @@ the last five. --on SPLIT scores one of the run's splits alone. --on NAME=FILE
 OpenBookQA, COPA, WinoGrande or LAMBADA as JSON lines, gzipped or not. It may be
 given several times.
 
+  --panels               make what the report shows of the task, with the best
+                         checkpoint, and write it into the run
+  --run-changed-program  run it even if it has changed since, or others could
+                         have changed it
+
   surefoot evaluate runs/mine --checkpoint best
   surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
   surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
@@ -180,6 +187,9 @@ answers each line of its inputs, of --file, or of standard input by one line.
 
 Of a run of images, inputs are picture files: each is made grey or coloured and
 resized as the training data were, and the likeliest classes are told.
+
+  --run-changed-program  run a network of your own even if it has changed since,
+                         or others could have changed it
 
   surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
   surefoot predict runs/mine --file prompts.txt
@@ -258,7 +268,9 @@ Several runs: their curves over each other, and the settings that differ.
   --png        the main curves as a picture too, .png and .svg beside the page
   --watch      serve the page on this machine, made anew while the run goes on
   --port N     of --watch (default: one that is free)
-  --no-panels  do not make what the model does anew, where the run left none
+
+Nothing of the run's program is executed. What the model does is shown if the
+run has left it; for one that was killed: surefoot evaluate RUN --panels.
 
   surefoot report latest
   surefoot report runs/a runs/b --out compared.html
@@ -278,6 +290,8 @@ says first how many steps have to be made again, and about how long that takes.
   --bisect-nan  find the first bad step instead, and show it
   --samples K   how many samples are shown (default: 8); 0 passes none alone
   --json        everything as JSON
+  --run-changed-program  run it even if it has changed since, or others could
+                         have changed it
 
   surefoot replay runs/mine --step 412
   surefoot replay latest --bisect-nan
@@ -297,6 +311,8 @@ that a script has made only files are checked; in it: surefoot.verify(run).
   --seed S       draw the windows instead
   --tolerance X  relative, on another machine (default: 0.01)
   --json         the verdict for programs
+  --run-changed-program  run it even if it has changed since, or others could
+                         have changed it
 
 Leaves with 0 where nothing is wrong, 4 where files are damaged or contradict
 each other, 3 where data are others, 8 where steps come out otherwise.

@@ -10,6 +10,9 @@ from typing import Any
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
+RUN_CHANGED = "--run-changed-program"
+"""Of verbs that run the program of a run that is there: run it even if it has changed since, or others could have changed it."""
+
 
 def option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:
     """The arguments without one option of the verb's own, and its value."""
@@ -31,6 +34,11 @@ def options(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
         rest, value = taken
         found.append(str(value))
     return rest, found
+
+
+def switch(arguments: Sequence[str], name: str) -> tuple[list[str], bool]:
+    """The arguments without a flag that takes no value, and whether it was there."""
+    return [argument for argument in arguments if argument != name], name in arguments
 
 
 def whole(option: str, text: str, *, least: int = 1) -> int:

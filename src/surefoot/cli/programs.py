@@ -48,6 +48,13 @@ class Program:
         if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
             function(config)
 
+    def refuse_changed_files(self, config: Any, *, run: Path) -> None:
+        """Refuse other files of the user's own that the module says it runs for a run: `program_files(config, run=run)`."""
+        function = self.names.get("program_files")
+        if self.described.get("kind") == "recipe" and inspect.isfunction(function):
+            for path, digest in function(config, run=run):
+                user_files.refuse_changed(path, was=digest, run=run)
+
     def on_paper(self, *config: Any) -> Run:
         """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
         function = self.names.get("outline")
@@ -83,17 +90,24 @@ def found(name: str) -> Program:
     raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
-def again(described: dict[str, Any], *, run: Path) -> Program:
-    """The program that the config.toml of a run names; never a file inside the run, which holds data and no code."""
+def again(described: dict[str, Any], *, run: Path, resuming: bool = False, run_changed: bool = False) -> Program:
+    """The program that the config.toml of a run names.
+
+    `resuming` runs a changed one, says so, and leaves it to the resume to compare what it computes. All else refuses it, and one
+    that others could have changed, unless `run_changed`.
+    """
     match described:
         case {"kind": "recipe", "recipe": str(name)}:
             return found(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
-            if Path(path).resolve().is_relative_to(run.resolve()):
-                raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
             if not Path(path).is_absolute():  # surefoot never writes that: it would be whatever lies beside
                 raise ConfigError(f"{run / 'config.toml'} names a program by a relative path, {path}: refused")
-            user_files.note_changed(Path(path), was=digest)
+            if resuming and Path(path).resolve().is_relative_to(run.resolve()):
+                raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
+            if resuming:
+                user_files.note_changed(Path(path), was=digest)
+            elif not run_changed:
+                user_files.refuse_changed(Path(path), was=digest, run=run)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             import shlex

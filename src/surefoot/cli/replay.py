@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli.building import alone, built, of_run
-from surefoot.cli.options import file_text, option, run_directory, whole
+from surefoot.cli.options import RUN_CHANGED, file_text, option, run_directory, switch, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
@@ -24,13 +24,14 @@ _OWN = ("step", "samples", "json", "bisect-nan")
 
 
 def replay(arguments: list[str]) -> None:
-    """`surefoot replay RUN --step N|--bisect-nan [--samples K] [--json] [settings]`: what happened in a step.
+    """`surefoot replay RUN --step N|--bisect-nan [--samples K] [--json] [--run-changed-program] [settings]`: what happened in a step.
 
     The run's directory is only read. What is said beforehand goes to standard error, so that the page can be kept.
     """
     refuse_several(arguments, verb="replay")
     path = run_directory(arguments)
-    rest, asked = option(arguments[1:], "--step")
+    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
+    rest, asked = option(rest, "--step")
     rest, samples = option(rest, "--samples")
     flags = [argument for argument in rest if argument not in ("--json", "--bisect-nan")]
     as_json, bisecting = "--json" in rest, "--bisect-nan" in rest
@@ -43,7 +44,7 @@ def replay(arguments: list[str]) -> None:
     _refuse_script(path)
     _refuse_early(path, step)
     with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
-        run = _run(path, flags)
+        run = _run(path, flags, run_changed=run_changed)
         searched = None if step is not None else _searched(run, path)
         found = None
         if step is None and searched is not None and searched.bad is not None:
@@ -77,8 +78,8 @@ def _print(searched: Searched | None, found: Replay | None, *, as_json: bool) ->
     Said(None).put(f"{text}\n")
 
 
-def _run(path: Path, flags: Sequence[str]) -> Run:
-    program, config = of_run(path, list(flags), verb="surefoot replay RUN", own=_OWN)
+def _run(path: Path, flags: Sequence[str], *, run_changed: bool) -> Run:
+    program, config = of_run(path, flags, verb="surefoot replay RUN", own=_OWN, run_changed=run_changed)
     return built(program, alone(config, path), of=path)
 
 

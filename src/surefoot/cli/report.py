@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from surefoot.cli.options import option, run_directory, whole
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError, SurefootError
+from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from surefoot.panels import Panels
     from surefoot.reporting.charts import Chart
     from surefoot.reporting.reading import RunTold
 
-_FLAGS = ("--watch", "--png", "--no-panels")
+_LAST_BYTES = 4096  # of the records, more than their last lines
+_FLAGS = ("--watch", "--png")
 
 
 def report(arguments: list[str]) -> None:
-    """`surefoot report RUN... [--out FILE] [--png] [--watch [--port N]] [--no-panels]`."""
+    """`surefoot report RUN... [--out FILE] [--png] [--watch [--port N]]`. Runs nothing of the run's author."""
     place = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     if not place:
         raise ConfigError("report on which run? give its directory, its name under runs/, or latest; or several")
@@ -43,17 +44,17 @@ def report(arguments: list[str]) -> None:
         runs,
         None if out is None else local_path(out, setting="--out"),
         png="--png" in flags,
-        panels="--no-panels" not in flags,
     )
 
 
-def _write(runs: Sequence[Path], out: Path | None, *, png: bool, panels: bool) -> None:
+def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
     from surefoot.reporting.writing import page_of, target_of, write
 
     target = target_of(runs, out)
-    shown = _panels(runs[0]) if panels and len(runs) == 1 else None
-    write(page_of(runs, panels=shown), target)
+    write(page_of(runs), target)
     print(f"written: {target}")
+    if len(runs) == 1 and _could_have_panels(runs[0]):
+        print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
     if png:
         from surefoot.reporting.pictures import draw
         from surefoot.reporting.reading import read_run
@@ -75,8 +76,8 @@ def _charts(runs: Sequence[RunTold]) -> tuple[list[Chart], str]:
     return held.overlaid, held.title
 
 
-def _panels(run: Path) -> Panels | None:
-    """What the model does, made anew where the run has not left it and its program can be built again; else None, and why."""
+def _could_have_panels(run: Path) -> bool:
+    """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
     from surefoot.config import program
     from surefoot.panels import FILE
     from surefoot.reporting.writing import is_running
@@ -84,17 +85,20 @@ def _panels(run: Path) -> Panels | None:
     try:
         made_by = program((run / "config.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ConfigError):  # the page names it
-        return None
+        return False
+    has_panels = {"recipe": True, "file": not _is_finished(run)}.get(str(made_by.get("kind")), False)
     has_checkpoint = any((run / "checkpoints").glob("step-*"))
-    if (run / FILE).exists() or made_by.get("kind") == "script" or not has_checkpoint or is_running(run):
-        return None
-    from surefoot.cli.showing import panels_of
+    return has_panels and has_checkpoint and not (run / FILE).exists() and not is_running(run)
 
+
+def _is_finished(run: Path) -> bool:
+    """Whether the end of the records says that all steps were made: such a run has made its panels, if it has any."""
     try:
-        return panels_of(run)
-    except SurefootError as problem:
-        print(f"note: without panels of what the model does: {str(problem).splitlines()[0]}", file=sys.stderr)
-        return None
+        with (run / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            return b'"what": "finished"' in file.read()
+    except OSError:
+        return False
 
 
 def _watch(runs: Sequence[Path], *, port: int) -> None:

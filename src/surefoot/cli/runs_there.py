@@ -44,7 +44,7 @@ def compare_runs(names: Sequence[str], asked: Asked) -> None:
     found = []
     for path, run in zip(paths, runs, strict=True):
         settings = {name: run.settings.get(name) for name in unlike}
-        batches = _scored_again(path, run) if asked.paired else _scored_then(path, run)
+        batches = _scored_again(path, run, run_changed=asked.run_changed) if asked.paired else _scored_then(path, run)
         found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
     out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
     out.open()
@@ -100,7 +100,7 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
     return dict(held) if same else missing
 
 
-def _scored_again(path: Path, run: Any) -> dict[str, Any]:
+def _scored_again(path: Path, run: Any, *, run_changed: bool) -> dict[str, Any]:
     """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
     from surefoot.cli.building import built, of_run
     from surefoot.errors import SurefootError
@@ -108,7 +108,7 @@ def _scored_again(path: Path, run: Any) -> dict[str, Any]:
 
     print(f"scoring {path} batch by batch", file=sys.stderr)
     try:
-        program, config = of_run(path, [], verb="surefoot compare")
+        program, config = of_run(path, [], verb="surefoot compare", run_changed=run_changed)
         if config is not None:
             config = dataclasses.replace(config, out=str(path))
         return scores_by_batch(built(program, config, of=path), run)

@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import processes
 from surefoot.cli.building import built, of_run
 from surefoot.cli.flags import configured
-from surefoot.cli.options import option, options, run_directory
+from surefoot.cli.options import RUN_CHANGED, option, options, run_directory, switch
 from surefoot.cli.programs import Program
 from surefoot.config import flatten
+from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.placement import placed
 from surefoot.recipes.questions import named
@@ -27,13 +28,23 @@ if TYPE_CHECKING:
 def evaluate(arguments: list[str]) -> None:
     """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"] [--on SPLIT|[NAME=]FILE]...`: score a checkpoint.
 
+    `surefoot evaluate RUN --panels` makes what the report shows of the task instead, for a run that could not do so itself.
     On all splits that the run has; with `--on` on some of them, or on files that its recipe knows how to score.
     """
     run_path = run_directory(arguments)
-    rest, which = option(arguments[1:], "--checkpoint")
+    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
+    rest, panels = switch(rest, "--panels")
+    rest, which = option(rest, "--checkpoint")
     rest, on = options(rest, "--on")
     rest, several = processes.options(rest)
-    program, config = of_run(run_path, rest, verb="surefoot evaluate RUN", own=["checkpoint", "on"])
+    own = ["checkpoint", "on"]
+    program, config = of_run(run_path, rest, verb="surefoot evaluate RUN", own=own, run_changed=run_changed)
+    if panels:
+        if on or which is not None:
+            raise ConfigError("--panels shows the best checkpoint, or the newest: leave --on and --checkpoint out")
+        processes.refuse_several(arguments, verb="evaluate --panels")
+        _write_panels(program, config, run_path)
+        return
     of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
     files = _files(program, of_files, run_path)
     own = [given for given in on if given not in of_files]
@@ -108,6 +119,32 @@ def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]
     return files
 
 
+def _write_panels(program: Program, config: Any, run_path: Path) -> None:
+    """Make what the report shows of the task, with the best checkpoint, or the newest if none is best; write it into the run."""
+    from surefoot.panels import FILE
+    from surefoot.reporting.writing import is_running
+
+    if is_running(run_path):
+        raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")
+    if config is not None and "out" in flatten(config):
+        config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is
+    run = built(program, config, of=run_path)
+    if run.parts.panels is None:
+        raise ConfigError(f"what made {run_path} has no panels: give Run(panels=...)")
+    try:
+        chosen = checkpoint_of(run_path, "best")
+    except CheckpointError:  # no score was watched, or that checkpoint is damaged
+        chosen = checkpoint_of(run_path, "newest")
+    run.load(chosen)
+    try:
+        write_whole(run_path / FILE, run.panels().to_json().encode())
+    except OSError as problem:
+        raise CheckpointError(f"cannot write {run_path / FILE}: {problem.strerror or problem}") from problem
+    print(
+        f"written: {run_path / FILE}, with the weights of step {chosen.step:,}; to see them: surefoot report {run_path}"
+    )
+
+
 def predict(arguments: list[str]) -> None:
     """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP|"average N"] [settings]`: use the model that a run has trained.
 
@@ -115,10 +152,11 @@ def predict(arguments: list[str]) -> None:
     answered by a line.
     """
     run_path = run_directory(arguments)
-    rest, which = option(arguments[1:], "--checkpoint")
+    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
+    rest, which = option(rest, "--checkpoint")
     place = next((place for place, argument in enumerate(rest) if argument.startswith("--")), len(rest))
     inputs, flags = rest[:place], rest[place:]
-    program, config = of_run(run_path, [], verb="surefoot predict RUN")
+    program, config = of_run(run_path, [], verb="surefoot predict RUN", run_changed=run_changed)
     if "predict" not in program.names or "Predict" not in program.names:
         raise ConfigError(
             f"what {run_path} was made by does not say how its model is used: it defines no predict()\n"

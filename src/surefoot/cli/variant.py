@@ -88,7 +88,7 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     import torch
 
     torch.set_num_threads(plan.threads)
-    program = programs.again(dict(plan.program), run=directory / name)
+    program = programs.again(dict(plan.program), run=directory / name, run_changed=True)  # compare has looked
     if program.config is None:
         raise ConfigError(f"{program.described['path']}: build() takes no settings any more")
     settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}

@@ -73,7 +73,7 @@ def resume(arguments: list[str]) -> None:
     run = run_directory(arguments)
     text = file_text(run / "config.toml")
     made_by = program_of(text, where=str(run / "config.toml"))
-    program = programs.again(made_by, run=run)
+    program = programs.again(made_by, run=run, resuming=True)
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     flags, several = processes.taken(program, arguments[1:], made_by)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.building import alone, built, of_run
-from surefoot.cli.options import file_text, number, option, run_directory, whole
+from surefoot.cli.options import RUN_CHANGED, file_text, number, option, run_directory, switch, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.config import program as program_of
 from surefoot.errors import ConfigError, DataError
@@ -28,7 +28,7 @@ _OWN = ("steps", "windows", "all", "seed", "tolerance", "json")
 
 
 def verify(arguments: list[str]) -> None:
-    """`surefoot verify RUN [--steps N] [--windows K] [--all] [--seed S] [--tolerance X] [--json] [settings]`.
+    """`surefoot verify RUN [--steps N] [--windows K] [--all] [--seed S] [--tolerance X] [--json] [--run-changed-program] [settings]`.
 
     Leaves with 0 where nothing is wrong, 4 for damaged files, 3 for other data, 8 where steps come out otherwise.
     """
@@ -36,14 +36,15 @@ def verify(arguments: list[str]) -> None:
     refuse_several(arguments, verb="verify")
     if placed(os.environ).world_size > 1:
         raise ConfigError("verify works in one process: start it without torchrun or srun")
-    rest, asked = _asked(arguments[1:])
+    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
+    rest, asked = _asked(rest)
     rest, as_json = [argument for argument in rest if argument != "--json"], "--json" in rest
     from surefoot.verifying.files import checked  # imports torch
 
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         files = checked(run_path)
         try:
-            verdict = _verdict(run_path, files, rest, asked)
+            verdict = _verdict(run_path, files, rest, asked, run_changed=run_changed)
         except _NotBuiltError as problem:
             _told(problem.verdict, as_json=False, stream=sys.stderr)
             raise problem.cause from None
@@ -85,7 +86,7 @@ def _asked(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, asked
 
 
-def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, Any]) -> Verdict:
+def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, Any], *, run_changed: bool) -> Verdict:
     from surefoot.verifying.sentences import as_problem_of_data
     from surefoot.verifying.whole import verify, verify_files
 
@@ -94,7 +95,7 @@ def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, An
         why = "a script has made this run, and only that can build it again; there: print(surefoot.verify(run))"
         return verify_files(run_path, why=why, files=files)
     try:
-        program, config = of_run(run_path, flags, verb="surefoot verify RUN", own=_OWN)
+        program, config = of_run(run_path, flags, verb="surefoot verify RUN", own=_OWN, run_changed=run_changed)
         run = built(program, alone(config, run_path), of=run_path)
     except DataError as problem:
         verdict = verify_files(run_path, why="the data cannot be read as they were", files=files)

@@ -311,6 +311,15 @@ def _refuse_smoothing(changes: Changes) -> None:
         raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
 
 
+def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
+    """The files of the user's own that are run to build a run again, with the hash of each when it last began or went on."""
+    if not (run / pictures.FILE).is_file():
+        return []
+    kept = pictures.kept(run)
+    name = networks.recorded_name(config.model, held=kept.network)
+    return [] if (file := networks.file_of(name)) is None else [(file, kept.sha256 if name == kept.network else "")]
+
+
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
     data = pictures.kept(run)

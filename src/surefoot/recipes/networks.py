@@ -86,6 +86,11 @@ def digest(name: str) -> str | None:
     return user_files.digest(_file(name)) if _kind(name) == "file" else None
 
 
+def file_of(name: str) -> Path | None:
+    """The file of the user's own that holds a network; None if it is one of ours or timm's."""
+    return _file(name) if _kind(name) == "file" else None
+
+
 def note_changed(name: str, *, was: str | None) -> None:
     """Print a note where the file of a network is not what it was when the run began; `was` is its `digest` then."""
     if _kind(name) == "file":

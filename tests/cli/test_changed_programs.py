@@ -1,0 +1,179 @@
+"""Which verbs run the program that a run's config.toml names, and when they refuse to. (8 s)"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot import user_files
+from surefoot.cli.main import main
+
+PROGRAM = """
+import torch, surefoot as sf
+
+def build():
+    data = torch.arange(8.0)[:, None], torch.arange(8.0)[:, None]
+    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
+    return sf.Run(
+        model=lambda: torch.nn.Linear(1, 1), loss=loss, train=data, batch_size=4, length="4 steps",
+        optimizer=sf.sgd(lr=0.001), evaluate={"all": sf.Split(data)}, save_every="2 steps", out="runs/a",
+        panels=lambda model: [sf.ConfusionMatrix(title="made anew", classes=("x",), counts=((4,),))], console=False,
+    )
+"""
+CANARY = "from pathlib import Path; Path('canary').touch()\n"
+VERBS = {
+    "evaluate": ["evaluate", "runs/a"],
+    "evaluate --panels": ["evaluate", "runs/a", "--panels"],
+    "predict": ["predict", "runs/a", "x"],
+    "replay": ["replay", "runs/a", "--step", "1"],
+    "verify": ["verify", "runs/a"],
+    "profile": ["profile", "runs/a", "--tries", "none", "--steps", "4", "--peak", "1e9"],
+    "find-lr": ["find-lr", "runs/a", "--steps", "12"],
+    "find-batch": ["find-batch", "runs/a"],
+}
+LOOKING = [["report", "runs/a"], ["report", "runs/a", "--png"], ["diagnose", "runs/a"], ["export", "runs/a"]]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that has made runs/a, and writes a file whenever it runs from now on."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    file = tmp_path / "own" / "program.py"
+    file.parent.mkdir(mode=0o755)
+    file.write_text(CANARY + PROGRAM)
+    main(["train", "own/program.py:build"])
+    Path("canary").unlink()
+    return file
+
+
+def left_with(arguments: list[str]) -> object:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+@pytest.mark.parametrize("arguments", VERBS.values(), ids=VERBS)
+def test_a_changed_program_is_refused_in_three_lines_unless_it_is_asked_for(
+    arguments: list[str], program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.write_text(program.read_text() + "\n# changed\n")
+    capsys.readouterr()
+    assert left_with(arguments) == 2
+    refusal = capsys.readouterr().err.strip().splitlines()[-3:]
+    assert refusal[0] == f"error: {program} is not the program that made runs/a: its text has changed since"
+    assert refusal[2].strip() == "to run it all the same, add --run-changed-program"
+    assert not Path("canary").exists()
+    left_with([*arguments, "--run-changed-program"])
+    assert Path("canary").exists()
+
+
+@pytest.mark.parametrize("arguments", VERBS.values(), ids=VERBS)
+def test_an_unchanged_program_is_run_without_a_question(arguments: list[str], program: Path) -> None:
+    left_with(arguments)
+    assert Path("canary").exists()
+
+
+def test_a_program_of_the_same_text_that_lies_inside_the_run_is_refused(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = Path("runs/a/program.py").resolve()
+    inside.write_text(program.read_text())
+    config = Path("runs/a/config.toml")
+    config.write_text(config.read_text().replace(str(program), str(inside)))
+    assert left_with(["evaluate", "runs/a"]) == 2
+    assert "lies inside the run's directory" in capsys.readouterr().err
+    assert not Path("canary").exists()
+    main(["evaluate", "runs/a", "--run-changed-program"])
+    assert Path("canary").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
+@pytest.mark.parametrize("place", ["own", "own/program.py"])
+def test_a_program_that_others_may_write_is_refused(
+    mode: int, place: str, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(place).chmod(mode)
+    assert left_with(["evaluate", "runs/a"]) == 2
+    assert f"who may write to {Path(place).resolve()}" in capsys.readouterr().err
+    assert not Path("canary").exists()
+
+
+def test_a_directory_above_that_others_may_change_is_refused_and_a_sticky_one_is_not(
+    program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o1777)
+    assert left_with(["evaluate", "runs/a"]) == 0
+    tmp_path.chmod(0o777)
+    assert left_with(["evaluate", "runs/a"]) == 2
+    assert f"who may write to {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = program.stat()
+    program.chmod(0o664)
+    monkeypatch.setattr("os.getgid", lambda: status.st_gid)
+    monkeypatch.setattr("os.getuid", lambda: status.st_gid)
+    assert user_files._written_by_others(program) is None
+    monkeypatch.setattr("os.getgid", lambda: status.st_gid + 1)
+    assert user_files._written_by_others(program) == program
+
+
+def test_what_belongs_to_another_user_may_be_written_by_others(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: program.stat().st_uid + 1)
+    if program.stat().st_uid == 0:  # what is root's nobody else changes
+        assert user_files._written_by_others(program) is None
+    else:
+        assert user_files._written_by_others(program) == program
+
+
+@pytest.mark.parametrize("arguments", LOOKING, ids=" ".join)
+@pytest.mark.parametrize("changed", [False, True])
+def test_looking_at_a_run_executes_nothing_of_its_authors(arguments: list[str], changed: bool, program: Path) -> None:
+    program.write_text(program.read_text() + "\n# changed\n" * changed)
+    Path("runs/a/panels.json").unlink()
+    left_with(arguments)
+    assert not Path("canary").exists()
+
+
+def test_the_panels_of_a_killed_run_are_made_by_evaluate_and_shown_by_report(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs/a/panels.json").unlink()
+    main(["report", "runs/a"])
+    assert "note" not in capsys.readouterr().out  # it has made all its steps, so it may have none
+    records = Path("runs/a/metrics.jsonl")
+    records.write_text("".join(line for line in records.read_text().splitlines(True) if "event" not in line))
+    main(["report", "runs/a"])
+    assert "which surefoot evaluate runs/a --panels makes" in capsys.readouterr().out
+    assert "made anew" not in Path("runs/a/report.html").read_text()
+    main(["evaluate", "runs/a", "--panels"])
+    assert "with the weights of step 4; to see them: surefoot report runs/a" in capsys.readouterr().out
+    main(["report", "runs/a"])
+    assert "note" not in capsys.readouterr().out
+    assert "made anew" in Path("runs/a/report.html").read_text()
+    assert left_with(["evaluate", "runs/a", "--panels", "--on", "all"]) == 2
+
+
+@pytest.mark.slow
+def test_a_comparison_goes_on_only_with_the_program_that_it_began_with(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.write_text(
+        CANARY
+        + "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    lr: float = 0.001\n    out: str = 'x'\n"
+        + PROGRAM.replace("build()", "build(config: Config)")
+        .replace("lr=0.001", "lr=config.lr")
+        .replace('"runs/a"', "config.out")
+    )
+    main(["compare", "own/program.py:build", "--vary", "lr=0.001,0.002", "--out", "compared"])
+    Path("canary").unlink()
+    program.write_text(program.read_text() + "\n# changed\n")
+    assert left_with(["compare", "compared"]) == 2
+    assert "is not the program that made compared" in capsys.readouterr().err
+    assert left_with(["compare", "compared/lr=0.001", "compared/lr=0.002", "--paired"]) == 0
+    assert not Path("canary").exists()
