@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from surefoot.launch.counts import Places, asked
 from surefoot.launch.launcher import launch
 from surefoot.launch.rank import tie_to_launcher
 from surefoot.sinks import records
+from waiting import wait_until
 
 PROGRAM = f"{Path(__file__).with_name('small_program.py')}:build"
 
@@ -51,7 +51,7 @@ class ForkedRank:
             told = Path(os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}")
             told.write_text(str(os.getpid()))
             forked = f"rank-*-{env['TORCHELASTIC_RESTART_COUNT']}"
-            assert until(
+            assert wait_until(
                 lambda: len(list(told.parent.glob(forked))) == int(env["LOCAL_WORLD_SIZE"])
             )  # before the store is busy
             tie_to_launcher()
@@ -80,14 +80,14 @@ class Launched:
     def pid(self, rank: int, attempt: int = 0) -> int:
         """The process of a rank, as soon as it has started."""
         path = self.directory / f"rank-{rank}-{attempt}"
-        assert until(lambda: path.exists() and path.read_text() != "")
+        assert wait_until(lambda: path.exists() and path.read_text() != "")
         return int(path.read_text())
 
-    def wait(self, *, seconds: float = 60.0) -> int:
+    def wait(self) -> int:
         """Its exit status, when no process that it started is left."""
-        assert until(lambda: self.process.poll() is not None, seconds=seconds), self.said
+        assert wait_until(lambda: self.process.poll() is not None), self.said
         assert self.process.returncode is not None
-        assert until(lambda: not self.left(), seconds=8), f"orphans: {self.left()}"
+        assert wait_until(lambda: not self.left()), f"orphans: {self.left()}"
         return self.process.returncode
 
     def left(self) -> list[int]:
@@ -106,14 +106,6 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
         return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
-
-
-def until(fact: Callable[[], bool], *, seconds: float = 60.0) -> bool:
-    """Whether it has become a fact in time."""
-    end = time.monotonic() + seconds
-    while not fact() and time.monotonic() < end:
-        time.sleep(0.02)
-    return fact()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -24,6 +23,7 @@ from surefoot.data.plan import Order
 from surefoot.parts import Parts
 from surefoot.record import OWN
 from surefoot.sinks import records
+from waiting import LogicalClock
 
 STOP = 6  # the step at which the body ends the run; 26 are made, saved every 4
 End = Callable[[sf.Step], bool]
@@ -666,10 +666,13 @@ def test_time_spent_on_logging_before_an_evaluation_is_training(
     from surefoot.meter import Meter
 
     real = Meter.read
-    monkeypatch.setattr(Meter, "read", lambda meter: (time.sleep(0.2), real(meter))[1])
-    small_runs.build(tmp_path / "run", length="5 steps", log_every="5 steps").train()
+    clock = LogicalClock()
+    monkeypatch.setattr(Meter, "read", lambda meter: (clock.advance(1.0), real(meter))[1])
+    run = small_runs.build(tmp_path / "run", length="5 steps", log_every="5 steps")
+    run.parts.whole.clock.now = clock
+    run.train()
     (record,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
-    assert record["training_s"] > 0.2 > record["evaluating_s"]
+    assert (record["training_s"], record["evaluating_s"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from surefoot.clock import Clock
 from surefoot.loop import Step, steps
 from surefoot.sinks import records
 from surefoot.sinks.jsonl import line
+from waiting import LogicalClock
 
 SAMPLES = 40
 
@@ -121,9 +121,6 @@ def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) 
     assert first["counted"] == (0 + 1 + 2 + 3 + 4) / 15
 
 
-SLEEP_S = 0.02
-
-
 def test_a_value_is_logged_as_it_is_when_it_is_logged(tmp_path: Path) -> None:
     """A live tensor (a temperature that is trained, say) moves on; and nobody may hold the graph until the log."""
     values: list[float] = []
@@ -161,55 +158,45 @@ def test_the_norm_is_that_of_all_optimizers_together() -> None:
     assert float(step.norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
 
 
-def sleeping_score(model: Any, batch: Any) -> sf.Mean:
-    time.sleep(SLEEP_S)
-    return sf.Mean(1.0, 1)
+def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
+    clock = LogicalClock()
 
+    class SlowData:
+        def __len__(self) -> int:
+            return SAMPLES
 
-class SleepingData:
-    def __len__(self) -> int:
-        return SAMPLES
+        def __getitem__(self, sample: int) -> Batch:
+            clock.advance(1.0)
+            return tuple(part[sample] for part in TOKENS)  # type: ignore[return-value]
 
-    def __getitem__(self, sample: int) -> Batch:
-        time.sleep(SLEEP_S / 8)
-        return tuple(part[sample] for part in TOKENS)  # type: ignore[return-value]
+    def slow_loss(model: Any, batch: Batch) -> Tensor:
+        clock.advance(100.0 * torch.is_grad_enabled())
+        return plain_mean(model, batch)
+
+    def slow_score(model: Any, batch: Any) -> sf.Mean:
+        clock.advance(10_000.0)
+        return sf.Mean(1.0, 1)
+
+    split = sf.Split(TOKENS, scores=slow_score, batch_size=SAMPLES)
+    run = build(
+        tmp_path / "run",
+        length="10 steps",
+        loss=slow_loss,
+        train=SlowData(),
+        evaluate={"s": split},
+        evaluate_every="1 steps",
+    )
+    run.parts.whole.clock.now = clock
+    with run:
+        for _ in run:
+            clock.advance(1e6)
+
+    second = training_records(tmp_path / "run")[1]  # 5 steps of 4 micro-batches with 2 samples each
+    phases = ("waiting_s", "training_s", "evaluating_s", "user_s", "saving_s")
+    assert [second[name] for name in phases] == [5 * 8, 5 * 4 * 100, 5 * 10_000, 5e6, 0]
 
 
 TOKENS = tokens(SAMPLES, seed=5)
-
-
-def sleeping_loss(model: Any, batch: Batch) -> Tensor:
-    if torch.is_grad_enabled():
-        time.sleep(SLEEP_S / 4)  # four micro-batches a step
-    return plain_mean(model, batch)
-
-
-@pytest.mark.parametrize(
-    ("changes", "phase"),
-    [
-        ({"loss": sleeping_loss}, "training_s"),
-        ({"train": SleepingData()}, "waiting_s"),
-        (
-            {"evaluate": {"s": sf.Split(TOKENS, scores=sleeping_score, batch_size=40)}, "evaluate_every": "1 steps"},
-            "evaluating_s",
-        ),
-        ({}, "user_s"),
-    ],
-    ids=["training_s", "waiting_s", "evaluating_s", "user_s"],
-)
-def test_time_is_shown_where_it_went_and_never_twice(changes: dict[str, Any], phase: str, tmp_path: Path) -> None:
-    begun = time.perf_counter()
-    run = build(tmp_path / "run", length="10 steps", **changes)
-    with run:
-        for _ in run:
-            if phase == "user_s":
-                time.sleep(SLEEP_S)
-    over_all_s = time.perf_counter() - begun
-
-    second = training_records(tmp_path / "run")[1]  # the first also holds what torch does once
-    assert second[phase] >= 5 * SLEEP_S * 0.99
-    phases = ("training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
-    assert sum(record[name] for record in training_records(tmp_path / "run") for name in phases) <= over_all_s
 
 
 class SlowSaving:
@@ -278,19 +265,21 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
 
 
 def test_what_comes_before_the_first_step_is_not_waiting_for_data(tmp_path: Path) -> None:
-    run = build(tmp_path / "run", log_every="1 steps")
-    time.sleep(0.3)
-    begun = time.perf_counter()
+    clock = LogicalClock()
+
+    def slow_loss(model: Any, batch: Batch) -> Tensor:
+        clock.advance(1.0 * torch.is_grad_enabled())
+        return plain_mean(model, batch)
+
+    run = build(tmp_path / "run", log_every="1 steps", loss=slow_loss)
+    run.parts.whole.clock.now = clock
+    clock.advance(1000.0)
     with run:
-        opened = time.perf_counter() - begun
-        time.sleep(0.3)
-        begun = time.perf_counter()
+        clock.advance(1000.0)
         run.train()
-        trained_s = time.perf_counter() - begun
 
     first = training_records(tmp_path / "run")[0]
-    assert opened > 0
-    assert first["waiting_s"] + first["training_s"] <= trained_s
+    assert (first["waiting_s"], first["training_s"]) == (0.0, 4.0)
 
 
 def test_floats_are_written_whole(tmp_path: Path) -> None:
@@ -339,16 +328,19 @@ def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> Non
 
 
 def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
+    clock = LogicalClock()
+
     def slow(model, batch):
-        time.sleep(0.02)
+        clock.advance(1.0)
         return F.cross_entropy(model(batch[0]), batch[1])
 
     data = (torch.randn(64, 8), torch.randint(3, (64,)))
     settings = {"model": lambda: nn.Linear(8, 3), "loss": slow, "train": data, "batch_size": 8, "length": "10 steps"}
     settings |= {"optimizer": sf.sgd(lr=0.1), "log_every": "10 steps", "out": tmp_path / "run", "console": False}
-    sf.Run(**settings, stop_after="5 steps").train()
-    sf.Run(**settings).train()
+    for changes in ({"stop_after": "5 steps"}, {}):
+        run = sf.Run(**settings, **changes)
+        run.parts.whole.clock.now = clock
+        run.train()
     (record,) = training_records(tmp_path / "run")
-    assert record["targets"] == 80
-    assert record["training_s"] + record["waiting_s"] >= 10 * 0.02
-    assert record["targets_per_s"] * (record["training_s"] + record["waiting_s"]) == pytest.approx(80)
+    assert (record["targets"], record["training_s"], record["waiting_s"]) == (80, 10.0, 0.0)
+    assert record["targets_per_s"] == 8.0
