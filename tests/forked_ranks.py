@@ -32,7 +32,7 @@ from surefoot.launch.counts import Places, asked
 from surefoot.launch.launcher import launch
 from surefoot.launch.rank import tie_to_launcher
 from surefoot.sinks import records
-from waiting import wait_until
+from waiting import HANG_S, wait_until
 
 PROGRAM = f"{Path(__file__).with_name('small_program.py')}:build"
 
@@ -109,14 +109,14 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def surefoot(directory: Path, *arguments: str, silent_s: float = 4.0) -> Iterator[Launched]:
+def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iterator[Launched]:
     """A command in processes of its own; what it says, and which processes there are, is in `directory`."""
     directory.mkdir(exist_ok=True)
 
     def call() -> None:
         os.environ["PIDS"] = tempfile.tempdir = str(directory)
         setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
-        setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
+        setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=0.2, silent_s=silent_s))  # noqa: B010
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
         sys.argv = ["surefoot", *arguments]
         if arguments == ("script",):

@@ -169,7 +169,10 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
             clock.advance(1.0)
             return tuple(part[sample] for part in TOKENS)  # type: ignore[return-value]
 
+    passes, passes_by_step = [0], [0]  # a micro-batch without targets is not passed through
+
     def slow_loss(model: Any, batch: Batch) -> Tensor:
+        passes[0] += torch.is_grad_enabled()
         clock.advance(100.0 * torch.is_grad_enabled())
         return plain_mean(model, batch)
 
@@ -189,11 +192,12 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
     run.parts.whole.clock.now = clock
     with run:
         for _ in run:
+            passes_by_step.append(passes[0])
             clock.advance(1e6)
 
-    second = training_records(tmp_path / "run")[1]  # 5 steps of 4 micro-batches with 2 samples each
+    second = training_records(tmp_path / "run")[1]  # steps 5 to 9, of 8 samples each
     phases = ("waiting_s", "training_s", "evaluating_s", "user_s", "saving_s")
-    assert [second[name] for name in phases] == [5 * 8, 5 * 4 * 100, 5 * 10_000, 5e6, 0]
+    assert [second[name] for name in phases] == [40, 100 * (passes_by_step[10] - passes_by_step[5]), 50_000, 5e6, 0]
 
 
 TOKENS = tokens(SAMPLES, seed=5)

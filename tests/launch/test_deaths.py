@@ -1,6 +1,6 @@
 """Ranks of a real run that die, stop, fail and are told to stop: what is said, how it ends, and that nothing is left. (30 s)
 
-Silence is noticed after 4 seconds here, and not after 20: a run that waits is a test that waits.
+Where a rank is stopped, silence is noticed after 4 seconds and not after 20: a run that waits is a test that waits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from forked_ranks import PROGRAM, bits, steps_made, surefoot
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+SILENT_S = 4.0
 SLOW = ["--pause-s", "0.02", "--nproc", "2"]
 
 
@@ -55,7 +56,7 @@ def test_a_killed_rank_is_named_in_one_message(out: Path, tmp_path: Path) -> Non
 
 
 def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), silent_s=SILENT_S) as group:
         assert wait_until(lambda: steps_made(out) >= 4)
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
@@ -65,9 +66,8 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_rank_0_that_is_stopped_is_named_too(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), silent_s=SILENT_S) as group:
         assert wait_until(lambda: steps_made(out) >= 4)
         os.kill(group.pid(0), signal.SIGSTOP)
         assert group.wait() == 7
@@ -145,7 +145,9 @@ def test_a_killed_launcher_leaves_nothing_behind(out: Path, tmp_path: Path) -> N
 def test_a_run_that_is_started_again_ends_with_the_same_bits(
     out: Path, tmp_path: Path, undisturbed: Path, number: int
 ) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--max-restarts", "1", "--out", str(out)) as group:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--max-restarts", "1", "--out", str(out), silent_s=SILENT_S
+    ) as group:
         assert wait_until(lambda: steps_made(out) >= 8)
         os.kill(group.pid(1), number)
         assert group.wait() == 0

@@ -99,7 +99,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pyt
         monkeypatch.setattr(time, "sleep", clock.advance)
         laps = [steps.make() for _ in range(3)]
     planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
-    for lap in laps:
+    for lap in laps[1:]:  # the first reads one batch ahead
         assert {name: seconds for name, seconds in lap.items() if seconds} == pytest.approx(planted)
     assert steps.watch.stack == []  # each phase that was begun was ended
     assert clock() == pytest.approx(sum(sum(lap.values()) for lap in laps))
