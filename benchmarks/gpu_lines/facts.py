@@ -6,6 +6,7 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -28,12 +29,13 @@ WANTED = (*RUNTIME, "pytest", "hypothesis")
 
 def check(device: str) -> str:
     """Return the head."""
-    rows = [f"torch {torch.__version__}, python {platform.python_version()}, {platform.platform()}"]
+    rows = [f"torch {torch.__version__}, python {platform.python_version()}, {platform.system()}"]
     if device == "cuda" and torch.cuda.is_available():
+        cudnn: Any = torch.backends.cudnn
         count, properties = torch.cuda.device_count(), torch.cuda.get_device_properties(0)
         rows.append(
             f"{count} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB, capability {properties.major}."
-            f"{properties.minor}, CUDA {torch.version.cuda}, driver {_driver()}, cuDNN {torch.backends.cudnn.version()}"
+            f"{properties.minor}, CUDA {torch.version.cuda}, driver {_driver()}, cuDNN {cudnn.version()}"
         )
     absent = [name for name in WANTED if name in STAND_INS.absent or find_spec(name) is None]
     rows.append(f"installed: {', '.join(f'{name} {_version(name)}' for name in WANTED if name not in absent)}")
@@ -43,7 +45,7 @@ def check(device: str) -> str:
 
 def _version(name: str) -> str:
     try:
-        return str(version(name))  # type: ignore[no-untyped-call]
+        return version(name)
     except PackageNotFoundError:
         return "of unknown version"
 

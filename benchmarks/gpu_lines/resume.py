@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,34 +25,36 @@ COMMAND = [sys.executable, str(Path(__file__).with_name("__main__.py"))]
 def check(device: str) -> str:
     """Compare checkpoints and records."""
     with TemporaryDirectory() as scratch:
+        alone, killed = Path(scratch, "alone"), Path(scratch, "killed")
+        _train(CASES, device, alone)
         for name in CASES:
-            _train(name, device, Path(scratch, "alone", name))
-            status = _train(name, device, Path(scratch, "killed", name), killed=True)
+            status = _train([name], device, killed, is_killed=True)
             assert status == -signal.SIGKILL, f"{name} ended with {status}"
-            _train(name, device, Path(scratch, "killed", name))
-            alone, killed = (_bits(Path(scratch, how, name)) for how in ("alone", "killed"))
-            differing = [key for key in alone if alone[key] != killed.get(key)]
-            assert alone.keys() == killed.keys(), f"{name}: {sorted(alone)} and {sorted(killed)}"
-            assert not differing, f"{name}: other bits in {differing}: {alone['losses']} and {killed['losses']}"
-    return f"{', '.join(CASES)}: {len(alone['losses'])} losses and all files of the last checkpoint are equal"
+        _train(CASES, device, killed)
+        for name in CASES:
+            expected, bits = _bits(alone / name), _bits(killed / name)
+            assert bits.keys() == expected.keys(), f"{name}: {sorted(bits)} and {sorted(expected)}"
+            differing = [key for key in bits if bits[key] != expected[key]]
+            assert not differing, f"{name}: other bits in {differing}: {bits['losses']} and {expected['losses']}"
+    return f"{', '.join(CASES)}: {len(bits['losses'])} losses and all files of the last checkpoint are equal"
 
 
-def _train(name: str, device: str, out: Path, *, killed: bool = False) -> int:
-    """Train in a process of its own; return how it ended."""
-    arguments = ["resumed", "--device", device]
-    environment = {**os.environ, "CASE": name, "RUN_DIR": str(out), "KILLED": str(int(killed))}
-    ended = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert killed or ended.returncode == 0, f"{name} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
+def _train(names: Iterable[str], device: str, directory: Path, *, is_killed: bool = False) -> int:
+    """Train these cases in one process of its own; return how it ended."""
+    environment = {**os.environ, "CASES": ",".join(names), "RUNS": str(directory), "KILLED": str(int(is_killed))}
+    command = [*COMMAND, "resumed", "--device", device]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert is_killed or ended.returncode == 0, f"ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
     return ended.returncode
 
 
 def train_here(device: str) -> None:
-    """Train the case that the environment names."""
-    run = CASES[os.environ["CASE"]](device, out=os.environ["RUN_DIR"])
-    with run:
-        for step in run:
-            if os.environ["KILLED"] == "1" and step.index == KILLED_AFTER:
-                os.kill(os.getpid(), signal.SIGKILL)
+    """Train the cases that the environment names."""
+    for name in os.environ["CASES"].split(","):
+        with CASES[name](device, out=str(Path(os.environ["RUNS"], name))) as run:
+            for step in run:
+                if os.environ["KILLED"] == "1" and step.index == KILLED_AFTER:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _gpt(device: str, *, out: str) -> sf.Run:

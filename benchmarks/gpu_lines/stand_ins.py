@@ -1,7 +1,7 @@
-"""Stand-ins for the two packages without which no run is built or written: safetensors and tomlkit.
+"""Stand-ins for the packages without which no run is built or written: safetensors, tomlkit and tensorboard.
 
-They are used only where the package is absent, and the result says so. They hold what a run of a script needs, and no more:
-https://huggingface.co/docs/safetensors#format, https://toml.io/en/v1.0.0.
+They are used only where the package is absent, and the result says so. The first two hold what a run of a script needs, and no more:
+https://huggingface.co/docs/safetensors#format, https://toml.io/en/v1.0.0. Without tensorboard no curves of it are written.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def fill_in() -> None:
         vars(module).update(document=Document, comment=comment, dumps=dumps)
         sys.modules["tomlkit"] = module
         STAND_INS.absent.append("tomlkit")
+    if find_spec("tensorboard") is None:
+        sink = ModuleType("surefoot.sinks.tensorboard")
+        vars(sink).update(TensorBoard=NoCurves)
+        sys.modules["surefoot.sinks.tensorboard"] = sink
+        STAND_INS.absent.append("tensorboard")
 
 
 # --- safetensors -------------------------------------------------------------------------------------------------------
@@ -133,3 +138,16 @@ def _inline(node: Any) -> str:
 
 def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# --- tensorboard -------------------------------------------------------------------------------------------------------
+
+
+class NoCurves:
+    """A sink in the place of TensorBoard's that writes nothing."""
+
+    def __init__(self, directory: Path, *, from_step: int) -> None: ...
+
+    def write(self, record: Any) -> None: ...
+
+    def close(self) -> None: ...
