@@ -1,9 +1,9 @@
 # `make train` and `make test` work on a fresh clone with Python 3.11+ and nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
-DATA ?= ../shared/data
+DATA ?= data
 
-.PHONY: train check test test-slow campaign campaign-restarts campaign-diagnose bench clean
+.PHONY: train check test test-slow test-timing gpu campaign campaign-restarts campaign-diagnose bench clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -14,11 +14,17 @@ check: .venv/ready  ## format, lint, types, import contract
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: .venv/ready  ## the fast suite
-	$(BIN)/python -m pytest -n 2 -m "not slow and not campaign and not gpu"
+test: .venv/ready  ## the fast suite; DATA=DIRECTORY holds the data sets that some tests read (data/ by default)
+	DATA="$(DATA)" $(BIN)/python -m pytest -n 2 -m "not slow and not campaign and not gpu and not timing"
 
 test-slow: .venv/ready
-	$(BIN)/python -m pytest -m "slow and not campaign"
+	DATA="$(DATA)" $(BIN)/python -m pytest -m "slow and not campaign and not timing"
+
+test-timing: .venv/ready  ## what measures time, one test after the other: give it a machine that does nothing else
+	DATA="$(DATA)" $(BIN)/python -m pytest -m "timing and not campaign"
+
+gpu:  ## every claim that needs a GPU, in under ten minutes; DEVICE=cpu runs each line in a tiny size
+	benchmarks/gpu.sh
 
 campaign: .venv/ready  ## 200 kills; appends to benchmarks/results and goes on where it stopped
 	$(BIN)/python benchmarks/kills.py --kills 200

@@ -1,6 +1,6 @@
 """GPT-2 124M at context 1,024 on one card: tokens a second and MFU of surefoot against a plain script like nanoGPT, in turns.
 
-    python benchmarks/gpt2_mfu.py --peak 989e12 [--micro-batch 16] [--accumulate 4] [--rounds 7]
+    python benchmarks/gpt2_mfu.py [--peak 989e12] [--micro-batch 16] [--accumulate 4] [--rounds 7]
     python benchmarks/gpt2_mfu.py --tiny          # any CPU: that it runs, no figure
 
 The plain script: the same shape (12 layers, 12 heads, 768 channels, tied head of 50,304 classes), bf16 autocast, fused AdamW,
@@ -10,9 +10,10 @@ never holds all logits, and with all logits at once, as the plain script has the
 some steps of each way in turn, between two waits for the device; printed are medians over rounds.
 
 MFU: model FLOPs utilisation (Chowdhery et al. 2022, appendix B: https://arxiv.org/abs/2204.02311), tokens a second times
-6 N + 12 L T D operations a token over the card's stated peak (--peak, in operations a second: 989e12 for dense bf16 of an H100
-or H200, 312e12 of an A100). N counts matrices that are multiplied with, the head among them and the embeddings not; attention
-counts in full though half of it is masked. nanoGPT's own figure counts positions too, which is 0.6 % more.
+6 N + 12 L T D operations a token over the card's stated peak (--peak, in operations per second; without it that of `PEAKS`,
+which quotes the makers' datasheets for dense bf16). N counts matrices that are multiplied with, the head among them and the
+embeddings not; attention counts in full though half of it is masked. nanoGPT's own figure counts positions too, which is
+0.6 % more.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.profiling.flops import gpt_flops
+
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+}  # by a word of the card's name
 
 
 @dataclass(frozen=True)
@@ -136,11 +145,15 @@ def stepping(run: sf.Run, open_runs: ExitStack) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, uncompiled, on the CPU")
-    parser.add_argument("--peak", type=float, help="operations a second that the card is stated to do in bf16")
+    parser.add_argument("--peak", type=float, help="operations per second that the card is stated to do in bf16")
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5, help="of a round")
+    parser.add_argument("--seconds", type=float, help="end when each way was timed for so long, whatever --rounds says")
+    parser.add_argument(
+        "--limit-s", type=float, help="end this many seconds after the start, with the rounds that were made"
+    )
     arguments = parser.parse_args()
     tiny = arguments.tiny
     if not tiny and not torch.cuda.is_available():
@@ -148,7 +161,7 @@ def main() -> None:
     shape = Shape(micro_batch=arguments.micro_batch, accumulate=arguments.accumulate)
     if tiny:
         shape = Shape(layers=2, heads=2, width=32, context=32, vocabulary=128, micro_batch=2, accumulate=2)
-    device, compiles = "cpu" if tiny else "cuda", not tiny
+    device, compiles, started = "cpu" if tiny else "cuda", not tiny, perf_counter()
     torch.manual_seed(0)
     rows = torch.randint(shape.vocabulary, (16 * shape.micro_batch, shape.context + 1), device=device)
 
@@ -162,23 +175,37 @@ def main() -> None:
             "surefoot, all logits": stepping(runs[1], open_runs),
         }
         rates: dict[str, list[float]] = {name: [] for name in ways}
-        for place in range(arguments.rounds + 1):
+        timed_s = 0.0
+        for round_index in range(arguments.rounds + 1):
             for name, step in ways.items():
                 _wait(device)
-                begun = perf_counter()
+                step_started = perf_counter()
                 for _ in range(arguments.steps):
                     step()
                 _wait(device)
-                if place:  # the first compiles
-                    rates[name].append(arguments.steps * shape.tokens / (perf_counter() - begun))
+                elapsed_s = perf_counter() - step_started
+                if round_index:  # the first compiles
+                    rates[name].append(arguments.steps * shape.tokens / elapsed_s)
+                    timed_s += elapsed_s
+            enough = arguments.seconds is not None and timed_s >= arguments.seconds * len(ways)
+            over = arguments.limit_s is not None and perf_counter() - started > arguments.limit_s
+            if round_index and (enough or over):
+                break
 
     where = "a CPU (a tiny shape: no figure)" if tiny else torch.cuda.get_device_name()
     print(f"torch {torch.__version__}, {where}, {shape}")
     print(f"{operations / 1e6:,.4g} million operations a token (6 N + 12 L T D)")
     found = {name: median(held) for name, held in rates.items()}
+    print(f"{len(rates['plain'])} rounds of {arguments.steps} steps, {timed_s:.0f} s")
+    peak = arguments.peak or (None if tiny else stated_peak(torch.cuda.get_device_name()))
     for name, rate in found.items():
-        share = f", MFU {rate * operations / arguments.peak:.1%}" if arguments.peak else ""
+        share = f", MFU {rate * operations / peak:.1%}" if peak else ""
         print(f"{name:<22}{rate:>12,.0f} tokens/s{share}, {rate / found['plain']:.3f} of plain")
+
+
+def stated_peak(card: str) -> float | None:
+    """Operations per second of a card in dense bf16, as its maker states them; None for one that `PEAKS` does not hold."""
+    return next((peak for word, peak in PEAKS.items() if word in card), None)
 
 
 def _wait(device: str) -> None:

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 
-from forked_ranks import PROGRAM, Launched, bits, surefoot, until
+from forked_ranks import PROGRAM, Launched, bits, surefoot
+from waiting import wait_until
 
 RESULTS = Path(__file__).parent / "results" / "restarts.jsonl"
 
@@ -39,7 +40,7 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
     flags = ["--pause-s", "0.03", "--nproc", str(size), "--max-restarts", str(deaths), "--out", str(out)]
     done = []
     begun = time.monotonic()
-    with surefoot(directory / f"processes-{number}", "train", PROGRAM, *flags) as group:
+    with surefoot(directory / f"processes-{number}", "train", PROGRAM, *flags, silent_s=4.0) as group:
         for attempt in range(deaths):
             rank, signal_number = draw.randrange(size), draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
             after_s = round(draw.uniform(0.0, 2.5), 3)
@@ -54,7 +55,7 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
             _until_started_again(another, group)
             if group.process.poll() is not None:
                 break
-        status = group.wait(seconds=120)
+        status = group.wait()
     same = status == 0 and bits(out) == references[size]
     litter = [left.name for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
     seconds = round(time.monotonic() - begun, 1)
@@ -65,7 +66,7 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
 
 
 def _until_started_again(rank: Path, group: Launched) -> None:
-    until(lambda: rank.exists() or group.process.poll() is not None)
+    wait_until(lambda: rank.exists() or group.process.poll() is not None)
 
 
 def main() -> None:

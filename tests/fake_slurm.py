@@ -12,9 +12,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from waiting import wait_until
 
 _COMMANDS = ("sbatch", "srun", "scontrol", "scancel")
 _FIRST_JOB = 901593
@@ -55,12 +56,9 @@ class Job:
         file = self.place / f"{self.number}.statuses"
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
-    def wait(self, *, timeout_s: float = 120) -> None:
+    def wait(self) -> None:
         """Return when the script has ended and is not started again."""
-        deadline = time.monotonic() + timeout_s
-        while not (self.place / f"{self.number}.over").exists():
-            assert time.monotonic() < deadline, f"job {self.number} has not ended"
-            time.sleep(0.02)
+        assert wait_until((self.place / f"{self.number}.over").exists), f"job {self.number} has not ended"
 
 
 def submitted(place: Path, text: str) -> Job:

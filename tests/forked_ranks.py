@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from surefoot.launch.counts import Places, asked
 from surefoot.launch.launcher import launch
 from surefoot.launch.rank import tie_to_launcher
 from surefoot.sinks import records
+from waiting import HANG_S, wait_until
 
 PROGRAM = f"{Path(__file__).with_name('small_program.py')}:build"
 
@@ -51,7 +51,7 @@ class ForkedRank:
             told = Path(os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}")
             told.write_text(str(os.getpid()))
             forked = f"rank-*-{env['TORCHELASTIC_RESTART_COUNT']}"
-            assert until(
+            assert wait_until(
                 lambda: len(list(told.parent.glob(forked))) == int(env["LOCAL_WORLD_SIZE"])
             )  # before the store is busy
             tie_to_launcher()
@@ -80,14 +80,14 @@ class Launched:
     def pid(self, rank: int, attempt: int = 0) -> int:
         """The process of a rank, as soon as it has started."""
         path = self.directory / f"rank-{rank}-{attempt}"
-        assert until(lambda: path.exists() and path.read_text() != "")
+        assert wait_until(lambda: path.exists() and path.read_text() != "")
         return int(path.read_text())
 
-    def wait(self, *, seconds: float = 60.0) -> int:
+    def wait(self) -> int:
         """Its exit status, when no process that it started is left."""
-        assert until(lambda: self.process.poll() is not None, seconds=seconds), self.said
+        assert wait_until(lambda: self.process.poll() is not None), self.said
         assert self.process.returncode is not None
-        assert until(lambda: not self.left(), seconds=8), f"orphans: {self.left()}"
+        assert wait_until(lambda: not self.left()), f"orphans: {self.left()}"
         return self.process.returncode
 
     def left(self) -> list[int]:
@@ -108,23 +108,15 @@ def alive(pid: int) -> bool:
     return False
 
 
-def until(fact: Callable[[], bool], *, seconds: float = 60.0) -> bool:
-    """Whether it has become a fact in time."""
-    end = time.monotonic() + seconds
-    while not fact() and time.monotonic() < end:
-        time.sleep(0.02)
-    return fact()
-
-
 @contextmanager
-def surefoot(directory: Path, *arguments: str, silent_s: float = 4.0) -> Iterator[Launched]:
+def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iterator[Launched]:
     """A command in processes of its own; what it says, and which processes there are, is in `directory`."""
     directory.mkdir(exist_ok=True)
 
     def call() -> None:
         os.environ["PIDS"] = tempfile.tempdir = str(directory)
         setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
-        setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010
+        setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=0.2, silent_s=silent_s))  # noqa: B010
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
         sys.argv = ["surefoot", *arguments]
         if arguments == ("script",):

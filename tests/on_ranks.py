@@ -13,10 +13,12 @@ from collections.abc import Callable
 
 import pytest
 
+from waiting import HANG_S, HangLimit
+
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
 
-def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = 120.0) -> list[int]:
+def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = HANG_S) -> list[int]:
     """Do `work(rank)` on so many ranks, each a process with the environment of a launcher; their exit statuses.
 
     A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard error), or minus a signal.
@@ -28,18 +30,18 @@ def on_ranks(count: int, work: Callable[[int], object], *, patience_s: float = 1
     port = _free_port()
     ranks = [_forked(rank, count, port, work, patience_s) for rank in range(count)]
     statuses: dict[int, int] = {}
-    limit = time.monotonic() + patience_s
+    limit = HangLimit(patience_s)
     while len(statuses) < count:
         for rank, process in enumerate(ranks):
             if rank not in statuses:
                 found, status = os.waitpid(process, os.WNOHANG)
                 if found:
                     statuses[rank] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > limit:
+        if limit.is_over:
             for rank, process in enumerate(ranks):
                 if rank not in statuses:
                     os.kill(process, signal.SIGKILL)
-            limit = float("inf")
+            limit = HangLimit(float("inf"))
         time.sleep(0.01)
     return [statuses[rank] for rank in range(count)]
 

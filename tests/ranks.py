@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import pytest
 
-_LONG_S = 120.0
+from waiting import HangLimit
 
 
 @dataclass
@@ -88,14 +88,14 @@ class Ranks:
         every = [{**common, **case} for case in cases]
         return [list(found) for found in zip(*self(size, function, cases=every), strict=True)]
 
-    def outcomes(self, place: Path, *, within_s: float = _LONG_S) -> list[Outcome]:
-        """Wait for all ranks; those that take too long are killed."""
+    def outcomes(self, place: Path) -> list[Outcome]:
+        """Wait for all ranks; those that hang are killed."""
         import torch
 
         pids = [int((place / f"pid-{rank}").read_text()) for rank in range(len(list(place.glob("pid-*"))))]
-        begun = time.monotonic()
+        limit = HangLimit()
         while any(not (place / f"status-{rank}").exists() for rank in range(len(pids))):
-            if time.monotonic() - begun > within_s:
+            if limit.is_over:
                 for rank, pid in enumerate(pids):
                     if not (place / f"status-{rank}").exists():
                         with suppress(ProcessLookupError):

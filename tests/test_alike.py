@@ -56,7 +56,7 @@ def test_other_settings_are_found_before_ranks_wait_for_each_other(
     ranks: Ranks, tmp_path: Path, which: str, values: list[Any], said: str
 ) -> None:
     place = ranks.start(2, of_another, which=which, values=values, out=str(tmp_path / "run"))
-    for outcome in ranks.outcomes(place, within_s=40):
+    for outcome in ranks.outcomes(place):
         assert outcome.status == 1
         assert said in message(outcome)
 
@@ -66,7 +66,7 @@ def failing_alone() -> None:
 
 
 def test_a_rank_whose_run_cannot_be_built_is_named_by_the_other_and_the_status_is_7(ranks: Ranks) -> None:
-    first, second = ranks.outcomes(ranks.start(2, failing_alone), within_s=40)
+    first, second = ranks.outcomes(ranks.start(2, failing_alone))
     assert (first.status, second.status) == (7, 1)
     assert "rank 1 (" in first.text
     assert "failed while" in first.text

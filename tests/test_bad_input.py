@@ -28,6 +28,7 @@ from surefoot.checkpoint import Store
 from surefoot.checkpoint.disk import Disk
 from surefoot.cli.main import main
 from surefoot.sinks import records
+from waiting import HANG_S
 
 Refused = Callable[..., str]
 COMMAND = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
@@ -134,7 +135,7 @@ def test_a_text_shorter_than_the_context_is_a_data_error(refused: Refused, tmp_p
 def test_the_installed_command_gives_status_and_message_too(tmp_path: Path) -> None:
     for arguments, status in ((["train", "gpt", "--lenght", "3"], 2), ([*GPT, "--data.path", "nowhere"], 3)):
         done = subprocess.run(
-            [*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False
         )
         assert done.returncode == status, done.stderr
         assert len(done.stderr.splitlines()) <= 5

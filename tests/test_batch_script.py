@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fake_slurm import Job, installed, submitted
+from waiting import wait_until
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS.parent / "examples" / "slurm.sh"
@@ -72,13 +72,6 @@ def weights(run: Path) -> tuple[str, dict[str, str]]:
     return newest.name, {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
 
 
-def wait_until(holds: object, *, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_pre_empted_job_is_requeued_and_ends_with_the_bits_of_one_that_was_left_alone(
     cluster: Cluster, tmp_path: Path
@@ -86,7 +79,7 @@ def test_a_pre_empted_job_is_requeued_and_ends_with_the_bits_of_one_that_was_lef
     job = cluster.submit("program.py:build", "--out", "preempted", "--pause-s", "0.03")
     left_alone = cluster.submit("program.py:build", "--out", "left-alone")  # at the same time, on the same machine
     records = tmp_path / "preempted" / "metrics.jsonl"
-    wait_until(lambda: records.exists() and '"step": 3,' in records.read_text())
+    assert wait_until(lambda: records.exists() and '"step": 3,' in records.read_text())
     job.signal_tasks(signal.SIGTERM)
     job.wait()
     left_alone.wait()

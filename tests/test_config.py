@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.config import (
@@ -77,7 +77,6 @@ configs = st.builds(
 origins = st.dictionaries(st.sampled_from(sorted(flatten(Config()))), text)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(config=configs, origins=origins)
 def test_a_configuration_written_and_read_is_the_same(config, origins):
     again = from_toml(to_toml(config, origins, {"recipe": "gpt"}), Config)
@@ -86,13 +85,11 @@ def test_a_configuration_written_and_read_is_the_same(config, origins):
     assert repr(again) == repr(config)  # 1 is not 1.0, and -0.0 not 0.0
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(config=configs)
 def test_flat_and_back_is_the_same(config):
     assert unflatten(flatten(config), Config) == config
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(recipe=text, arguments=st.lists(text), number=st.integers(-(2**63), 2**63 - 1))
 def test_the_program_written_and_read_is_the_same(recipe, arguments, number):
     made_by = {"recipe": recipe, "arguments": arguments, "number": number, "file": {"path": recipe}}
@@ -100,7 +97,6 @@ def test_the_program_written_and_read_is_the_same(recipe, arguments, number):
     assert program(to_toml(Config(), {}, made_by | {"left_out": None})) == made_by
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(a=configs, b=configs)
 def test_no_differences_means_equal(a, b):
     assert (differences(a, b) == []) == (a == b)
@@ -278,7 +274,6 @@ def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, 
     assert f"try: {typed}" in str(told.value)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(name=text)
 def test_nearest_answers_anything_with_a_known_name_or_none(name):
     assert nearest(name, flatten(Config())) in {None, *flatten(Config())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.durations import NEVER, Every, Length, every, in_steps, run_length, seconds
@@ -32,7 +32,6 @@ def test_run_length_reads_steps_and_epochs(text, steps):
     assert run_length(text, samples_per_epoch=1000, batch_size=30) == steps
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(epochs=st.integers(1, 1000), samples=sizes, batch_size=sizes)
 def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size):
     steps = run_length(f"{epochs} epochs", samples_per_epoch=samples, batch_size=batch_size)
@@ -69,7 +68,6 @@ def test_warmup_refuses_what_is_no_number_of_steps(text):
         in_steps(text, length=LENGTH, setting="schedule.warmup")
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(number=st.integers(1, 50), steps=st.integers(1, 500), samples=sizes, batch_size=sizes)
 def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(number, steps, samples, batch_size):
     length = Length(steps=steps, samples_per_epoch=samples, batch_size=batch_size)
@@ -81,7 +79,6 @@ def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(number,
     assert all(recurring.due(done) == (passes(done) > passes(done - 1)) for done in range(1, steps + 1))
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     text=st.sampled_from(["1 steps", "7 steps", "3%", "0.7%", "33.3%", "1 epochs", "0.3 epochs", "2 epochs"]),
     done=st.integers(0, 10**12),

@@ -32,4 +32,4 @@ def test_a_rank_ends_no_thread_that_only_its_parent_has(left_store: None) -> Non
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         gc.collect()
 
-    assert on_ranks(1, collect, patience_s=20.0) == [0]
+    assert on_ranks(1, collect) == [0]

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
@@ -109,10 +109,7 @@ def runs(draw, shapes=SHAPES):
 
 # --- properties of all shapes ----------------------------------------------------------------------------------------
 
-any_run = settings(deadline=None)  # the machine may be busy
 
-
-@any_run
 @given(runs())
 def test_no_step_runs_at_rate_0_or_above_the_base_rate_or_below_the_floor(run):
     schedule, steps = run
@@ -122,7 +119,6 @@ def test_no_step_runs_at_rate_0_or_above_the_base_rate_or_below_the_floor(run):
     assert all(factor >= (schedule.floor or 0.0) for factor in found[schedule.warmup :])
 
 
-@any_run
 @given(runs())
 def test_the_full_rate_is_first_used_exactly_where_warmup_ends(run):
     schedule, steps = run
@@ -132,7 +128,6 @@ def test_the_full_rate_is_first_used_exactly_where_warmup_ends(run):
     assert all(earlier < later for earlier, later in pairwise(found[: schedule.warmup + 1]))
 
 
-@any_run
 @given(runs((*FALLING, "inverse-sqrt")))
 def test_a_schedule_without_plateau_uses_the_full_rate_once_and_only_falls(run):
     schedule, steps = run
@@ -142,7 +137,6 @@ def test_a_schedule_without_plateau_uses_the_full_rate_once_and_only_falls(run):
     assert all(earlier > later for earlier, later in pairwise(found[schedule.warmup :]))
 
 
-@any_run
 @given(runs(("constant", "step", "wsd")))
 def test_a_schedule_with_a_plateau_never_climbs_after_warmup(run):
     schedule, steps = run
@@ -151,7 +145,6 @@ def test_a_schedule_with_a_plateau_never_climbs_after_warmup(run):
     assert all(earlier >= later for earlier, later in pairwise(found[schedule.warmup :]))
 
 
-@any_run
 @given(runs(FLOORED))
 def test_a_floor_above_0_is_reached_on_the_last_step_and_one_of_0_is_never_run(run):
     schedule, steps = run
@@ -164,7 +157,6 @@ def test_a_floor_above_0_is_reached_on_the_last_step_and_one_of_0_is_never_run(r
         assert schedule.shape == "restarts" or found[-2] > schedule.floor
 
 
-@any_run
 @given(runs(FLOORED))
 def test_the_floor_holds_past_the_end(run):
     schedule, steps = run
@@ -172,7 +164,6 @@ def test_the_floor_holds_past_the_end(run):
     assert factors(schedule, steps, until=3 * steps)[steps:] == [schedule.floor] * 2 * steps
 
 
-@any_run
 @given(runs(("restarts",)))
 def test_a_cycle_of_warm_restarts_only_falls_and_the_next_begins_at_the_full_rate(run):
     schedule, steps = run
@@ -189,7 +180,6 @@ def test_a_cycle_of_warm_restarts_only_falls_and_the_next_begins_at_the_full_rat
         assert planned / 2 - 1 <= sizes[-1] <= planned + planned * schedule.cycle_growth / 2 + 1
 
 
-@any_run
 @given(runs())
 def test_a_resolved_schedule_is_the_same_one(run):
     schedule, steps = run
@@ -199,7 +189,6 @@ def test_a_resolved_schedule_is_the_same_one(run):
     assert resolved.resolved(length(steps)) == resolved
 
 
-@any_run
 @given(runs())
 def test_extends_exactly_says_on_how_many_steps_longer_runs_have_the_same_rates(run):
     schedule, steps = run
@@ -212,7 +201,6 @@ def test_extends_exactly_says_on_how_many_steps_longer_runs_have_the_same_rates(
     ]
 
 
-@any_run
 @given(runs(), runs(), st.booleans())
 def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
     (early, at), (late, rest) = first, second
@@ -225,7 +213,6 @@ def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
     assert factors(whole.resolved(length(len(expected))), len(expected)) == expected
 
 
-@any_run
 @given(runs(), runs())
 def test_extends_exactly_is_true_of_joined_schedules_too(first, second):
     (early, at), (late, rest) = first, second

@@ -156,7 +156,7 @@ def limited_and_scored(*, out: str) -> int:
 
 
 def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(ranks: Ranks, tmp_path: Path) -> None:
-    found = ranks.outcomes(ranks.start(2, limited_and_scored, out=str(tmp_path / "run")), within_s=40)
+    found = ranks.outcomes(ranks.start(2, limited_and_scored, out=str(tmp_path / "run")))
     assert [outcome.status for outcome in found] == [0, 0]
     assert found[0].result == found[1].result < 100_000
 
@@ -295,7 +295,7 @@ def test_a_module_built_outside_the_seed_is_the_same_on_all_ranks(ranks: Ranks) 
 
 
 def handed_over() -> torch.Tensor:
-    torch.manual_seed(time.time_ns() + int(os.environ["RANK"]))
+    torch.manual_seed(1000 + int(os.environ["RANK"]))
     run = world_runs.built(model=world_runs.Net().double(), steps=3)
     run.train()
     return run.state.models["model"].get_parameter("hidden.weight").detach()

@@ -6,7 +6,6 @@ import json
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -25,6 +24,7 @@ from surefoot.data.plan import Order
 from surefoot.parts import Parts
 from surefoot.record import OWN
 from surefoot.sinks import records
+from waiting import LogicalClock
 
 STOP = 6  # the step at which the body ends the run; 26 are made, saved every 4
 End = Callable[[sf.Step], bool]
@@ -675,10 +675,13 @@ def test_time_spent_on_logging_before_an_evaluation_is_training(
     from surefoot.meter import Meter
 
     real = Meter.read
-    monkeypatch.setattr(Meter, "read", lambda meter, **more: (time.sleep(0.2), real(meter, **more))[1])
-    small_runs.build(tmp_path / "run", length="5 steps", log_every="5 steps").train()
+    clock = LogicalClock()
+    monkeypatch.setattr(Meter, "read", lambda meter, **more: (clock.advance(1.0), real(meter, **more))[1])
+    run = small_runs.build(tmp_path / "run", length="5 steps", log_every="5 steps")
+    run.parts.whole.clock.now = clock
+    run.train()
     (record,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
-    assert record["training_s"] > 0.2 > record["evaluating_s"]
+    assert (record["training_s"], record["evaluating_s"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

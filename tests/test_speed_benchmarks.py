@@ -28,10 +28,11 @@ def test_a_tiny_gpt_is_trained_all_ways_and_its_utilisation_follows_from_the_for
     lines = capsys.readouterr().out.splitlines()
     operations = 6 * (2 * 12 * 32 * 32 + 128 * 32) + 12 * 2 * 32 * 32  # 6 N + 12 L T D
     assert f"{operations / 1e6:.4g} million operations a token" in lines[1]
-    for line in lines[2:]:
+    assert lines[2].startswith("1 rounds of 1 steps")
+    for line in lines[3:]:
         rate, share = (float(line[22:34].replace(",", "")), float(line.split("MFU ")[1].split("%")[0]))
         assert share == pytest.approx(rate * operations / 1e9 * 100, abs=0.06)
-    assert [line[:22].strip() for line in lines[2:]] == ["plain", "surefoot", "surefoot, all logits"]
+    assert [line[:22].strip() for line in lines[3:]] == ["plain", "surefoot", "surefoot, all logits"]
 
 
 def test_the_plain_gpt_and_surefoots_have_as_many_numbers_that_are_multiplied_with(benchmark: Any) -> None:

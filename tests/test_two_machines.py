@@ -15,10 +15,10 @@ import torch
 
 import surefoot as sf
 from forked import Forked
-from forked_ranks import until
 from on_ranks import forks
 from small_runs import build
 from two_machines import ADDRESSES, Machines, two_machines
+from waiting import HANG_S, wait_until
 
 PROGRAM = """
 import json, sys
@@ -61,7 +61,7 @@ def in_step(place: int) -> dict[str, str]:
 
 def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
     """What each says last, all having ended well; torchrun may say something of itself after that, where the other was gone first."""
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     return [
         json.loads([line for line in output.splitlines() if line.startswith(("[0,", "[1,"))][-1]) for output in outputs
@@ -70,7 +70,7 @@ def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
 
 def told_by_forked(processes: list[Forked], said: list[Path]) -> list[Any]:
     """As `told`, of processes that this one has forked."""
-    assert until(lambda: all(process.poll() is not None for process in processes), seconds=120)
+    assert wait_until(lambda: all(process.poll() is not None for process in processes))
     for process in processes:
         process.stdin.close()
     outputs = [path.read_text() for path in said]

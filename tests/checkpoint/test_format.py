@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.checkpoint import Contents, DamageError, Manifest, read, read_manifest, verify, write
@@ -69,10 +69,12 @@ def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path
     assert torch.equal(read(tmp_path / "c").files["model"]["w"], torch.arange(6.0))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(state=st.dictionaries(st.text(), json_values, max_size=5), step=st.integers(0, 10**9))
-def test_state_and_step_come_back_exactly(state: dict[str, Any], step: int, tmp_path: Path) -> None:
-    directory = tmp_path / str(len(os.listdir(tmp_path)))
+def test_state_and_step_come_back_exactly(
+    state: dict[str, Any], step: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("checkpoints") / "c"
     write(Contents(step, {}, state, (5, "ff")), directory=directory)
     found = read(directory)
     assert repr(found.state) == repr(state)  # `==` would let 1 stand for True

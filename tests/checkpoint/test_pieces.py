@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, tensor_file, write
@@ -170,17 +170,18 @@ named = st.dictionaries(
 
 
 @given(named)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
-    tmp_path: Path, kinds: dict[str, tuple[torch.dtype, list[int]]]
+    tmp_path_factory: pytest.TempPathFactory, kinds: dict[str, tuple[torch.dtype, list[int]]]
 ) -> None:
+    directory = tmp_path_factory.mktemp("files")
     kinds = {name: kind for name, kind in kinds.items() if name != "__metadata__"}
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in kinds.items()
     }
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    ours, theirs = directory / "ours.safetensors", directory / "theirs.safetensors"
     begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in order}, {"format": "pt"})
     ours.write_bytes(begin + b"".join(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in order))
     safetensors.torch.save_file(tensors, theirs)
@@ -197,16 +198,17 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
 
 
 @given(named, st.integers(1, 40), st.integers(40, 100))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_however_a_file_is_cut_it_is_one_that_the_library_reads(
-    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, tuple[torch.dtype, list[int]]], small: int, chunk: int
+    kinds: dict[str, tuple[torch.dtype, list[int]]], small: int, chunk: int
 ) -> None:
-    monkeypatch.setattr(tensor_file, "_SMALL_BYTES", small)
-    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", chunk)
     tensors = {
         name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in kinds.items() if name != "__metadata__"
     }
-    stretches = file_of(tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_file, "_SMALL_BYTES", small)
+        patch.setattr(tensor_file, "CHUNK_BYTES", chunk)
+        stretches = file_of(tensors)
     assert all(0 < len(stretch) < chunk + small for stretch in stretches[1:])
     found = safetensors.torch.load(b"".join(stretches))
     assert found.keys() == tensors.keys()

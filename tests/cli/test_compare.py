@@ -30,6 +30,7 @@ from surefoot.cli.main import main
 from surefoot.sinks import records
 from surefoot.tune import planned, progress
 from surefoot.tune.training import InOrder
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
@@ -126,11 +127,7 @@ def begun(*arguments: str) -> Forked:
 
 
 def wait_for(happened: Any, what: str) -> None:
-    for _ in range(2400):  # processes that import torch, on a machine that may be busy
-        if happened():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"never happened: {what}")
+    assert wait_until(happened), f"never happened: {what}"
 
 
 def weights(run: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from fake_slurm import Job, installed, submitted
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main
 from surefoot.cli.submit import Training
-from test_batch_script import PROGRAM, TESTS, wait_until, weights
+from test_batch_script import PROGRAM, TESTS, weights
+from waiting import wait_until
 
 TWO = ["--hours", "1", "--nodes", "2", "--out", "run"]
 
@@ -160,7 +160,7 @@ def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys
     main(["submit", "program.py:build", *TWO, "--pause-s", "0.05"])
     job = submitted(cluster / "slurm", capsys.readouterr().out)
     forked_ranks(2, ["train", "program.py:build", "--out", "left-alone"], of_two)
-    wait_until(lambda: Path("run/metrics.jsonl").exists())
+    assert wait_until(lambda: Path("run/metrics.jsonl").exists())
     job.signal_tasks(signal.SIGTERM)
     job.wait()
     log = Path(f"slurm/{job.number}/{job.number}_0_log.out").read_text()
@@ -190,12 +190,9 @@ def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
     )
     job = Job(cluster, int(capsys.readouterr().out.split()[2].rstrip(":")))
     forked_ranks(2, ["train", "program.py:build", "--out", "left-alone"], of_two)
-    wait_until(lambda: Path("run/metrics.jsonl").exists())
+    assert wait_until(lambda: Path("run/metrics.jsonl").exists())
     os.kill(job.number, signal.SIGTERM)
-    deadline = time.monotonic() + 60
-    while os.waitpid(job.number, os.WNOHANG)[0] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_until(lambda: os.waitpid(job.number, os.WNOHANG)[0] != 0)
     log = Path(f"slurm/{job.number}/{job.number}_0_log.out").read_text()
     assert "going on at step" in log, log
     assert weights(Path("run")) == weights(Path("left-alone"))

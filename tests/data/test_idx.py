@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_sets import DATA, needs
 from surefoot.data.idx import read_idx
 from surefoot.errors import DataError
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -54,11 +53,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         read_idx(tmp_path / "nowhere", dimensions=1)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
+@needs("fashion-mnist", "mnist")
 def test_real_files_have_a_tenth_of_each_class() -> None:
-    labels = read_idx(SHARED / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz", dimensions=1)
+    labels = read_idx(DATA / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz", dimensions=1)
     assert np.bincount(labels).tolist() == [1000] * 10
-    images = read_idx(SHARED / "mnist" / "t10k-images-idx3-ubyte.gz", dimensions=3)
+    images = read_idx(DATA / "mnist" / "t10k-images-idx3-ubyte.gz", dimensions=3)
     assert images.shape == (10_000, 28, 28)
 
 

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_sets import DATA, needs
 from surefoot.data import cifar, image_folder, image_sets
 from surefoot.data.image_sets import ImageSets, load_images
 from surefoot.errors import ConfigError, DataError
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -335,18 +334,18 @@ def test_a_path_that_is_no_directory_is_told(path: str, says: str, tmp_path: Pat
         load_images(tmp_path / path)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
+@needs("fashion-mnist")
 def test_fashion_mnist_is_read_whole() -> None:
-    found = load_images(SHARED / "fashion-mnist")
+    found = load_images(DATA / "fashion-mnist")
     assert parts_of(found) == (54_000, 6_000, 10_000)
     assert np.bincount(found.test.labels.numpy()).tolist() == [1000] * 10  # type: ignore[union-attr]
     assert found.mean == pytest.approx((0.2860,), abs=5e-4)  # as others publish of all 60,000
     assert found.std == pytest.approx((0.3530,), abs=5e-4)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
+@needs("cifar10")
 def test_a_tree_of_real_jpegs_is_read(tmp_path: Path) -> None:
-    with tarfile.open(SHARED / "cifar10" / "cifar10-jpeg-subset.tar.gz") as archive:
+    with tarfile.open(DATA / "cifar10" / "cifar10-jpeg-subset.tar.gz") as archive:
         chosen = [member for member in archive if member.isfile() and int(Path(member.name).stem) % 500 < 5]
         archive.extractall(tmp_path, chosen, filter="data")
     found = load_images(tmp_path / "cifar10")

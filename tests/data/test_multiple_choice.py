@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 
 import surefoot as sf
+from data_sets import DATA, needs
 from surefoot.data.choices import Choices, choice_accuracy
 from surefoot.data.multiple_choice import load_questions
 from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from surefoot.errors import DataError
 from surefoot.judging import split_scores
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
 HELLASWAG = {"ctx": "A man sits. he", "endings": ["runs.", "is off.", "holds it.", "starts."], "label": 3}
 ARC = {"query": "Question: why?\n", "choices": ["so", "thus"], "gold": 1}
 WINOGRANDE = {"context_options": ["so Sarah", "so Maria"], "continuation": "did it.", "gold": 0}
@@ -129,7 +128,7 @@ def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_
 # --- real files ------------------------------------------------------------------------------------------------------
 
 
-@needs_shared
+@needs("hellaswag", "multiple-choice")
 @pytest.mark.parametrize(
     ("name", "number", "choices"),
     [
@@ -139,7 +138,7 @@ def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_
     ],
 )  # fmt: skip
 def test_the_public_files_are_read_whole(name, number, choices):
-    found = load_questions(SHARED / f"{name}.jsonl.gz", ByteTokenizer())
+    found = load_questions(DATA / f"{name}.jsonl.gz", ByteTokenizer())
     assert len(found) == number
     assert {len(question.endings) for question in found} == {choices}
     if name.endswith("hellaswag_val"):
@@ -147,10 +146,10 @@ def test_the_public_files_are_read_whole(name, number, choices):
 
 
 @pytest.mark.slow
-@needs_shared
+@needs("gpt2-bpe", "hellaswag")
 def test_hellaswag_is_scored_as_build_nanogpt_does():
     """`render_example` and `get_most_likely_row` of karpathy/build-nanogpt, hellaswag.py, written out, question by question."""
-    tokenizer = sf.load_tokenizer(SHARED / "gpt2-bpe")
+    tokenizer = sf.load_tokenizer(DATA / "gpt2-bpe")
     torch.manual_seed(0)
     shape = sf.models.GPTShape(
         layers=2, heads=2, width=16, context=256, vocabulary=tokenizer.vocabulary, family="gpt2", tied=True
@@ -158,9 +157,9 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
     model = sf.models.GPT(shape)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    with gzip.open(SHARED / "hellaswag" / "hellaswag_val.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(DATA / "hellaswag" / "hellaswag_val.jsonl.gz", "rt", encoding="utf-8") as file:
         examples = [json.loads(line) for line in file]
-    found = load_questions(SHARED / "hellaswag" / "hellaswag_val.jsonl.gz", tokenizer, number=12)
+    found = load_questions(DATA / "hellaswag" / "hellaswag_val.jsonl.gz", tokenizer, number=12)
     summed = normed = 0
     for question in found:
         example = examples[int(question.source.rpartition(" ")[2]) - 1]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from data_sets import DATA, needs
 from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
 from surefoot.data.phrases import locale, phrases
 from surefoot.errors import ConfigError, DataError
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data beside this checkout")
 PAIRS = [(f"sentence {n} \u2028 with a\u0085 strange space", f"Satz {n}, weiß") for n in range(40)]
 
 
@@ -48,16 +47,16 @@ def test_the_other_direction_is_the_other_way_round(tmp_path: Path) -> None:
     assert found.test is None
 
 
-@needs_shared
+@needs("multi30k")
 def test_multi30k_is_read_by_its_own_file_names() -> None:
-    found = load_pairs(SHARED / "multi30k")
+    found = load_pairs(DATA / "multi30k")
     assert found.test is not None
     assert [len(found.training), len(found.held_out), len(found.test)] == [29_000, 1_014, 1_000]
     assert found.test[0] == (
         "A man in an orange hat starring at something.",
         "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",
     )
-    assert load_pairs(SHARED / "multi30k", target="fr").training[0][1].startswith("Deux jeunes hommes")
+    assert load_pairs(DATA / "multi30k", target="fr").training[0][1].startswith("Deux jeunes hommes")
 
 
 def json_line(pair: tuple[str, str], *, inside: bool) -> str:

@@ -23,7 +23,7 @@ def test_permutation_is_a_bijection(size):
 
 
 @given(key=st.integers(0, 2**64 - 1), size=st.integers(1, 5000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_permutation_is_a_bijection_under_any_key(key, size):
     assert len(np.unique(permutation(key, size, np.arange(size)))) == size
 
@@ -109,9 +109,9 @@ def test_step_one_million_costs_what_step_0_costs():
         times = []
         for _ in range(5):
             plan = Order(0, samples=50_000, batch_size=32)
-            started = time.perf_counter()
+            started = time.process_time()
             plan.ids(step)
-            times.append(time.perf_counter() - started)
+            times.append(time.process_time() - started)
         return min(times)
 
     assert cost_s(10**6) < 5 * cost_s(0) + 1e-3
@@ -158,7 +158,7 @@ def test_weights_that_cannot_be_kept_are_refused(weights):
 
 
 @given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_quotas_fill_a_block_and_are_less_than_one_off(weights):
     shares = [weight / sum(weights) * 1000 for weight in weights]
     if min(shares) < 1:

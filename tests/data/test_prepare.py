@@ -20,6 +20,7 @@ from surefoot.data import prepare
 from surefoot.data.prepare import prepare_shards
 from surefoot.data.tokens import TokenShards
 from surefoot.errors import ConfigError, DataError
+from waiting import wait_until
 
 BYTES = sf.ByteTokenizer()
 
@@ -102,6 +103,14 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     assert shards == 0 or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
 
 
+def is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     texts = "".join(json.dumps({"text": text * 20}) + "\n" for text in documents(600))
@@ -115,15 +124,7 @@ def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_sam
         os.kill(process.pid, signal.SIGKILL)  # that process alone: those that it started must notice
     assert process.returncode == -signal.SIGKILL
     assert not (out / "tokens.json").exists()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("processes of a killed call go on")
+    assert wait_until(lambda: not is_there(process.pid)), "processes of a killed call go on"
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     prepare_shards(tmp_path / "whole", [tmp_path / "a.jsonl"], tokenizer=BYTES, processes=1, shard_tokens=20000)
     assert whole(out) == whole(tmp_path / "whole")

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from data_sets import DATA, needs
 from surefoot.data.text import (
     encode_documents,
     held_out_documents,
@@ -14,8 +13,6 @@ from surefoot.data.text import (
 )
 from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from surefoot.errors import DataError
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def test_a_file_is_read_as_it_is(tmp_path):
@@ -122,7 +119,7 @@ def test_each_document_is_followed_by_its_end():
     assert encode_documents(["ab", "", "c"], CharacterTokenizer("abc")).tolist() == [0, 1, 2]
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
+@needs("tinyshakespeare")
 def test_tiny_shakespeare_is_read_whole():
-    text = load_documents(SHARED / "tinyshakespeare" / "input.txt")["input.txt"]
+    text = load_documents(DATA / "tinyshakespeare" / "input.txt")["input.txt"]
     assert (len(text), len(set(text))) == (1_115_394, 65)

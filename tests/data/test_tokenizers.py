@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_sets import DATA, needs
 from surefoot.data.bpe import BpeTokenizer
 from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
 from surefoot.errors import DataError
@@ -106,7 +106,6 @@ def test_a_description_of_another_kind_is_refused():
 
 TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
 BPE = BpeTokenizer.trained([TEXT], vocabulary=270)
-GPT2 = Path(__file__).parents[2].parent / "shared" / "data" / "gpt2-bpe"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -259,9 +258,9 @@ def test_bytes_of_characters_are_those_of_utf8():
     assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
 
 
-@pytest.mark.skipif(not GPT2.is_dir(), reason="shared/data is not beside the project")
+@needs("gpt2-bpe")
 def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
-    tokenizer = BpeTokenizer.load(GPT2)
+    tokenizer = BpeTokenizer.load(DATA / "gpt2-bpe")
     assert (tokenizer.vocabulary, tokenizer.end) == (50257, 50256)
     assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_sets import DATA, needs
 from surefoot.data.feed import in_order
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.data.shards import write_shards
@@ -15,8 +14,6 @@ from surefoot.data.text import held_out_split, load_documents
 from surefoot.data.tokenizers import CharacterTokenizer
 from surefoot.data.tokens import HeldOut, Windows
 from surefoot.errors import DataError
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def gathered(windows, epoch):
@@ -31,7 +28,7 @@ def counted(held_out):
 
 
 @given(length=st.integers(4, 200), context=st.integers(1, 20), epoch=st.integers(0, 10**9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_windows_lie_end_to_end_without_overlap(length, context, epoch):
     if length < 2 * context:
         return
@@ -92,7 +89,7 @@ def test_batches_are_int64_and_can_be_viewed(dtype):
 
 
 @given(length=st.integers(2, 200), context=st.integers(1, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_held_out_counts_every_target_once(length, context):
     inputs, targets = counted(HeldOut(np.arange(length), context=context))
     assert targets == list(range(1, length))
@@ -158,9 +155,9 @@ def test_a_context_of_nothing_is_refused():
         Windows(np.arange(9), context=0, seed=0)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="shared/data is not beside the project")
+@needs("tinyshakespeare")
 def test_tiny_shakespeare_is_covered_whole():
-    training, held_out = held_out_split(load_documents(SHARED / "tinyshakespeare")["input.txt"])
+    training, held_out = held_out_split(load_documents(DATA / "tinyshakespeare")["input.txt"])
     tokenizer = CharacterTokenizer.of(training)
     assert tokenizer.vocabulary == 65
     windows = Windows(tokenizer.encode(training), context=256, seed=0)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from surefoot.data.feed import Feed, in_order
 from surefoot.data.plan import Order
 from surefoot.errors import DataError
 from surefoot.seeding import seed_generators
+from waiting import HANG_S, wait_until
 
 CPU = torch.device("cpu")
 
@@ -63,15 +63,6 @@ def ended(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def within(seconds, fact):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if fact():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -199,11 +190,11 @@ def started(tmp_path, body, *, first="pass"):
 
 
 def test_workers_end_when_the_run_is_killed(tmp_path):
-    process, pids = started(tmp_path, "time.sleep(60)")
+    process, pids = started(tmp_path, "time.sleep(10_000)")
     assert len(pids) == 2
     with process:
         process.kill()
-    assert within(10, lambda: all(ended(pid) for pid in pids))
+    assert wait_until(lambda: all(ended(pid) for pid in pids))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +203,7 @@ def test_workers_end_when_the_run_is_killed(tmp_path):
 def test_a_program_that_forgets_to_close_its_feed_still_ends(tmp_path, body):
     process, pids = started(tmp_path, body)
     with process:
-        process.wait(timeout=20)
+        process.wait(timeout=HANG_S)
     assert all(ended(pid) for pid in pids)
 
 

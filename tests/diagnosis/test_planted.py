@@ -25,8 +25,14 @@ def test_a_healthy_and_a_faulty_run_are_told_apart(name: str, tmp_path: Path) ->
     judge(next(planted for planted in ALL if planted.name == name), tmp_path / "run")
 
 
+TIMED = ("data-bound", "evaluating-too-long", "saving-too-long", "falling-throughput", "jittering-throughput")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", ALL, ids=lambda planted: str(planted.name))
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(one, marks=[pytest.mark.timing] * (one.fault in TIMED), id=one.name) for one in ALL],
+)
 def test_every_planted_fault_is_found_and_no_healthy_run_is_called_broken(planted: Planted, tmp_path: Path) -> None:
     judge(planted, tmp_path / "run")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from surefoot.errors import DataError, RankLostError
 from surefoot.heartbeat import Heartbeat
 from surefoot.heartbeat.beat import Beat, Lost
 from surefoot.heartbeat.heart import SPEAKER, VERDICT
+from waiting import HANG_S, wait_until
 
 EVERY_S = 0.05
 BROKEN = RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
@@ -23,23 +24,24 @@ BROKEN = RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by pe
 class Ranks:
     """Hearts that beat twenty times as fast as those of a run, and how each of them ended."""
 
-    def __init__(self, size: int) -> None:
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    def __init__(self, size: int, *, silent_s: float = HANG_S, grace_s: float = 5 * EVERY_S) -> None:
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=HANG_S))
         self.ended: dict[int, int] = {}
         self.over = threading.Event()
         self.logs: Path | None = None
+        self.silent_s, self.grace_s = silent_s, grace_s
         self.hearts = [self._heart(rank, size) for rank in range(size)]
 
     def _heart(self, rank: int, size: int) -> Heartbeat:
-        client = TCPStore("127.0.0.1", self.store.port, is_master=False, timeout=timedelta(seconds=10))
+        client = TCPStore("127.0.0.1", self.store.port, is_master=False, timeout=timedelta(seconds=HANG_S))
         return Heartbeat(
             PrefixStore("heartbeat", client),
             rank=rank,
             size=size,
             host="here",
             every_s=EVERY_S,
-            silent_s=20 * EVERY_S,
-            grace_s=5 * EVERY_S,
+            silent_s=self.silent_s,
+            grace_s=self.grace_s,
             end=lambda status: self.ended.__setitem__(rank, status),
         )
 
@@ -48,13 +50,6 @@ class Ranks:
             heart.start()
             heart.opened(logs=self.logs, fresh_line="")
             heart.at(3, "training")
-
-
-def until(fact: Callable[[], bool], *, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while not fact() and time.monotonic() < end:
-        time.sleep(0.01)
-    return fact()
 
 
 @pytest.fixture
@@ -70,19 +65,22 @@ def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
-    three: Ranks, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    three = Ranks(3, silent_s=2.0)
     silent = three.hearts[2]
     three.start()
-    assert until(lambda: silent.rounds > 2)
+    assert wait_until(lambda: silent.rounds > 2)
     silent.stopping.set()  # as if it were stopped: neither does it speak, nor does it say that it goes
-    silent._tell = lambda: three.over.wait(60)  # type: ignore[method-assign, assignment]
-    assert until(lambda: len(three.ended) == 2)
+    silent._tell = lambda: three.over.wait(HANG_S)  # type: ignore[method-assign, assignment]
+    assert wait_until(lambda: len(three.ended) == 2)
     three.over.set()
     assert three.ended == {0: 7, 1: 7}
     errors = said(capfd)
     assert len(errors) == 2, "one short message on each rank that is left"
     assert all("rank 2 (here, process" in line and "last heard of at step 3, training" in line for line in errors)
+    for heart in three.hearts:
+        heart.stop()
 
 
 def test_where_a_run_has_a_directory_one_rank_says_it_and_the_others_write_it(
@@ -91,7 +89,7 @@ def test_where_a_run_has_a_directory_one_rank_says_it_and_the_others_write_it(
     three.logs = tmp_path
     three.start()
     three.hearts[1].failed(DataError("sample 7 is broken"))
-    assert until(lambda: {0, 2} <= three.ended.keys())
+    assert wait_until(lambda: {0, 2} <= three.ended.keys())
     assert len(said(capfd)) == 1
     assert "DataError: sample 7 is broken" in (tmp_path / "rank-2.log").read_text()
     assert not (tmp_path / "rank-0.log").exists()
@@ -101,7 +99,7 @@ def test_where_rank_0_is_lost_rank_1_says_it(three: Ranks, capfd: pytest.Capture
     three.logs = tmp_path
     three.start()
     three.hearts[0].failed(DataError("sample 7 is broken"))
-    assert until(lambda: {1, 2} <= three.ended.keys())
+    assert wait_until(lambda: {1, 2} <= three.ended.keys())
     assert len(said(capfd)) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["rank-2.log"]
 
@@ -151,18 +149,21 @@ def test_a_rank_that_fails_is_named_by_the_others_with_its_error(
 ) -> None:
     three.start()
     three.hearts[1].failed(DataError("sample 7 is broken"))
-    assert until(lambda: {0, 2} <= three.ended.keys())
+    assert wait_until(lambda: {0, 2} <= three.ended.keys())
     assert 1 not in three.ended, "it says itself what it failed of"
     assert "rank 1 (here, process" in (errors := said(capfd))[0]
     assert errors[0].endswith("failed at step 3, training: DataError: sample 7 is broken")
 
 
-def test_an_error_that_all_ranks_meet_ends_each_of_them_by_itself(three: Ranks) -> None:
+def test_an_error_that_all_ranks_meet_ends_each_of_them_by_itself() -> None:
+    three = Ranks(3, grace_s=1.0)
     three.start()
     for heart in three.hearts:
         heart.failed(DataError("no such file"))
-    time.sleep(20 * EVERY_S)
+    time.sleep(2 * three.grace_s)
     assert three.ended == {}
+    for heart in three.hearts:
+        heart.stop()
 
 
 def test_a_broken_connection_is_explained_by_the_rank_that_broke_it(three: Ranks) -> None:
@@ -181,7 +182,7 @@ def test_an_error_of_this_ranks_own_is_no_broken_connection(three: Ranks) -> Non
 def test_the_launcher_may_name_a_rank_at_once(three: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     three.start()
     PrefixStore("heartbeat", three.store).set(VERDICT, Lost(1, "rank 1 was killed by SIGKILL").written())
-    assert until(lambda: len(three.ended) == 3)
+    assert wait_until(lambda: len(three.ended) == 3)
     assert all("rank 1 was killed by SIGKILL" in line for line in said(capfd))
 
 
@@ -189,9 +190,9 @@ def test_a_store_that_is_gone_ends_a_rank_that_runs(capfd: pytest.CaptureFixture
     ranks = Ranks(2)
     ranks.start()
     heart = ranks.hearts[1]
-    assert until(lambda: heart.rounds > 2)
+    assert wait_until(lambda: heart.rounds > 2)
     del ranks.store
-    assert until(lambda: ranks.ended == {0: 7, 1: 7})
+    assert wait_until(lambda: ranks.ended == {0: 7, 1: 7})
     assert "the connection to the launcher was lost (" in said(capfd)[0]
     for each in ranks.hearts:
         each.stop()
@@ -202,9 +203,9 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_runs() -> None:
     store = HashStore()
     heart = Heartbeat(store, rank=0, size=2, host="here", every_s=EVERY_S, silent_s=1.0, end=ended.append)
     over = threading.Event()
-    heart._listen = lambda elapsed_s: over.wait(60)  # type: ignore[method-assign, assignment]
+    heart._listen = lambda elapsed_s: over.wait(HANG_S)  # type: ignore[method-assign, assignment]
     heart.start()
-    assert until(lambda: ended == [7])
+    assert wait_until(lambda: ended == [7])
     over.set()
     heart.stop()
 
@@ -212,7 +213,7 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_runs() -> None:
 def test_of_a_long_error_the_first_lines_are_told(three: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     three.start()
     three.hearts[1].failed(DataError("sample 7 is broken\n  to see it alone: dataset[7]\n\nthird\nfourth\nfifth"))
-    assert until(lambda: {0, 2} <= three.ended.keys())
+    assert wait_until(lambda: {0, 2} <= three.ended.keys())
     said = capfd.readouterr().err
     assert "DataError: sample 7 is broken\n  to see it alone: dataset[7]\n  third\n  fourth\n" in said
     assert "fifth" not in said
@@ -228,14 +229,14 @@ def test_ranks_whose_launcher_speaks_write_to_their_logs_only(
     found = three.hearts[0].cause(BROKEN)
     assert isinstance(found, RankLostError)
     assert not three.hearts[0].speaks_of(found)
-    assert until(lambda: 2 in three.ended)
+    assert wait_until(lambda: 2 in three.ended)
     assert said(capfd) == []
     assert "sample 7 is broken" in (tmp_path / "rank-2.log").read_text()
 
 
 def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
     three.start()
-    assert until(lambda: three.hearts[0].rounds > 1)
+    assert wait_until(lambda: three.hearts[0].rounds > 1)
     three.hearts[0].every_s = 60.0
     time.sleep(3 * EVERY_S)
     three.hearts[0].at(9, "training")

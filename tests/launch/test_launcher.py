@@ -18,9 +18,9 @@ import pytest
 from forked import Forked
 from surefoot.launch.counts import Places, Sizes, asked
 from surefoot.launch.launcher import launch
+from waiting import wait_until
 
 TOYS = Path(__file__).with_name("toys.py")
-TOLD_S = 15.0
 
 
 @dataclass
@@ -33,14 +33,18 @@ class Launched:
     def told(self, rank: int, attempt: int = 0) -> dict[str, str]:
         """What a rank found in its environment, as soon as it has started."""
         path = self.directory / f"rank-{rank}-{attempt}.json"
-        assert until(path.exists)
+        assert wait_until(path.exists)
         return json.loads(path.read_text())
+
+    def wait_until_ready(self, rank: int) -> None:
+        """Wait until a rank that saves or is deaf answers signals so."""
+        assert wait_until((self.directory / f"ready-{rank}").exists)
 
     def wait(self) -> int:
         """Its exit status, when no process that it started is left."""
-        assert until(lambda: self.process.poll() is not None)
+        assert wait_until(lambda: self.process.poll() is not None)
         assert self.process.returncode is not None
-        assert until(lambda: not self.left(), seconds=5)
+        assert wait_until(lambda: not self.left())
         return self.process.returncode
 
     def left(self) -> list[int]:
@@ -61,13 +65,6 @@ def alive(pid: int) -> bool:
         return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (ProcessLookupError, FileNotFoundError):
         return False
-
-
-def until(fact: Callable[[], bool], *, seconds: float = TOLD_S) -> bool:
-    end = time.monotonic() + seconds
-    while not fact() and time.monotonic() < end:
-        time.sleep(0.02)
-    return fact()
 
 
 @pytest.fixture
@@ -119,9 +116,10 @@ def test_status_7_never_hides_the_cause(launched: Callable[..., Launched]) -> No
 def test_the_last_lines_of_a_rank_that_was_killed_are_told_and_its_file_is_removed(
     launched: Callable[..., Launched],
 ) -> None:
-    group = launched("1:say looking at sample 7", "1:kill 9", "0:sleep 0.5", "0:exit 0")
-    assert until(lambda: ") was killed by SIGKILL; ending the others" in group.said)
+    group = launched("1:say looking at sample 7", "1:kill 9", "0:hold", "0:exit 0")
+    assert wait_until(lambda: ") was killed by SIGKILL; ending the others" in group.said)
     assert group.process.poll() is None, "it is said at once"
+    (group.directory / "go-on").touch()
     assert group.wait() == 137
     assert "error: rank 1 (" in group.said
     assert "SIGKILL, last heard of while starting: by the kernel for memory, or by hand" in group.said
@@ -138,7 +136,7 @@ def test_what_is_not_in_the_error_is_kept_and_named_after_it(launched: Callable[
 
 
 def test_one_error_is_said_where_another_rank_dies_while_the_group_is_ended(launched: Callable[..., Launched]) -> None:
-    group = launched("1:kill 9", "0:sleep 0.3", "0:kill 11")
+    group = launched("1:kill 9", "0:hear ending the others", "0:kill 11")
     assert group.wait() == 137
     assert [line.split()[:3] for line in group.said.splitlines() if "error" in line] == [["error:", "rank", "1"]]
 
@@ -166,7 +164,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
 def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.launch.launcher._STOPPED_S", 1.0)
+    monkeypatch.setattr("surefoot.launch.launcher._STOPPED_S", 10.0)
     group = launched("all:sleep 2")
     os.kill(pid := int(group.told(1)["pid"]), signal.SIGSTOP)
     time.sleep(0.3)
@@ -178,8 +176,7 @@ def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
 def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., Launched], number: int) -> None:
     group = launched("all:save", nproc="3")
     for rank in range(3):
-        group.told(rank)
-    time.sleep(0.3)
+        group.wait_until_ready(rank)
     group.process.send_signal(number)
     assert group.wait() == 128 + number
     assert [(group.directory / f"saved-{rank}").read_text() for rank in range(3)] == ["once\n"] * 3
@@ -190,14 +187,11 @@ def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., 
 @pytest.mark.slow
 def test_a_second_signal_ends_all_at_once(launched: Callable[..., Launched]) -> None:
     group = launched("0:deaf", "1:save")
-    group.told(0), group.told(1)
-    time.sleep(0.3)
+    group.wait_until_ready(0), group.wait_until_ready(1)
     group.process.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
-    begun = time.monotonic()
+    assert wait_until((group.directory / "saved-1").exists)
     group.process.send_signal(signal.SIGTERM)
     assert group.wait() == 143
-    assert time.monotonic() - begun < 10
 
 
 def test_a_launcher_that_is_killed_leaves_no_rank_behind_running_or_stopped(launched: Callable[..., Launched]) -> None:
@@ -215,7 +209,7 @@ def test_what_a_rank_has_started_ends_with_it(
 ) -> None:
     monkeypatch.setattr("surefoot.launch.launcher._TERMINATED_S", 0.3)
     group = launched("1:child", "0:sleep 0.6", "0:kill 9")
-    assert until((group.directory / "child").exists)
+    assert wait_until((group.directory / "child").exists)
     assert group.wait() == 137
 
 

@@ -43,19 +43,32 @@ def _do(what: str, argument: str = "") -> None:
             time.sleep(0.1)
             os.kill(os.getpid(), int(argument))
         case "sleep":
-            time.sleep(float(argument or 60))
+            time.sleep(float(argument or 10_000))
+        case "hear":  # until the launcher has said this
+            while argument not in Path(os.environ["TOYS"], "stderr").read_text():
+                time.sleep(0.01)
+        case "hold":  # until the test lets it go on
+            while not Path(os.environ["TOYS"], "go-on").exists():
+                time.sleep(0.01)
         case "save":  # as a run does: the first signal is answered in a moment, a second one at once
             signal.signal(signal.SIGTERM, _saving)
             signal.signal(signal.SIGINT, _saving)
-            time.sleep(60)
+            _be_ready()
+            time.sleep(10_000)
         case "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            time.sleep(60)
+            _be_ready()
+            time.sleep(10_000)
         case "child":
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"])
             Path(os.environ["TOYS"], "child").write_text(str(child.pid))
-            time.sleep(60)
+            time.sleep(10_000)
+
+
+def _be_ready() -> None:
+    """Tell the test that signals are answered from now on."""
+    Path(os.environ["TOYS"], f"ready-{os.environ['RANK']}").touch()
 
 
 def _saving(number: int, frame: object) -> None:

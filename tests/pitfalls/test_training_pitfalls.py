@@ -17,7 +17,6 @@ the scaler on a GPU, several processes.
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from small_runs import SAMPLES, Augmented, build
+from small_runs import SAMPLES, Augmented, build, loss
 from surefoot.checkpoint import Store
 from surefoot.precision import precision
 from surefoot.sinks import records
 from surefoot.sinks.console import number
+from waiting import LogicalClock
 
 
 def held(run: sf.Run) -> dict[str, Tensor]:
@@ -225,25 +225,28 @@ def test_the_logged_loss_is_that_of_all_steps_since_the_last(tmp_path: Path) -> 
 def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tmp_path: Path) -> None:
     """The last batch's tokens over the whole interval; evaluation, saving and the user's body inside."""
 
-    def slow(model: nn.Module, batch: Any) -> sf.Mean:
-        time.sleep(0.3)
+    clock = LogicalClock()
+
+    def slow_loss(model: nn.Module, batch: Any) -> Any:
+        clock.advance(0.5 * torch.is_grad_enabled())
+        return loss(model, batch)
+
+    def slow_score(model: nn.Module, batch: Any) -> sf.Mean:
+        clock.advance(100.0)
         return sf.Mean(torch.tensor(0.0), 1)
 
     data = Augmented()
-    split = sf.Split((data.inputs, data.labels), scores=slow, batch_size=SAMPLES)
-    run = build(tmp_path / "run", length="6 steps", log_every="6 steps", evaluate={"held-out": split})
-    began_at = time.monotonic()
+    split = sf.Split((data.inputs, data.labels), scores=slow_score, batch_size=SAMPLES)
+    run = build(tmp_path / "run", loss=slow_loss, length="6 steps", log_every="6 steps", evaluate={"held-out": split})
+    run.parts.whole.clock.now = clock
     with run:
         for _ in run:
-            time.sleep(0.05)
-    took_s = time.monotonic() - began_at
+            clock.advance(1e6)
     (found,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert found["targets"] == 6 * 8
-    seconds = found["training_s"] + found["waiting_s"]
-    assert found["targets_per_s"] * seconds == pytest.approx(6 * 8)
-    assert found["evaluating_s"] >= 0.6
-    assert found["user_s"] >= 0.3
-    assert seconds + found["evaluating_s"] + found["user_s"] <= took_s  # nothing is counted twice
+    assert found["targets_per_s"] == pytest.approx(6 * 8 / (6 * 2 * 0.5))  # two micro-batches a step
+    assert found["evaluating_s"] == 200.0  # after steps 3 and 6
+    assert found["user_s"] == 6e6
 
 
 def test_small_rates_are_not_shown_as_zero() -> None:

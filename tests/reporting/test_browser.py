@@ -20,6 +20,7 @@ from pages import titles
 from surefoot.reporting import watching
 from surefoot.reporting.writing import page_of, report
 from surefoot.sinks.jsonl import line
+from waiting import HANG_S
 from written_runs import falling, layers, train, written
 
 BROWSER = next(
@@ -52,7 +53,7 @@ class Seen:
         own = [f"--user-data-dir={place / 'profile'}", f"--log-net-log={place / 'net.json'}"]
         own += [f"--screenshot={place / 'seen.png'}", "--dump-dom", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         ended = subprocess.run(
-            [BROWSER, *OPTIONS, *own, *more, page], capture_output=True, text=True, timeout=120, check=True
+            [BROWSER, *OPTIONS, *own, *more, page], capture_output=True, text=True, timeout=HANG_S, check=True
         )
         self.document = ended.stdout
         self.console = re.findall(r":CONSOLE.*?\] (.*)", ended.stderr)

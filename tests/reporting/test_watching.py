@@ -18,6 +18,7 @@ import pytest
 from pages import Elements
 from surefoot.errors import ConfigError
 from surefoot.reporting.watching import served
+from waiting import HANG_S
 from written_runs import falling, train, written
 
 
@@ -39,7 +40,7 @@ def server(run: Path) -> Iterator[ThreadingTCPServer]:
 def answered(
     server: ThreadingTCPServer, path: str = "/", method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
@@ -96,5 +97,5 @@ def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
     said = process.stdout.readline()
     assert re.fullmatch(r"open http://127.0.0.1:\d+/ here; Ctrl-C ends it\n", said)
     process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=HANG_S)
     assert (process.returncode, complaint) == (130, "\nno longer served\n")

@@ -13,13 +13,14 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import pyte
+
+from waiting import HangLimit
 
 _TESTS = Path(__file__).parents[1]
 LIVE = re.compile("[━─]{5}")  # the bar
@@ -85,13 +86,12 @@ class Process:
         assert sum(bool(LIVE.search(line)) for line in self.screen.lines) <= 1, self.screen.lines
         return bool(data)
 
-    def until(self, text: str, seconds: float = 30.0) -> float:
-        """Seconds until `text` was written to the screen."""
-        begun = time.monotonic()
+    def until(self, text: str) -> None:
+        """Wait until `text` was written to the screen."""
+        limit = HangLimit()
         while text not in self.screen.raw:
-            assert time.monotonic() - begun < seconds, self.screen.lines
+            assert not limit.is_over, self.screen.lines
             assert self.read(0.02), self.screen.lines
-        return time.monotonic() - begun
 
     def end(self) -> int:
         """The exit status, when all is read."""

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from sinks.in_terminal import LIVE, Process, Screen, Warm, environment
 from surefoot import sinks
 from surefoot.sinks import records
 from surefoot.sinks.terminal import Terminal
+from waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -191,8 +191,13 @@ import small_runs
 def build(**changes):
     return small_runs.build({out!r}, console=True, log_every="1 steps", **changes)
 
+def mark(name):
+    open(os.path.join(os.path.dirname({out!r}), name), "w").close()
+
 def slow_call():  # one call of two seconds and more, in which Python runs no handler
+    mark("begun")
     hashlib.pbkdf2_hmac("sha256", b"", b"", 12_000_000)
+    mark("over")
 """
 
 SLOW_STEP = """
@@ -224,12 +229,13 @@ passes = [0]
 def loss(model, batch):
     passes[0] += model.training
     if passes[0] == 5 and model.training:
+        mark("begun")
         time.sleep(3)
     return small_runs.loss(model, batch)
 
 build(loss=loss, length="2000 steps").train()
 """
-ENDLESS_STEP = SLEEPING_STEP.replace("sleep(3)", "sleep(60)")
+ENDLESS_STEP = SLEEPING_STEP.replace("sleep(3)", "sleep(10_000)")
 
 SHORT_STEPS = """
 def loss(model, batch):
@@ -334,14 +340,16 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
     ],
     ids=["step", "evaluation", "short steps"],
 )
-def test_ctrl_c_is_answered_within_a_second_on_a_line_of_its_own(
-    program: str, begun: str, started: Callable[..., Process]
+def test_ctrl_c_is_answered_while_a_call_goes_on_on_a_line_of_its_own(
+    program: str, begun: str, started: Callable[..., Process], tmp_path: Path
 ) -> None:
     process = started(program)
     process.until(begun)
-    time.sleep(0.2)  # what is slow has begun
+    if "slow_call" in program:
+        assert wait_until((tmp_path / "begun").exists)
     process.press(b"\x03")
-    assert process.until("finishing this step, then saving") < 1.0
+    process.until("finishing this step, then saving")
+    assert not (tmp_path / "over").exists()
     assert process.end() == 130
     (said,) = [line for line in process.screen.lines if "finishing this step" in line]
     assert said == "Ctrl-C: finishing this step, then saving; once more ends at once"
@@ -350,10 +358,12 @@ def test_ctrl_c_is_answered_within_a_second_on_a_line_of_its_own(
     assert_sane(process)
 
 
-def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(started: Callable[..., Process]) -> None:
+def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(
+    started: Callable[..., Process], tmp_path: Path
+) -> None:
     process = started(ENDLESS_STEP)
     process.until(" 2/2000")
-    time.sleep(0.2)
+    assert wait_until((tmp_path / "begun").exists)
     process.press(b"\x03")
     process.until("finishing this step")
     process.press(b"\x03")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError
 from surefoot.sinks.jsonl import line
-from surefoot.tune import overlay
+from surefoot.tune import overlay, training
 from surefoot.tune.comparison import Compared, Comparison, compared
 from surefoot.tune.overlay import draw
 from surefoot.tune.progress import Board, Lines, Standing
@@ -309,7 +308,7 @@ def test_a_long_name_leaves_room_for_the_numbers() -> None:
     assert len(line) <= 39
 
 
-def test_the_time_that_is_left_is_of_what_is_not_over() -> None:
+def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     chooser: Any = SimpleNamespace(total=6, over=4)
     sitting = Sitting(
@@ -321,10 +320,11 @@ def test_the_time_that_is_left_is_of_what_is_not_over() -> None:
         stopping=lambda: False,
         shown={},
     )
-    trial: Any = SimpleNamespace(started=time.monotonic())
+    trial: Any = SimpleNamespace(started=90.0)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sitting._estimate(trial, left_s=60.0)
     assert "for the 2 that are left" in stream.getvalue()
-    assert stream.getvalue().startswith("about 2m")
+    assert stream.getvalue().startswith("about 2m20s")
 
 
 def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
@@ -336,7 +336,9 @@ def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
     assert stream.getvalue() == "a  step=1\na  step=2\n"
 
 
-def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(tmp_path: Path) -> None:
+def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     (tmp_path / "results").mkdir()
@@ -352,8 +354,9 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(tmp_path:
         stopping=lambda: False,
         shown={},
     )
-    trial.started = time.monotonic()
-    sitting._estimate(trial, 100.0)
+    trial.started = 90.0
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sitting._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
     sitting.standing["b"] = Standing()
     (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
