@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching
 from surefoot.config.strategy import Strategy
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 from surefoot.fp8 import with_fp8
 from surefoot.loop import State, Trained
 from surefoot.optimizers import flat, on_shards
@@ -205,7 +205,7 @@ def built_state(
         spec, parameters = decision.spec, decision.parameters
         plain = [{"params": group.parameters} for group in decision.groups]
         with without_compiler():
-            made = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else spec(plain)
+            made = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plain)
         if holders(parameters) is not None:
             on_shards.refuse_optimizer(made)
         for group in made.param_groups:
@@ -222,6 +222,17 @@ def built_state(
         if kept is not None:
             averages[name] = kept
     return State(models, trained, averages, buffers=BatchStatistics(models.values(), world=world))
+
+
+def _from_factory(factory: Built, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
+    try:
+        return factory(groups)
+    except ValueError as problem:  # what torch's optimizers raise for a setting outside of its range
+        raise ConfigError(
+            f"optimizer: the factory's optimizer refuses its settings: {first_line(problem)}\n"
+            "  give it another value: betas at least 0 and below 1, lr and eps at least 0, for example"
+        ) from problem
 
 
 def _may_lie_together(optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module]) -> bool:

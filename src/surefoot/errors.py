@@ -6,13 +6,26 @@ prints it without a traceback; a library user catches `SurefootError`, or one of
 
 from __future__ import annotations
 
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 
 class SurefootError(Exception):
-    """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with."""
+    """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with.
+
+    A script that it ends prints its sentence and the script's own line, without frames.
+    """
 
     exit_status = 1
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        if not isinstance(sys.excepthook, _Refusals):
+            sys.excepthook = _Refusals(sys.excepthook)
 
 
 class ConfigError(SurefootError):
@@ -59,3 +72,35 @@ def first_line(problem: BaseException) -> str:
     ('too long', '')
     """
     return (str(problem).splitlines() or [""])[0]
+
+
+class _Refusals:
+    """A `sys.excepthook` for errors of ours; `others` takes the rest.
+
+    One of ours that comes of an exception in the user's own code is left to `others` too: its frames say where. Notebooks and
+    interactive sessions of IPython do not come this way.
+    """
+
+    def __init__(self, others: Callable[[type[BaseException], BaseException, TracebackType | None], Any]) -> None:
+        self.others = others
+
+    def __call__(self, kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+        """Print one exception that nobody has caught."""
+        users = [frame for frame in traceback.extract_tb(trace) if _is_users(frame.filename)]
+        cause = problem.__cause__
+        of_user = cause is not None and any(
+            _is_users(frame.filename) and frame not in users for frame in traceback.extract_tb(cause.__traceback__)
+        )
+        if not isinstance(problem, SurefootError) or of_user or sys.stderr is None:
+            self.others(kind, problem, trace)
+            return
+        where = f"\n  {users[-1].filename}, line {users[-1].lineno}" if users else ""
+        print(f"error: {problem}{where}", file=sys.stderr)
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's own: not of surefoot, nor an installed package, the standard library, or no file."""
+    path = Path(file)
+    installed = "site-packages" in path.parts or "dist-packages" in path.parts
+    ours = path.is_relative_to(Path(__file__).parent)
+    return path.is_file() and not installed and not ours and not path.is_relative_to(Path(traceback.__file__).parent)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from surefoot.world import World
 
 _LARGEST_EXPONENT = 709.0  # math.exp of more overflows
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
+
+
+@runtime_checkable
+class _MetricObject(Protocol):
+    """An object of torchmetrics or the like, which is called with predictions and targets."""
+
+    def update(self, *given: Any) -> None: ...
+    def compute(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,14 @@ class Split:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
+        metric = next((score for score in self.score_functions if isinstance(score, _MetricObject)), None)
+        if metric is not None:
+            raise ConfigError(
+                f"Split: {type(metric).__name__} is a metric object, and a score is a function of (model, batch)\n"
+                "  let the split collect what the metric needs, and compute it once:\n"
+                "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
+                '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
+            )
         names = [getattr(score, "__name__", "") for score in self.score_functions]
         names += [*(["loss"] if self.loss else []), *self.derived]
         wrong = next((name for place, name in enumerate(names) if not name or name in names[:place]), None)

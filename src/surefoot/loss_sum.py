@@ -38,8 +38,7 @@ class LossSum:
         """
         further: Mapping[str, Mean] = {}
         if isinstance(result, tuple):
-            result, further = result
-            refuse_own(further)
+            result, further = _with_means(result)
         counts_itself = isinstance(result, Mean)
         whole = scalar(result.total if counts_itself else result)
         if count == 0:
@@ -58,6 +57,23 @@ class LossSum:
     def counted(self) -> Tensor | float | None:
         """How much was counted, where that need not be `nominal`."""
         return self._counted + self.plain if self._counted is not None and self.plain else self._counted
+
+
+def _with_means(returned: tuple[Any, ...]) -> tuple[Any, Mapping[str, Mean]]:
+    """A loss and the means that it returned beside it; `ConfigError` for a tuple of anything else."""
+    if len(returned) == 2 and isinstance(returned[1], Mapping):
+        wrong = [name for name, mean in returned[1].items() if not isinstance(mean, Mean)]
+        if not wrong:
+            refuse_own(returned[1])
+            return returned[0], returned[1]
+        what = f"{wrong[0]!r} as {type(returned[1][wrong[0]]).__name__}"
+    else:
+        what = f"({', '.join(type(part).__name__ for part in returned)})"
+    raise ConfigError(
+        f"the loss returned {what}: beside the loss stands nothing, or a dictionary of surefoot.Mean to be logged\n"
+        "  outputs such as logits are not kept; scores of a split are computed by Split(scores=...)\n"
+        '  write: return loss, or return loss, {"accuracy": surefoot.Mean(right, count)}'
+    )
 
 
 def scalar(loss: Any) -> Tensor:

@@ -187,7 +187,9 @@ class Run:
         place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.ranks)
         began = None if out is None else began_with(local_path(out, setting="out"), batch_size, world=world)
         sizes = ordering.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
-        plan = ordering.data_plan(train, seed=seed, samples=check_samples(train, seed=seed), sizes=sizes)
+        plan = ordering.data_plan(
+            train, seed=seed, samples=check_samples(train, seed=seed, batch_size=sizes.batch_size), sizes=sizes
+        )
         ordering.refuse_compiled(plan, compiled=compile is True)
         samples_per_epoch, samples_per_step = ordering.steps_of_epoch(plan, sizes)
         times = timetable(

@@ -7,6 +7,8 @@ signal handlers, torch's settings) lives here. How a directory is opened is in `
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -40,7 +42,7 @@ class Sitting:
         say = to_terminal(self.fresh_line) if parts.rank_log is None else parts.rank_log.at_once
         self.signals = Signals(lambda: narration.standing(parts), say=say)
         self.settings = ExitStack()
-        self.feed = parts.supply.feed(workers=parts.supply.workers)
+        self.feed = parts.supply.feed(workers=parts.supply.workers, say=parts.say)
         self.wishes = Wishes(parts.world, self.signals, parts.saving, limit_s=parts.timetable.limit_s)
         self.between = BetweenSteps(parts, self.wishes)
         self.journal, self.evaluations = self.between.journal, self.between.evaluations
@@ -113,6 +115,8 @@ class Sitting:
             self._report()
         stopped_too = isinstance(problem, Exception) and crash.of_compiler(problem)  # by the same signal
         if self.wishes.ended_by is not None and (problem is None or stopped_too):
+            if self.wishes.ended_by == signal.SIGINT and _is_interactive():
+                raise KeyboardInterrupt from problem
             raise SystemExit(128 + self.wishes.ended_by) from problem
 
     def release(self) -> None:
@@ -242,3 +246,9 @@ class Sitting:
     def _step(self) -> int:
         """The step that was last begun, whether its end was reached or not."""
         return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _is_interactive() -> bool:
+    """Whether a person types into this process, in a notebook or at a prompt, which `SystemExit` would end or warn of."""
+    shell = sys.modules.get("IPython")
+    return hasattr(sys, "ps1") or (shell is not None and shell.get_ipython() is not None)

@@ -28,11 +28,11 @@ class Supply:
     count: Callable[[Any], int] | None
     collate: Callable[[list[Any]], Any] | None
 
-    def feed(self, *, workers: int) -> Feed:
+    def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """This rank's micro-batches by step, not yet started; for a loop, which seeds the global generators after each step's."""
         share = self.plan.pieces // self.world.size
         own = range(self.world.rank * share, (self.world.rank + 1) * share) if self.world.size > 1 else None
-        return self._feed(workers=workers, own=own, puts_back=False)
+        return self._feed(workers=workers, own=own, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
         """Which samples this rank's micro-batches of a step hold, by the plan: none is read."""
@@ -79,7 +79,9 @@ class Supply:
             ranks=self.world.size if most is None else 1,
         )
 
-    def _feed(self, *, workers: int, own: range | None, puts_back: bool = True) -> Feed:
+    def _feed(
+        self, *, workers: int, own: range | None, puts_back: bool = True, say: Callable[[str], None] = print
+    ) -> Feed:
         return Feed(
             self.dataset,
             self.plan,
@@ -90,6 +92,7 @@ class Supply:
             collate=self.collate,
             own=own,
             puts_back=puts_back,
+            say=say,
         )
 
     @property

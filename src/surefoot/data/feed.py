@@ -36,6 +36,8 @@ class Feed:
 
     `puts_back`: reading in this process leaves the global generators as they were (default). To ask NumPy for its state and to
     give it back takes longer than to read a small batch, and the loop seeds them anyway before anything draws.
+
+    `say` is told of a worker that hangs.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Feed:
         collate: Collate | None = None,
         own: range | None = None,
         puts_back: bool = True,
+        say: Callable[[str], None] = print,
     ) -> None:
+        self.say = say
         self.device, self.workers, self.puts_back = device, workers, puts_back
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
@@ -75,7 +79,9 @@ class Feed:
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gathers is None:
             pin = self.device.type == "cuda"
-            self.reads = Workers(self.reading, first=step, stop=stop, pieces=self.own, workers=self.workers, pin=pin)
+            self.reads = Workers(
+                self.reading, first=step, stop=stop, pieces=self.own, workers=self.workers, pin=pin, say=self.say
+            )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step, which must follow the one asked for before."""

@@ -32,6 +32,8 @@ Collate = Callable[[list[Any]], Any]
 _ENDLESS = sys.maxsize
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _PARENT_WATCH_S = 1.0
+_WAIT_S = 5.0
+_HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch
 
 
 class Reading(Dataset[Any]):
@@ -99,8 +101,18 @@ class Workers:
     """Loader processes that read micro-batches ahead, from one step up to another; they live until `close`."""
 
     def __init__(
-        self, reading: Reading, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
+        self,
+        reading: Reading,
+        *,
+        first: int,
+        stop: int | None,
+        pieces: range,
+        workers: int,
+        pin: bool,
+        say: Callable[[str], None],
     ) -> None:
+        self.plan, self.first, self.pieces, self.workers, self.say = reading.plan, first, pieces, workers, say
+        self.taken = 0  # micro-batches
         were = set(multiprocessing.active_children())
         with warnings.catch_warnings(), _deaths_told():
             # how many workers are too many is for whoever sets them to say
@@ -115,11 +127,37 @@ class Workers:
 
     def next(self) -> Any:
         """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
-        with _deaths_told():
-            batch = next(self.batches)
+        waits = 0
+        while True:
+            try:
+                with _deaths_told():
+                    batch = next(self.batches)
+                break
+            except RuntimeError as problem:
+                if "DataLoader timed out" not in str(problem):
+                    raise
+                waits += 1
+                if waits == _HANGS_AFTER:
+                    self.say(self._hanging())
+        self.taken += 1
         if isinstance(batch, SurefootError):
             raise batch
         return batch
+
+    def _hanging(self) -> str:
+        """Which worker is waited for, and what it reads: a loader takes their micro-batches in turns."""
+        ahead, place = divmod(self.taken, len(self.pieces))
+        step, index = self.first + ahead, self.pieces[place]
+        ids, _ = self.plan.micro_batches(step)[index]
+        samples = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
+        worker = self.taken % self.workers
+        process = self.batches._workers[worker]
+        return (
+            f"warning: loader worker {worker} (process {process.pid}) has been reading samples {samples} of step {step}"
+            f" for {_HANGS_AFTER * _WAIT_S:.0f} s\n"
+            "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
+            f"  to see where it stands: py-spy dump --pid {process.pid}; or try --workers 0"
+        )
 
     def close(self) -> None:
         """End the processes, those too that are in the middle of a sample after five seconds."""
@@ -143,6 +181,7 @@ def _loader(
         collate_fn=_as_it_is,
         pin_memory=pin,
         worker_init_fn=start,
+        timeout=_WAIT_S,  # of one wait, after which it is looked whether a worker has died
         multiprocessing_context="fork" if sys.platform == "linux" else None,
         generator=torch.Generator(),  # otherwise it draws a number from the global one
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _HASHED_BYTES = 1 << 24
+_PARTS = 8  # columns of a data set, at most
 _READINGS = 8  # a coin of its own, thrown once a reading, comes out the same every time once in 128
 
 
@@ -28,14 +30,16 @@ class Fingerprinted(Protocol):
         """JSON that differs where the data differ."""
 
 
-def check_samples(dataset: Any, *, seed: int) -> int:
+def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
     """How many samples there are; raises `DataError` for what cannot be addressed by step or is not a function of its seed.
 
     Sample 0 is read several times under the same seed: a data set that holds a generator of its own is not reached by
     seeding, and a resumed run would see other samples. One that gathers whole batches is not seeded at all, and is read
-    under different seeds. The global generators are left as they were.
+    under different seeds. The global generators are left as they were. `batch_size` is that of a step, by which a list of
+    batches is told from one of samples.
     """
     name = type(dataset).__name__
+    _refuse_what_is_no_data_set(dataset, batch_size=batch_size)
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gathers = gathering(dataset)
@@ -59,6 +63,45 @@ def check_samples(dataset: Any, *, seed: int) -> int:
     else:
         _check_pure(gathers, name)
     return samples
+
+
+def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None:
+    """Raise `DataError` with the cure for what users hand over in the place of a data set."""
+    what = cure = None
+    parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
+    arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
+    if isinstance(dataset, Tensor):
+        what, cure = "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
+    elif isinstance(dataset, str | Path):
+        what = f"the path {str(dataset)!r}"
+        cure = "read it first: surefoot.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
+    elif isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
+        what = "a dictionary of tensors"
+        cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
+    elif isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
+        what = "a tuple of NumPy arrays"
+        cure = "make tensors of them: tuple(map(torch.from_numpy, arrays))"
+    elif isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
+        what, cure = f"a list of {len(parts)} columns", "give a tuple of tensors: (inputs, targets)"
+    elif isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
+        what = f"a list of ready batches of {batch_size} samples"
+        cure = "give the samples themselves, as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
+    if what is not None:
+        raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
+
+
+def _are_columns(parts: Sequence[Any]) -> bool:
+    """Whether arrays of one length are columns of samples, and not samples: they differ in shape or kind."""
+    kinds = {(part.shape[1:], str(part.dtype)) for part in parts}
+    return len({len(part) for part in parts}) == 1 and len(parts[0]) > 1 and len(kinds) > 1
+
+
+def _is_batch(first: Any, batch_size: int) -> bool:
+    """Whether the first of a list is a batch: tensors of exactly so many rows."""
+    parts = list(first.values()) if isinstance(first, Mapping) else first
+    if not isinstance(parts, list | tuple) or batch_size < 2:
+        return False
+    return bool(parts) and all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts)
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:

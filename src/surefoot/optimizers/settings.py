@@ -119,7 +119,7 @@ _CHECKS: dict[str, _Check] = {
     "eps": ("a number from 0", _not_negative),
     "momentum": ("a number from 0 to below 1", lambda value: _number(value) and 0 <= value < 1),
     "nesterov": ("true or false", lambda value: isinstance(value, bool)),
-    "betas": ("two numbers from 0 to below 1", _betas),
+    "betas": ("a pair such as (0.9, 0.999), each at least 0 and below 1,", _betas),
     "ns_steps": (
         "a whole number from 1 to 99",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 100,
