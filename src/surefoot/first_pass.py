@@ -1,26 +1,33 @@
-"""One pass of the plain model before several processes share it: what would be wrong there without a word is named here.
+"""Passes when a run begins, after which all is as it was: what would go wrong later without a word is named here.
 
 DDP and FSDP2 see only what goes through the model's own call. Gradients of what a loss computes beside it are not added up over
-processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for.
+processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for. And what a model, a
+loss or an optimizer remembers beside its checkpoint is lost with the process.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.checkpoint.unsaved import Observation, changes, observe, refuse_unsaved, same
 from surefoot.errors import ConfigError
-from surefoot.loop import State, Step, Task, forward_backward
+from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.outside_of_calls import Handed, Watch, Watched
+from surefoot.parallel import Alone
 from surefoot.precision import Precision
 from surefoot.seeding import untouched
+from surefoot.sharding import held_of, holders
+from surefoot.watching import Watch as StepWatch
 from surefoot.world import World
 
 _SHOWN = 3
@@ -78,6 +85,108 @@ def check_first_pass(
         raise ConfigError("\n".join(every))
 
 
+@dataclass
+class StateCheck:
+    """Finds what the passes and updates of a run change and no checkpoint holds, while the run makes its first steps.
+
+    A value that changes from the first of two equal passes to the second is state; one that only the first sets is a cache.
+    `user_state` are the objects of `run.keep`.
+    """
+
+    task: Task
+    state: State
+    user_state: Mapping[str, Any]
+    world: World
+    in_steps: bool = False  # the user makes the steps: their losses are known after the first one
+    in_first_update: set[str] = field(default_factory=set)
+
+    def passes(self, loss: Loss, micro_batch: MicroBatch | None) -> None:
+        """Pass this rank's micro-batch twice under one seed; `ConfigError` names what no checkpoint holds, or tells that
+        the losses differ. A pass that fails is left to the step, where its error is explained. Collective.
+        """
+        if not all(self.world.gathered(micro_batch is not None and micro_batch.count > 0)) or micro_batch is None:
+            return
+        try:
+            names, losses = self._two_passes(loss, micro_batch)
+        except Exception:
+            names, losses = [], []
+        reports = self.world.gathered((names, losses))
+        refuse_unsaved(list(dict.fromkeys(name for names, _ in reports for name in names)), when="in every pass")
+        if losses := next((losses for _, losses in reports if losses), []):
+            raise ConfigError(
+                f"one micro-batch passed twice under one seed gave the losses {' and '.join(losses)}\n"
+                "  no seed and no checkpoint holds what it depends on (a generator, the time, an earlier pass): a resumed run would differ\n"
+                "  draw from a global generator, use register_buffer, or run.keep(name, the object that remembers it);"
+                " if it is meant so: check_state=False (--check-state False)"
+            )
+
+    def watch(self, inner: StepWatch) -> WatchedUpdates:
+        """What watches one of the first two steps, besides `inner`."""
+        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
+        models, loss, user_state = self.state.models, self.task.loss, self.user_state
+        return WatchedUpdates(inner, lambda: observe(models, loss, optimizers, user_state=user_state, on_device=True))
+
+    def updated(self, step: Step) -> None:
+        """After each of the first two steps: `ConfigError` for what the updates of both have changed; collective."""
+        watch = step.watch
+        assert isinstance(watch, WatchedUpdates)
+        step.watch, exact = watch.inner, self._exact
+        names = {name for before, after in watch.updates for name in changes(before, after, exact=exact)}
+        if step.index:
+            reports = self.world.gathered(sorted(names & self.in_first_update))
+            refuse_unsaved(list(dict.fromkeys(name for names in reports for name in names)), when="in every update")
+        self.in_first_update = names
+        for loss, micro_batch in watch.losses if self.in_steps and not step.index else ():
+            self.passes(loss, micro_batch)
+
+    def _two_passes(self, loss: Loss, micro_batch: MicroBatch) -> tuple[list[str], list[str]]:
+        """Names of the values that the second pass changes; where there are none, both losses, if they differ."""
+        models, task, user_state = self.state.models, replace(self.task, loss=loss), self.user_state
+        if holders(self.state.parameters) is None:  # else all ranks gather weights together
+            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
+        losses, after = [], []
+        with _unchanged(models, loss, user_state, self.state.parameters) as put_back, _eagerly():
+            for _ in range(2):
+                put_back(only_saved=True)
+                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
+                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
+                after.append(observe(models, loss, user_state=user_state))
+        names = changes(*after, exact=self._exact)
+        differ = not names and not same(*losses, exact=self._exact)
+        return names, [f"{each:.9g}" for each in losses] if differ else []
+
+    @property
+    def _exact(self) -> bool:
+        """Whether equal passes give equal bits."""
+        return self.task.precision.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+
+
+@dataclass
+class WatchedUpdates:
+    """Watches one step, besides `inner`: the losses of its passes, and what is there before and after each update."""
+
+    inner: StepWatch
+    look: Callable[[], Observation]
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)
+    updates: list[tuple[Observation, Observation]] = field(default_factory=list)
+    earlier: Observation = field(default_factory=Observation)
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+        """The loss as `inner` has it called."""
+        self.losses.append((loss, micro_batches[0]))
+        return self.inner.over(loss, micro_batches)
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """An update begins."""
+        self.inner.before(names, factor)
+        self.earlier = self.look()
+
+    def after(self, names: Iterable[str]) -> None:
+        """It is over."""
+        self.updates.append((self.earlier, self.look()))
+        self.inner.after(names)
+
+
 def _passed(
     models: Mapping[str, nn.Module],
     loss: Callable[[Any, Any], Any],
@@ -95,7 +204,7 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
-    with _unchanged(models), precision.numerics(), _eagerly(), ExitStack() as hooks:
+    with _unchanged(models, loss), precision.numerics(), _eagerly(), ExitStack() as hooks:
         trained = [
             (f"{prefix}{name}", parameter)
             for prefix, model in _prefixed(models)
@@ -109,31 +218,47 @@ def _passed(
 
 
 @contextmanager
-def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Parameters, buffers, gradients, modes and the generators, afterwards as they were; gradients absent meanwhile."""
+def _unchanged(
+    models: Mapping[str, nn.Module],
+    loss: Loss,
+    user_state: Mapping[str, Any] | None = None,
+    shards: Sequence[nn.Parameter] = (),
+) -> Iterator[Callable[..., None]]:
+    """Parameters, buffers, gradients, modes, attributes, the generators and `user_state`, afterwards as they were; gradients
+    absent meanwhile. Yields what puts all back before that, or `only_saved`: what a checkpoint holds.
+    """
     parts = [part for model in models.values() for part in model.modules()]
-    parameters = {id(p): p for model in models.values() for p in model.parameters()}.values()
-    buffers = [(part, name, held) for part in parts for name, held in part._buffers.items() if held is not None]
-    every = [*parameters, *(held for _, _, held in buffers)]
-    values = [(held, held.detach().to("cpu", copy=True)) for held in every]  # there is room for one model on the device
+    weights = [*dict.fromkeys(parameter for model in models.values() for parameter in model.parameters())]
+    buffers = [(part, name, buffer) for part in parts for name, buffer in part._buffers.items() if buffer is not None]
+    persistent = [buffer for part, name, buffer in buffers if name not in part._non_persistent_buffers_set]
+    every = [held_of(tensor)[0].detach() for tensor in [*weights, *persistent]]
+    copies = [(tensor, tensor.to("cpu", copy=True)) for tensor in every]  # there is room for one model on the device
+    parameters = [*weights, *shards]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     modes = [(part, part.training) for part in parts]
+    before = observe(models, loss, user_state=user_state or {})
+
+    def put_back(*, only_saved: bool = False) -> None:
+        for part, name, buffer in buffers:
+            if not only_saved or name not in part._non_persistent_buffers_set:
+                part._buffers[name] = buffer
+        with torch.no_grad():
+            for tensor, copy in copies:
+                tensor.copy_(copy)
+        for parameter, trained, gradient in flags:
+            parameter.requires_grad_(trained)
+            parameter.grad = None if only_saved else gradient
+        for part, training in modes:
+            part.training = training
+        before.put_back(only_saved=only_saved)
+
     for parameter in parameters:
         parameter.grad = None
     try:
         with untouched():
-            yield
+            yield put_back
     finally:
-        for part, name, held in buffers:
-            part._buffers[name] = held
-        with torch.no_grad():
-            for held, value in values:
-                held.copy_(value)
-        for parameter, trained, gradient in flags:
-            parameter.requires_grad_(trained)
-            parameter.grad = gradient
-        for part, training in modes:
-            part.training = training
+        put_back()
 
 
 def _eagerly() -> AbstractContextManager[Any]:

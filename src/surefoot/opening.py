@@ -10,6 +10,8 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.compile_choice import settle_compile
 from surefoot.directory import RunDirectory, environment
+from surefoot.first_pass import StateCheck
+from surefoot.loss_contract import loss_contract
 from surefoot.pace import settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
@@ -25,6 +27,7 @@ class Opened:
     found: Contents | None = None
     precision_chosen: str | None = None
     compile_chosen: str | None = None
+    loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
 
 def opened(parts: Parts, *, configuration: str | None) -> Opened:
@@ -60,7 +63,30 @@ def _begun(before: Parts) -> Opened:
         parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return Opened(parts, None, precision_chosen, compile_chosen)
+    return Opened(parts, None, precision_chosen, compile_chosen, _checked(parts))
+
+
+def _checked(parts: Parts) -> str | None:
+    """Refuse state that no checkpoint would hold, if no object can be kept any more before the first step; what is found of
+    the loss contract, if the batch is cut. Leaves everything as it was. Collective.
+    """
+    if parts.task.loss is None:
+        return None
+    parts.doing("passing the first micro-batch")
+    if parts.check_state and parts.whole.kept.is_complete:
+        state_check(parts).passes(parts.task.loss, parts.supply.first())
+    if parts.supply.sizes.pieces == 1:
+        return None
+    try:
+        holds, words = loss_contract(parts)
+    except Exception:  # it will come again in the first step, where it is explained and reported
+        return None
+    return f"loss    contract {words}" if holds else f"warning: {words}"
+
+
+def state_check(parts: Parts, *, in_steps: bool = False) -> StateCheck:
+    """What looks at the first steps of a run; `in_steps`: the user makes them."""
+    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, in_steps=in_steps)
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
