@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.unsaved import Observation, changes, observe, refuse_unsaved, same
+from surefoot.checkpoint.unsaved import Observation, changes, refuse_unsaved, same
 from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.micro_batch import MicroBatch
@@ -26,7 +26,8 @@ from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.parallel import Alone
 from surefoot.precision import Precision
 from surefoot.seeding import untouched
-from surefoot.sharding import held_of, holders
+from surefoot.sharding import holders
+from surefoot.watching import UNWATCHED
 from surefoot.watching import Watch as StepWatch
 from surefoot.world import World
 
@@ -87,89 +88,47 @@ def check_first_pass(
 
 @dataclass
 class StateCheck:
-    """Finds what the passes and updates of a run change and no checkpoint holds, while the run makes its first steps.
+    """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
 
-    A value that changes from the first of two equal passes to the second is state; one that only the first sets is a cache.
-    `user_state` are the objects of `run.keep`.
+    What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
+    `run.keep`. The checks are collective, and refuse with `ConfigError`.
     """
 
     task: Task
     state: State
     user_state: Mapping[str, Any]
     world: World
-    in_steps: bool = False  # the user makes the steps: their losses are known after the first one
-    in_first_update: set[str] = field(default_factory=set)
+    inner: StepWatch = UNWATCHED  # what else watches a step
+    has_passed: bool = False
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
+    updates: list[list[Observation]] = field(default_factory=list)  # of one step: before and after each
+    changed: set[str] = field(default_factory=set)  # by the updates of the first step
 
-    def passes(self, loss: Loss, micro_batch: MicroBatch | None) -> None:
-        """Pass this rank's micro-batch twice under one seed; `ConfigError` names what no checkpoint holds, or tells that
-        the losses differ. A pass that fails is left to the step, where its error is explained. Collective.
-        """
-        if not all(self.world.gathered(micro_batch is not None and micro_batch.count > 0)) or micro_batch is None:
-            return
-        try:
-            names, losses = self._two_passes(loss, micro_batch)
-        except Exception:
-            names, losses = [], []
-        reports = self.world.gathered((names, losses))
-        refuse_unsaved(list(dict.fromkeys(name for names, _ in reports for name in names)), when="in every pass")
-        if losses := next((losses for _, losses in reports if losses), []):
-            raise ConfigError(
-                f"one micro-batch passed twice under one seed gave the losses {' and '.join(losses)}\n"
-                "  no seed and no checkpoint holds what it depends on (a generator, the time, an earlier pass): a resumed run would differ\n"
-                "  draw from a global generator, use register_buffer, or run.keep(name, the object that remembers it);"
-                " if it is meant so: check_state=False (--check-state False)"
-            )
+    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
+        """Pass this rank's micro-batch twice, once in a run; what fails is left to the step, where its error is explained."""
+        for loss, micro_batch in () if self.has_passed else passes:
+            able = loss is not None and micro_batch is not None and micro_batch.count > 0
+            if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
+                return
+            names: list[str] = []
+            with suppress(Exception):
+                names = self._changed_by_second_pass(loss, micro_batch)
+            refuse_unsaved(self.world.gathered(names), when="in every pass")
+            self.has_passed = True
 
-    def watch(self, inner: StepWatch) -> WatchedUpdates:
-        """What watches one of the first two steps, besides `inner`."""
-        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
-        models, loss, user_state = self.state.models, self.task.loss, self.user_state
-        return WatchedUpdates(inner, lambda: observe(models, loss, optimizers, user_state=user_state, on_device=True))
-
-    def updated(self, step: Step) -> None:
-        """After each of the first two steps: `ConfigError` for what the updates of both have changed; collective."""
-        watch = step.watch
-        assert isinstance(watch, WatchedUpdates)
-        step.watch, exact = watch.inner, self._exact
-        names = {name for before, after in watch.updates for name in changes(before, after, exact=exact)}
+    def check_step(self, step: Step) -> None:
+        """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
+        step.watch, changed = self.inner, self.changed
+        self.changed = {name for each in self.updates for name in changes(*each, exact=self._exact)}
         if step.index:
-            reports = self.world.gathered(sorted(names & self.in_first_update))
-            refuse_unsaved(list(dict.fromkeys(name for names in reports for name in names)), when="in every update")
-        self.in_first_update = names
-        for loss, micro_batch in watch.losses if self.in_steps and not step.index else ():
-            self.passes(loss, micro_batch)
+            refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
+        self.check_passes(*self.losses)
+        self.losses, self.updates = [], []
 
-    def _two_passes(self, loss: Loss, micro_batch: MicroBatch) -> tuple[list[str], list[str]]:
-        """Names of the values that the second pass changes; where there are none, both losses, if they differ."""
-        models, task, user_state = self.state.models, replace(self.task, loss=loss), self.user_state
-        if holders(self.state.parameters) is None:  # else all ranks gather weights together
-            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
-        losses, after = [], []
-        with _unchanged(models, loss, user_state, self.state.parameters) as put_back, _eagerly():
-            for _ in range(2):
-                put_back(only_saved=True)
-                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
-                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
-                after.append(observe(models, loss, user_state=user_state))
-        names = changes(*after, exact=self._exact)
-        differ = not names and not same(*losses, exact=self._exact)
-        return names, [f"{each:.9g}" for each in losses] if differ else []
-
-    @property
-    def _exact(self) -> bool:
-        """Whether equal passes give equal bits."""
-        return self.task.precision.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-
-
-@dataclass
-class WatchedUpdates:
-    """Watches one step, besides `inner`: the losses of its passes, and what is there before and after each update."""
-
-    inner: StepWatch
-    look: Callable[[], Observation]
-    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)
-    updates: list[tuple[Observation, Observation]] = field(default_factory=list)
-    earlier: Observation = field(default_factory=Observation)
+    def besides(self, inner: StepWatch) -> StepWatch:
+        """What watches one of these steps, as `inner` does."""
+        self.inner = inner
+        return self
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         """The loss as `inner` has it called."""
@@ -179,12 +138,35 @@ class WatchedUpdates:
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """An update begins."""
         self.inner.before(names, factor)
-        self.earlier = self.look()
+        self.updates.append([self._observed()])
 
     def after(self, names: Iterable[str]) -> None:
         """It is over."""
-        self.updates.append((self.earlier, self.look()))
+        self.updates[-1].append(self._observed())
         self.inner.after(names)
+
+    def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
+        models, task = self.state.models, replace(self.task, loss=loss)
+        if holders(self.state.parameters) is None:  # else all ranks gather weights together
+            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
+        losses, after = [], []
+        with _unchanged(models, loss, self.user_state, self.state.parameters) as put_back, _eagerly():
+            for _ in range(2):
+                put_back(only_saved=True)
+                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
+                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
+                after.append(Observation(models, loss, user_state=self.user_state))
+        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
+        return changes(*after, exact=self._exact) or [differ] * (not same(*losses, exact=self._exact))
+
+    def _observed(self) -> Observation:
+        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
+        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state, on_device=True)
+
+    @property
+    def _exact(self) -> bool:
+        """Whether equal passes give equal bits."""
+        return self.task.precision.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
 
 
 def _passed(
@@ -204,7 +186,7 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
-    with _unchanged(models, loss), precision.numerics(), _eagerly(), ExitStack() as hooks:
+    with _unchanged(models, loss, {}, ()), precision.numerics(), _eagerly(), ExitStack() as hooks:
         trained = [
             (f"{prefix}{name}", parameter)
             for prefix, model in _prefixed(models)
@@ -219,46 +201,32 @@ def _passed(
 
 @contextmanager
 def _unchanged(
-    models: Mapping[str, nn.Module],
-    loss: Loss,
-    user_state: Mapping[str, Any] | None = None,
-    shards: Sequence[nn.Parameter] = (),
+    models: Mapping[str, nn.Module], loss: Loss, user_state: Mapping[str, Any], parameters: Sequence[nn.Parameter]
 ) -> Iterator[Callable[..., None]]:
-    """Parameters, buffers, gradients, modes, attributes, the generators and `user_state`, afterwards as they were; gradients
-    absent meanwhile. Yields what puts all back before that, or `only_saved`: what a checkpoint holds.
-    """
+    """Everything is afterwards as it was; gradients are absent meanwhile. Yields what puts back all, or what a checkpoint holds."""
     parts = [part for model in models.values() for part in model.modules()]
-    weights = [*dict.fromkeys(parameter for model in models.values() for parameter in model.parameters())]
-    buffers = [(part, name, buffer) for part in parts for name, buffer in part._buffers.items() if buffer is not None]
-    persistent = [buffer for part, name, buffer in buffers if name not in part._non_persistent_buffers_set]
-    every = [held_of(tensor)[0].detach() for tensor in [*weights, *persistent]]
-    copies = [(tensor, tensor.to("cpu", copy=True)) for tensor in every]  # there is room for one model on the device
-    parameters = [*weights, *shards]
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
+    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
+    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
     modes = [(part, part.training) for part in parts]
-    before = observe(models, loss, user_state=user_state or {})
+    for parameter in every:
+        parameter.grad = None
+    before = Observation(models, loss, user_state=user_state, with_weights=True)
 
     def put_back(*, only_saved: bool = False) -> None:
-        for part, name, buffer in buffers:
-            if not only_saved or name not in part._non_persistent_buffers_set:
-                part._buffers[name] = buffer
-        with torch.no_grad():
-            for tensor, copy in copies:
-                tensor.copy_(copy)
-        for parameter, trained, gradient in flags:
-            parameter.requires_grad_(trained)
-            parameter.grad = None if only_saved else gradient
+        before.put_back(only_saved=only_saved)
         for part, training in modes:
             part.training = training
-        before.put_back(only_saved=only_saved)
+        for parameter in every:
+            parameter.grad = None
 
-    for parameter in parameters:
-        parameter.grad = None
     try:
         with untouched():
             yield put_back
     finally:
         put_back()
+        for parameter, trained, gradient in flags:
+            parameter.requires_grad_(trained)
+            parameter.grad = gradient
 
 
 def _eagerly() -> AbstractContextManager[Any]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from surefoot.checkpoint.unsaved import observe
+from surefoot.checkpoint.unsaved import Observation
 from surefoot.data.samples import rows
 from surefoot.evaluate import scored
 from surefoot.micro_batch import MicroBatch
 from surefoot.parts import Parts
 
-_TOLERANCES = {"fp32": 1e-4, "tf32": 1e-3}  # relative, for sums in float32; of narrower formats 1e-2
+_TOLERANCES = {"fp32": 1e-4, "tf32": 1e-3}  # relative, for sums in float32; narrower formats have 1e-2
 
 
 def loss_contract(parts: Parts) -> tuple[bool, str]:
     """Whether the loss of a batch is the count-weighted mean of its two halves', in evaluation mode; and that in words.
 
-    If not, the mean is over something else than what is counted, or the loss couples samples (a contrastive one), and gradients
-    would depend on how a batch is cut. A loss that draws random numbers in evaluation mode too cannot be checked. Each rank
-    takes its own first micro-batch, and one broken contract is everyone's. Collective.
+    If not, the mean is over something else than what is counted, or the loss couples samples, and gradients would depend on how
+    a batch is cut. Each rank takes its own first micro-batch. Collective.
     """
     if parts.task.loss is None:
         return True, "not checked: this run has no loss of its own"
@@ -31,26 +31,11 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
         return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
-    models = parts.state.models
-    before = observe(models, parts.task.loss, user_state=parts.whole.kept.objects)
-    try:
-        with parts.numerics():
-            together, again, apart = (_mean(parts, [batch], 0), _mean(parts, [batch], 1), _mean(parts, halves, 0))
-    finally:
-        before.put_back()
+    with ExitStack() as last, parts.numerics():
+        last.callback(Observation(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects).put_back)
+        together, again, apart = (_mean(parts, *each) for each in (([batch], 0), ([batch], 1), (halves, 0)))
     tolerance = _TOLERANCES.get(parts.whole.precision.name, 1e-2) * max(1.0, abs(together))
-    reports: list[tuple[bool, str]] = parts.world.gathered(_verdict(together, again, apart, tolerance, halves))
-    holds, words = next((report for report in reports if not report[0]), reports[0])
-    return holds, words
-
-
-def _verdict(
-    together: float, again: float, apart: float, tolerance: float, halves: list[MicroBatch]
-) -> tuple[bool, str]:
-    """`again` is the loss of the same batch under another seed."""
-    if not math.isfinite(together):
-        return True, f"not checked: the loss is {together}"
-    if abs(together - apart) <= tolerance:
+    if not math.isfinite(together) or abs(together - apart) <= tolerance:
         return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
     if abs(together - again) > tolerance:
         return True, "not checked: the loss draws random numbers in evaluation mode too"
@@ -58,17 +43,17 @@ def _verdict(
     return False, (
         f"the loss of a batch is {together:.6g}, of its two halves together (counting {counts}) {apart:.6g}\n"
         "  the loss is a mean over something else than is counted: say over what, with Run(count=lambda batch: ...),\n"
-        "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another in each"
-        " cut:\n  leave micro_batch_size out, in one process (--micro-batch-size)"
+        "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
+        "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
     )
 
 
 def _mean(parts: Parts, batches: list[MicroBatch], seed: int) -> float:
-    models, sharded = parts.state.models, parts.parallel.kind == "fsdp"
+    """The loss over batches, called with the plain models unless all ranks must gather their weights together."""
+    models = parts.state.models
     plain = models["model"] if list(models) == ["model"] else models
-    forward = parts.task.forward if sharded else plain
     scores = scored(
-        forward,
+        parts.task.forward if parts.parallel.kind == "fsdp" else plain,
         [replace(batch, batch=deepcopy(batch.batch)) for batch in batches],  # a loss may write into it
         loss=parts.task.loss,
         scores=(),

@@ -26,13 +26,10 @@ _MUCH_OF_THE_START = 0.1
 _NAMED = 3  # findings at the end of a run
 
 
-def header(
-    parts: Parts, *, precision_chosen: str | None, compile_chosen: str | None = None, loss_contract: str | None = None
-) -> str:
+def header(parts: Parts, *, precision_chosen: str | None, compile_chosen: str | None = None) -> str:
     """Five lines: model, data, plan, device, directory; said before the first step of a sitting.
 
-    `precision_chosen`: why that precision, where it was chosen now; `compile_chosen`: why compiled, or why not, likewise;
-    `loss_contract`: its verdict, if the batch is cut.
+    `precision_chosen`: why that precision, where it was chosen now; `compile_chosen`: why compiled, or why not, likewise.
     """
     length, step, device = parts.length, parts.state.step, parts.device
     models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
@@ -63,7 +60,6 @@ def header(
             f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
             " each is seen several times a step"
         )
-    lines += [] if loss_contract is None else [loss_contract]
     copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
     if copied > _MANY_IN_BUFFERS:
         lines.append(

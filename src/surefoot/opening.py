@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Opened:
     found: Contents | None = None
     precision_chosen: str | None = None
     compile_chosen: str | None = None
+    state_check: StateCheck | None = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
 
@@ -43,7 +45,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
-        now = Opened(_going_on(parts, found), found)
+        now = Opened(_going_on(parts, found), found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
         if parts.world.is_main and configuration is not None:
             parts.directory.write_text("config.toml", configuration)
@@ -63,30 +65,26 @@ def _begun(before: Parts) -> Opened:
         parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return Opened(parts, None, precision_chosen, compile_chosen, _checked(parts))
+    return Opened(parts, None, precision_chosen, compile_chosen, *_checked(parts))
 
 
-def _checked(parts: Parts) -> str | None:
-    """Refuse state that no checkpoint would hold, if no object can be kept any more before the first step; what is found of
-    the loss contract, if the batch is cut. Leaves everything as it was. Collective.
+def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
+    """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
+    batch is cut. Leaves everything as it was. Collective.
     """
-    if parts.task.loss is None:
-        return None
-    parts.doing("passing the first micro-batch")
-    if parts.check_state and parts.whole.kept.is_complete:
-        state_check(parts).passes(parts.task.loss, parts.supply.first())
-    if parts.supply.sizes.pieces == 1:
-        return None
-    try:
-        holds, words = loss_contract(parts)
-    except Exception:  # it will come again in the first step, where it is explained and reported
-        return None
-    return f"loss    contract {words}" if holds else f"warning: {words}"
+    check, verdict = _state_check(parts), None
+    if check is not None and parts.whole.kept.is_complete:
+        check.check_passes((parts.task.loss, parts.supply.first()))
+    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
+            holds, words = loss_contract(parts)
+            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
+    return check, verdict
 
 
-def state_check(parts: Parts, *, in_steps: bool = False) -> StateCheck:
-    """What looks at the first steps of a run; `in_steps`: the user makes them."""
-    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, in_steps=in_steps)
+def _state_check(parts: Parts) -> StateCheck | None:
+    begins = parts.check_state and parts.state.step == 0
+    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world) if begins else None
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:

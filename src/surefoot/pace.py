@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.checkpoint.unsaved import observe
+from surefoot.checkpoint.unsaved import Observation
 from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.gradients import clear
@@ -66,7 +66,7 @@ def make_ready(parts: Parts) -> None:
     micro_batch = parts.supply.first(parts.state.step)
     if any(parts.world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
-    before = observe(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects)
+    before = Observation(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects)
     with untouched(), parts.numerics(), warnings.catch_warnings():
         # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")

@@ -16,17 +16,15 @@ from surefoot.between_steps import BetweenSteps
 from surefoot.clock import Phase
 from surefoot.data.first_look import first_look
 from surefoot.failing import left, reported, told_to_others
-from surefoot.first_pass import StateCheck
 from surefoot.loop import Step, steps
 from surefoot.micro_batch import MicroBatch
-from surefoot.opening import opened, state_check
+from surefoot.opening import opened
 from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.remarks import Remarks, remarks_of
 from surefoot.reporting.writing import report_at_end
 from surefoot.signals import Signals, to_terminal
 from surefoot.sinks.tracking.names import refuse_missing
-from surefoot.watching import Watch
 from surefoot.wishes import Wishes
 
 
@@ -46,9 +44,7 @@ class Sitting:
         self.between = BetweenSteps(parts, self.wishes)
         self.journal, self.evaluations = self.between.journal, self.between.evaluations
         self.running: Generator[Step] | None = None
-        self.fresh = False  # the run began in this sitting
         self.remarks: list[Remarks] = []
-        self.state_check: StateCheck | None = None  # during the first two steps of the run
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -64,7 +60,7 @@ class Sitting:
             refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = opened(self.parts, configuration=self.configuration)
-            self.parts, self.fresh = now.parts, now.found is None
+            self.parts, self.between.state_check = now.parts, now.state_check
             if now.found is not None:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
@@ -83,13 +79,10 @@ class Sitting:
             raise
         self.between.opened(self.parts)
         self.parts.say(
-            narration.header(
-                self.parts,
-                precision_chosen=now.precision_chosen,
-                compile_chosen=now.compile_chosen,
-                loss_contract=now.loss_contract,
-            )
+            narration.header(self.parts, precision_chosen=now.precision_chosen, compile_chosen=now.compile_chosen)
         )
+        if now.loss_contract is not None:
+            self.parts.say(now.loss_contract)
 
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
@@ -209,10 +202,8 @@ class Sitting:
             parts.say(
                 f"nothing to do: {self.state.step:,} steps are made, and stop_after is {parts.timetable.stop_step:,}"
             )
-        if parts.check_state and self.state.step == 0:
-            self.state_check = state_check(parts, in_steps=opened)
-            if parts.task.loss is not None and not opened and not (self.fresh and self.whole.kept.is_complete):
-                self.state_check.passes(parts.task.loss, parts.supply.first())
+        if self.between.state_check is not None and not opened:
+            self.between.state_check.check_passes((parts.task.loss, parts.supply.first()))
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.between.started()
         self.whole.clock.start()
@@ -222,12 +213,12 @@ class Sitting:
                 parts.task,
                 self.state,
                 feed=self._fed,
-                record=self._record,
+                record=self.between.made,
                 clock=self._enter,
                 duties=self.between,
                 length=parts.length.steps,
                 opened=opened,
-                watch=self._watch,
+                watch=self.between.watch,
             )
         except Exception as problem:
             cause = crash.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
@@ -236,16 +227,6 @@ class Sitting:
             raise cause from problem
         finally:
             self.feed.close()
-
-    def _watch(self, index: int) -> Watch:
-        watch = self.between.watch(index)
-        return watch if self.state_check is None else self.state_check.watch(watch)
-
-    def _record(self, step: Step) -> None:
-        if self.state_check is not None:
-            self.state_check.updated(step)
-            self.state_check = self.state_check if step.index == 0 else None
-        self.between.made(step)
 
     def _enter(self, phase: Phase) -> None:
         """Between steps nothing of the user's runs where the run trains by itself."""

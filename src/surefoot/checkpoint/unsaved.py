@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import is_not
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,115 +28,57 @@ from surefoot.errors import ConfigError
 from surefoot.sharding import held_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
-_MAX_ENTRIES = 10_000  # of a longer list only the length is compared
-_MAX_OBJECTS = 100_000
+_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
 _MAX_BYTES = 1 << 28  # of a larger tensor only the counter of changes in place is compared, and it is not put back
-_MAX_NAMES = 3
 _ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
-_OF_OPTIMIZERS = {"state", "param_groups", "defaults"}
+_OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
 _PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
 
 
-@dataclass
 class Observation:
-    """Values that no checkpoint holds, by the name under which a user knows them, and the way back to them and to saved ones."""
+    """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
 
-    values: dict[str, Any] = field(default_factory=dict)
-    undo: list[tuple[bool, Callable[[], None]]] = field(
-        default_factory=list
-    )  # whether it is of what a checkpoint holds
+    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.keep`, by name. Tensors
+    are copied to the host, or `on_device`.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        loss: Any,
+        optimizers: Mapping[str, Optimizer] | None = None,
+        *,
+        user_state: Mapping[str, Any],
+        on_device: bool = False,
+        with_weights: bool = False,
+    ) -> None:
+        self.values: dict[str, Any] = {}  # that no checkpoint holds, by the name under which a user knows them
+        self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
+        self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
+        self.on_device, own = on_device, [module for model in models.values() for module in model.modules()]
+        of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
+        self.saved_modules = {id(module) for module in [*own, *of_user]}
+        # not entered from an object of `run.keep`, which may refer to all of the run
+        self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
+        for module in () if with_weights else own:
+            tensors = (module._parameters | module._buffers).items()
+            self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
+        for name, each in user_state.items():  # first, so that what else refers to them finds them visited
+            self.visit(name, each, True, is_root=True)
+        for name, each in [*models.items(), ("loss", loss)]:
+            self.visit(name, each, is_root=True)
+        for name, optimizer in (optimizers or {}).items():
+            self._optimizer("optimizer" if list(models) == ["model"] else f"optimizer[{name!r}]", optimizer)
+        for name, each in user_state.items():  # modules, of which the state_dict is saved
+            self.visit(name, each)
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Make everything that was observed what it was, or only what a checkpoint holds; reads tensors on the host."""
+        """Make everything that was visited what it was, or only what a checkpoint holds; reads tensors on the host."""
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
                 undo()
-
-
-def observe(
-    models: Mapping[str, nn.Module],
-    loss: Any,
-    optimizers: Mapping[str, Optimizer] | None = None,
-    *,
-    user_state: Mapping[str, Any],
-    on_device: bool = False,
-) -> Observation:
-    """Walk through a run's models, loss and optimizers; `user_state` are the objects of `run.keep`, by name.
-
-    Parameters and persistent buffers of `models` are left out. Tensors are copied to the host, or `on_device`.
-
-    >>> layer = nn.Linear(1, 1)
-    >>> layer.calls = 3
-    >>> observe({"model": layer}, None, user_state={}).values["model.calls"]
-    3
-    """
-    own = [module for model in models.values() for module in model.modules()]
-    others = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
-    walk = _Walk(on_device, {id(module) for module in [*own, *others]})
-    for module in own:
-        persistent = [
-            buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set
-        ]
-        walk.visited |= {id(tensor): tensor for tensor in [*module._parameters.values(), *persistent]}
-    walk.later |= {id(optimizer) for optimizer in (optimizers or {}).values()}
-    for name, each in user_state.items():  # first, so that what else refers to them finds them visited
-        walk.visit(name, each, True, is_root=True)
-    for name, thing in [*models.items(), ("loss", loss)]:
-        walk.visit(name, thing, is_root=True)
-    for name, optimizer in (optimizers or {}).items():
-        walk.optimizer("optimizer" if list(models) == ["model"] else f"optimizer[{name!r}]", optimizer)
-    for name, each in user_state.items():  # modules, of which the state_dict is saved
-        walk.visit(name, each)
-    return walk.observation
-
-
-def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
-    """Names of the values that differ between two observations, the outer of two nested ones; floats to rounding unless `exact`."""
-    common = before.values.keys() & after.values.keys()
-    differ = sorted(name for name in common if not same(before.values[name], after.values[name], exact=exact))
-    return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
-
-
-def refuse_unsaved(names: Collection[str], *, when: str) -> None:
-    """Raise `ConfigError` where values change `when` ("in every pass") that no checkpoint holds."""
-    if not names:
-        return
-    first, *rest = names
-    more = f" and {len(rest) - _MAX_NAMES + 1} more" if len(rest) >= _MAX_NAMES else ""
-    raise ConfigError(
-        f"{first} changes {when}, and no checkpoint holds it{''.join(f', nor {name}' for name in rest[: _MAX_NAMES - 1])}{more}\n"
-        "  a run that is killed would resume without it, as another run than one that was left alone\n"
-        "  use register_buffer, or run.keep(name, the dict, list, tensor or object that holds it), or a global generator;"
-        " if nothing depends on it: check_state=False (--check-state False)"
-    )
-
-
-def same(earlier: Any, later: Any, *, exact: bool) -> bool:
-    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding."""
-    if type(earlier) is not type(later):
-        return False
-    if isinstance(earlier, float):
-        earlier, later = torch.tensor(earlier, dtype=torch.float64), torch.tensor(later, dtype=torch.float64)
-    if not isinstance(earlier, Tensor):
-        return bool(earlier == later)
-    if (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
-        return False
-    is_rounded = not exact and earlier.is_floating_point()
-    return _same_bits(earlier, later) or (
-        is_rounded and torch.allclose(earlier, later, rtol=_ROUNDING, atol=0, equal_nan=True)
-    )
-
-
-class _Walk:
-    """One walk: what is reached twice is visited once, under the first name."""
-
-    def __init__(self, on_device: bool, saved_modules: set[int]) -> None:
-        self.on_device, self.saved_modules = on_device, saved_modules
-        self.later = set(saved_modules)  # not entered from an object of `run.keep`, which may refer to all of the run
-        self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
-        self.observation = Observation()
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
         """Take note of one thing and of all that it refers to."""
@@ -148,8 +89,10 @@ class _Walk:
             return
         self.visited[id(thing)] = thing
         match thing:
-            case Tensor() | np.ndarray():
+            case Tensor():
                 self._tensor(path, thing, is_saved)
+            case np.ndarray() if thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable:
+                self.visit(path, torch.from_numpy(thing), is_saved)
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
                 self._generator(path, thing, is_saved)
             case dict() | list() | tuple() | deque() | set():
@@ -169,49 +112,38 @@ class _Walk:
                 if "__dict__" in dir(thing) and not isinstance(thing, type):
                     self._attributes(path, vars(thing), is_saved)
 
-    def optimizer(self, path: str, optimizer: Optimizer) -> None:
-        """An optimizer of the run, of which state and groups are saved, but for what in the groups is no plain value."""
-        self.visited |= {id(each): each for each in (optimizer, optimizer.state, optimizer.param_groups)}
-        for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
-            rest = {name: value for name, value in group.items() if name not in {"params", "lr", "initial_lr", *saved}}
-            self._attributes(f"{path}.param_groups[{index}]", rest)
-        is_own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
-        attributes = {name: value for name, value in vars(optimizer).items() if is_own or name.endswith("hooks")}
-        self._attributes(path, {name: attributes[name] for name in attributes if name not in _OF_OPTIMIZERS})
-
     def _note(self, path: str, value: Any, is_saved: bool, undo: Callable[..., None] | None = None, *to: Any) -> None:
         if not is_saved and path:
-            self.observation.values[path] = value
+            self.values[path] = value
         if undo is not None:
-            self.observation.undo.append((is_saved, partial(undo, *to)))
+            self.undo.append((is_saved, partial(undo, *to)))
 
-    def _tensor(self, path: str, tensor: Any, is_saved: bool) -> None:
-        if isinstance(tensor, np.ndarray):
-            if tensor.dtype.kind in "biuf" and tensor.dtype.itemsize <= 8 and tensor.flags.writeable:
-                self.visit(path, torch.from_numpy(tensor), is_saved)
-            return
+    def _tensor(self, path: str, tensor: Tensor, is_saved: bool) -> None:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference():
             return
         local = held_of(tensor)[0].detach()
-        if local.nbytes > _MAX_BYTES:
+        if local.nbytes > _MAX_BYTES and not is_saved:
             self._note(path, (tuple(local.shape), tensor._version), is_saved)
             return
-        values = local.clone() if self.on_device else local.to("cpu", copy=True)
-        self._note(path, values, is_saved, _reset_tensor, tensor, local, values)
+        numbers = local.clone() if self.on_device else local.to("cpu", copy=True)
+        self._note(path, numbers, is_saved, _reset_tensor, tensor, local, numbers)
         if tensor.is_leaf and tensor.requires_grad:
             self._note("", None, True, setattr, tensor, "grad", tensor.grad)
             self.visit("", tensor.grad, True)
 
     def _generator(self, path: str, generator: Any, is_saved: bool) -> None:
-        if isinstance(generator, np.random.Generator):
-            bits = generator.bit_generator
-            self._note(path, repr(bits.state), is_saved, setattr, bits, "state", bits.state)
-        elif isinstance(generator, random.Random):
-            if not isinstance(generator, random.SystemRandom):
-                self._note(path, generator.getstate(), is_saved, generator.setstate, generator.getstate())
-        else:
-            state = generator.get_state()
-            self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, generator.set_state, state)
+        state: Any
+        set_state: Callable[[Any], None]
+        match generator:
+            case random.SystemRandom():
+                return
+            case np.random.Generator(bit_generator=bits):
+                state, set_state = bits.state, partial(setattr, bits, "state")
+            case random.Random():
+                state, set_state = generator.getstate(), generator.setstate
+            case _:
+                state, set_state = generator.get_state(), generator.set_state
+        self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
         reset = () if isinstance(thing, tuple) else (_reset, thing, copy(thing))
@@ -219,17 +151,12 @@ class _Walk:
         entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
         for index, (key, entry) in enumerate(list(entries) if len(thing) <= _MAX_ENTRIES else ()):
             key_text = repr(key) if isinstance(key, str | int) else f"{type(key).__name__} {index}"
-            self.visit(f"{path}[{key_text}]", entry, is_saved)
+            self.visit(path if path.endswith("_hooks") else f"{path}[{key_text}]", entry, is_saved)
 
     def _attributes(self, path: str, attributes: dict[str, Any], is_saved: bool = False) -> None:
         self._note("", None, is_saved, _reset, attributes, attributes.copy())
         for name, attribute in attributes.items():
-            if name.endswith("hooks") and isinstance(attribute, dict):
-                self._note("", None, is_saved, _reset, attribute, attribute.copy())
-                for hook in attribute.values():
-                    self.visit(f"{path} (a hook)", hook, is_saved)
-            else:
-                self.visit(f"{path}.{name}", attribute, is_saved)
+            self.visit(f"{path}.{name}", attribute, is_saved)
 
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
@@ -239,9 +166,12 @@ class _Walk:
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._note("", None, all_saved, _reset, entries, entries.copy())
         self._attributes(path, {k: v for k, v in vars(module).items() if k not in _OF_MODULES}, all_saved)
-        for name, tensor in (module._parameters | module._buffers).items():
-            is_persistent = is_known and name not in module._non_persistent_buffers_set
-            self.visit(f"{path}.{name}", tensor, all_saved or is_persistent)
+        for slots in (module._parameters, module._buffers):
+            for name, tensor in slots.items():
+                is_persistent = is_known and name not in module._non_persistent_buffers_set
+                if is_persistent:  # a pass may put another tensor in its place
+                    self._note("", None, True, slots.__setitem__, name, tensor)
+                self.visit(f"{path}.{name}", tensor, all_saved or is_persistent)
         for name, child in module._modules.items():
             self.visit(f"{path}.{name}", child, is_saved)
 
@@ -254,10 +184,55 @@ class _Walk:
         self._attributes(path, function.__kwdefaults__ or {}, is_saved)
         self._attributes(path, vars(function), is_saved)
         variables, module = function.__globals__, str(function.__globals__.get("__name__"))
-        for name in sorted(_names(function.__code__) & variables.keys()) if _is_own(module) else ():
-            if not isinstance(variables[name], ModuleType | type):
+        for name in function.__code__.co_names if _is_own(module) else ():
+            if name in variables and not isinstance(variables[name], ModuleType | type):
                 self._note("", None, is_saved, variables.__setitem__, name, variables[name])
                 self.visit(f"{module}.{name}", variables[name], is_saved)
+
+    def _optimizer(self, path: str, optimizer: Optimizer) -> None:
+        """Of the run: state and groups are saved, but for what in the groups is no plain value."""
+        self.visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
+        for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
+            rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
+            self._attributes(f"{path}.param_groups[{index}]", rest)
+        own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
+        names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
+        self._attributes(path, {name: vars(optimizer)[name] for name in names})
+
+
+def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
+    """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
+    common = before.values.keys() & after.values.keys()
+    differ = sorted(name for name in common if not same(before.values[name], after.values[name], exact=exact))
+    return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
+
+
+def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
+    """Raise `ConfigError` if values change `when` ("in every pass") that no checkpoint holds."""
+    first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
+    if first:
+        also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
+        raise ConfigError(
+            f"{first} changes {when}, and no checkpoint holds it{also}\n"
+            "  a run that is killed would resume without it, as another run than one that was left alone\n"
+            "  use register_buffer, or run.keep(name, the dict, list, tensor or object that holds it), or a global generator;"
+            " if nothing depends on it: check_state=False (--check-state False)"
+        )
+
+
+def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
+    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding."""
+    if type(earlier) is not type(later):
+        return False
+    if isinstance(earlier, float):
+        earlier, later = torch.tensor(earlier, dtype=torch.float64), torch.tensor(later, dtype=torch.float64)
+    if not isinstance(earlier, Tensor):
+        return bool(earlier == later)
+    if (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
+        return False
+    if not exact and earlier.is_floating_point():
+        return torch.allclose(earlier, later, rtol=_ROUNDING, atol=0, equal_nan=True)
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (earlier, later)))
 
 
 @cache
@@ -268,22 +243,11 @@ def _is_own(module: str) -> bool:
     return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}
 
 
-def _names(code: CodeType) -> set[str]:
-    """The globals that a function names, and the functions inside of it."""
-    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    one, other = (each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(one, other)
-
-
-def _reset_tensor(tensor: Tensor, local: Tensor, values: Tensor) -> None:
+def _reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
     if held_of(tensor)[0].data_ptr() != local.data_ptr():
         tensor.data = local  # other memory was put in its place
-    if not _same_bits(local.cpu(), values.cpu()):
-        local.copy_(values)
+    if not same(local.cpu(), numbers.cpu()):
+        local.copy_(numbers)
 
 
 def _reset(live: Any, before: Any) -> None:
