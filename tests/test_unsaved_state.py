@@ -18,8 +18,6 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ranks import Ranks
-from surefoot.checkpoint import unsaved
-from surefoot.checkpoint.unsaved import Observation
 
 ROWS, WIDTH, CLASSES, STEPS = 24, 4, 3, 6
 GLOBAL_CALLS = [0]
@@ -546,12 +544,14 @@ def test_a_run_that_is_looked_at_is_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_huge_tensor_is_compared_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from surefoot.checkpoint import unsaved
+
     monkeypatch.setattr(unsaved, "_MAX_BYTES", 8)
     model = Net()
     model.bank = torch.zeros(10)  # type: ignore[assignment]
-    before = Observation({"model": model}, None, user_state={})
+    before = unsaved.Observation({"model": model}, None, user_state={})
     model.bank[3] = 1  # type: ignore[index]
-    after = Observation({"model": model}, None, user_state={})
+    after = unsaved.Observation({"model": model}, None, user_state={})
     assert unsaved.changes(before, after, exact=True) == ["model.bank"]
 
 
@@ -586,6 +586,26 @@ def begun_on_a_rank(out: str, parallel: str, rank: int | None, level: int, plain
     except sf.ConfigError as refused:
         return [str(refused), run.state.step]
     return ["", run.state.step]
+
+
+def resumed_on_ranks(out: str) -> list[Any]:
+    def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
+        own = Loss()
+        run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.sgd(lr=0.5))
+        run.keep("loss", own)
+        run.train()
+        return [own.seen, *weights(run).values()]
+
+    whole = run_to(f"{out}/whole", None)
+    run_to(f"{out}/cut", "3 steps")
+    return [whole, run_to(f"{out}/cut", None)]
+
+
+def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_path: Path) -> None:
+    """Or each resume would have it count passes that no step made."""
+    for whole, resumed in ranks(2, resumed_on_ranks, out=str(tmp_path)):
+        assert whole[0] == resumed[0] == STEPS
+        assert all(torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True))
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
