@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ranks import Ranks
+from surefoot.config import layered
+from surefoot.recipes import images
 
 ROWS, WIDTH, CLASSES, STEPS = 24, 4, 3, 6
 GLOBAL_CALLS = [0]
@@ -372,6 +374,15 @@ def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_i
     assert own.seen == STEPS - 2
 
 
+def test_the_flag_reaches_a_recipes_run(tmp_path: Path) -> None:
+    for on in (True, False):
+        layers = [("test", {"out": str(tmp_path / "run"), "check_state": on})]
+        assert (
+            images.build(layered(images.Config, [("preset", images.PRESETS["tiny"]), *layers])[0]).parts.check_state
+            == on
+        )
+
+
 def test_a_run_that_saves_nothing_is_not_looked_at() -> None:
     own = Loss()
     build(None, loss=own).train()
@@ -436,6 +447,21 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x[:, None])[0][:, -1])  # type: ignore[no-any-return]
 
 
+class Caching(torch.optim.SGD):
+    """Makes in its first and its second step what it needs in all that follow."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.1)
+        self.scale: Tensor | None = None
+        self.length: int | None = None
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if self.scale is not None and self.length is None:
+            self.length = len(self.scale)
+        self.scale = torch.ones(3) if self.scale is None else self.scale
+        return super().step(closure)
+
+
 def writing(model: Any, batch: Any) -> Tensor:
     batch[0].mul_(0.5)  # its own copy in every pass
     return loss(model, batch)
@@ -449,6 +475,7 @@ def writing(model: Any, batch: Any) -> Tensor:
         {"model": Reassigned},
         {"model": Recurrent},
         {"loss": writing},
+        {"optimizer": Caching},
         {"optimizer": sf.muon(0.01)},
         {"optimizer": lambda groups: torch.optim.Rprop(groups, lr=0.01)},
         {"optimizer": sf.schedule_free(lr=0.01)},
@@ -570,6 +597,34 @@ class OnRank(Net):
 
         self.calls += self.rank is None or os.environ["RANK"] == str(self.rank)
         return super().forward(x)
+
+
+class Breaking(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.blocks[0](x)
+        raise ZeroDivisionError("of the user's own")
+
+
+def broken_on_ranks(out: str, parallel: str, where: str) -> str:
+    def broken(model: Any, batch: Any) -> Tensor:
+        model(batch[0])
+        raise ZeroDivisionError("of the user's own")
+
+    changes = {"model": Breaking} if where == "model" else {"loss": broken}
+    try:
+        build(out, parallel=parallel, micro_batch_size=4, **changes).train()
+    except Exception as problem:
+        return repr(problem)
+    return ""
+
+
+@pytest.mark.parametrize("where", ["model", "loss"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_pass_that_fails_on_ranks_fails_in_the_step_with_its_own_error(
+    parallel: str, where: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    answers = ranks(2, broken_on_ranks, out=str(tmp_path / "run"), parallel=parallel, where=where)
+    assert all("of the user's own" in answer for answer in answers)
 
 
 def begun_on_a_rank(out: str, parallel: str, rank: int | None, level: int, plain: bool) -> list[Any]:

@@ -110,8 +110,10 @@ class BetweenSteps:
 
     def watch(self, index: int) -> Watch:
         """What looks at a step, where one is due to be looked at when it is made."""
-        watch = self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
-        return watch if self.state_check is None or index > 1 else self.state_check.besides(watch)
+        watch: Watch = self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
+        if self.state_check is not None and index < 2:
+            self.state_check.inner, watch = watch, self.state_check
+        return watch
 
     def made(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""

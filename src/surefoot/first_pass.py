@@ -98,6 +98,7 @@ class StateCheck:
     state: State
     user_state: Mapping[str, Any]
     world: World
+    exact: bool  # equal passes give equal bits
     inner: StepWatch = UNWATCHED  # what else watches a step
     has_passed: bool = False
     losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
@@ -119,16 +120,11 @@ class StateCheck:
     def check_step(self, step: Step) -> None:
         """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
         step.watch, changed = self.inner, self.changed
-        self.changed = {name for each in self.updates for name in changes(*each, exact=self._exact)}
+        self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
             refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
         self.check_passes(*self.losses)
         self.losses, self.updates = [], []
-
-    def besides(self, inner: StepWatch) -> StepWatch:
-        """What watches one of these steps, as `inner` does."""
-        self.inner = inner
-        return self
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         """The loss as `inner` has it called."""
@@ -157,16 +153,11 @@ class StateCheck:
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
                 after.append(Observation(models, loss, user_state=self.user_state))
         differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
-        return changes(*after, exact=self._exact) or [differ] * (not same(*losses, exact=self._exact))
+        return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
 
     def _observed(self) -> Observation:
         optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
-        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state, on_device=True)
-
-    @property
-    def _exact(self) -> bool:
-        """Whether equal passes give equal bits."""
-        return self.task.precision.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
 
 
 def _passed(

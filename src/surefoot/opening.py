@@ -83,8 +83,10 @@ def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
 
 
 def _state_check(parts: Parts) -> StateCheck | None:
-    begins = parts.check_state and parts.state.step == 0
-    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world) if begins else None
+    if not parts.check_state or parts.state.step > 0:
+        return None
+    exact = parts.device.type == "cpu" or parts.deterministic
+    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:

@@ -11,6 +11,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache, partial
 from operator import is_not
@@ -40,7 +41,7 @@ class Observation:
     """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
 
     What is reached twice is visited once, under the first name. `user_state` are the objects of `run.keep`, by name. Tensors
-    are copied to the host, or `on_device`.
+    are copied on their device, or to the host `with_weights`: there is room for one model on the device.
     """
 
     def __init__(
@@ -50,13 +51,12 @@ class Observation:
         optimizers: Mapping[str, Optimizer] | None = None,
         *,
         user_state: Mapping[str, Any],
-        on_device: bool = False,
         with_weights: bool = False,
     ) -> None:
         self.values: dict[str, Any] = {}  # that no checkpoint holds, by the name under which a user knows them
         self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
         self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
-        self.on_device, own = on_device, [module for model in models.values() for module in model.modules()]
+        self.with_weights, own = with_weights, [module for model in models.values() for module in model.modules()]
         of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
         self.saved_modules = {id(module) for module in [*own, *of_user]}
         # not entered from an object of `run.keep`, which may refer to all of the run
@@ -81,13 +81,17 @@ class Observation:
                 undo()
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
-        """Take note of one thing and of all that it refers to."""
+        """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
             return
         if id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS:
             return
         self.visited[id(thing)] = thing
+        with suppress(Exception):
+            self._enter(path, thing, is_saved, is_root)
+
+    def _enter(self, path: str, thing: Any, is_saved: bool, is_root: bool) -> None:
         match thing:
             case Tensor():
                 self._tensor(path, thing, is_saved)
@@ -125,7 +129,7 @@ class Observation:
         if local.nbytes > _MAX_BYTES and not is_saved:
             self._note(path, (tuple(local.shape), tensor._version), is_saved)
             return
-        numbers = local.clone() if self.on_device else local.to("cpu", copy=True)
+        numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
         self._note(path, numbers, is_saved, _reset_tensor, tensor, local, numbers)
         if tensor.is_leaf and tensor.requires_grad:
             self._note("", None, True, setattr, tensor, "grad", tensor.grad)
@@ -146,16 +150,18 @@ class Observation:
         self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
-        reset = () if isinstance(thing, tuple) else (_reset, thing, copy(thing))
-        self._note(path, (type(thing).__name__, len(thing)), is_saved, *reset)
-        entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        for index, (key, entry) in enumerate(list(entries) if len(thing) <= _MAX_ENTRIES else ()):
+        before = copy(thing)
+        reset = () if isinstance(thing, tuple) else (_reset, thing, before)
+        self._note(path, (type(thing).__name__, len(before)), is_saved, *reset)
+        entries = before.items() if isinstance(before, dict) else enumerate(before)
+        for index, (key, entry) in enumerate(entries if len(before) <= _MAX_ENTRIES else ()):
             key_text = repr(key) if isinstance(key, str | int) else f"{type(key).__name__} {index}"
             self.visit(path if path.endswith("_hooks") else f"{path}[{key_text}]", entry, is_saved)
 
     def _attributes(self, path: str, attributes: dict[str, Any], is_saved: bool = False) -> None:
-        self._note("", None, is_saved, _reset, attributes, attributes.copy())
-        for name, attribute in attributes.items():
+        before = attributes.copy()
+        self._note("", None, is_saved, _reset, attributes, before)
+        for name, attribute in before.items():
             self.visit(f"{path}.{name}", attribute, is_saved)
 
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
