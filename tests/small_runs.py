@@ -140,7 +140,7 @@ def sitting(spec: dict[str, Any]) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
             return loss(model, batch)
 
-        changes["loss"] = killing_loss
+        changes |= {"loss": killing_loss, "check_state": False}  # it counts
     if "signal_at_step" in spec:
         step, number = spec["signal_at_step"]
         passes = [0]
@@ -152,7 +152,7 @@ def sitting(spec: dict[str, Any]) -> None:
                     os.kill(os.getpid(), number)
             return loss(model, batch)
 
-        changes["loss"] = signalling_loss
+        changes |= {"loss": signalling_loss, "check_state": False}
     train(build(out, **changes), out.with_suffix(".ids"))
 
 

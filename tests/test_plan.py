@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean, tokens
+from ranks import Ranks
 from surefoot import plan, scoring
 from surefoot.cli.main import main
 from surefoot.loss_contract import loss_contract
@@ -211,6 +212,101 @@ def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) ->
     holds, words = loss_contract(run.parts)
     assert holds
     assert words.startswith("not checked")
+
+
+class Normalised(nn.Sequential):
+    """Batch statistics and dropout, of which a check in evaluation mode knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def contrastive(model: Any, batch: Any) -> Tensor:
+    """Each sample is told from all others of its batch."""
+    outputs = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(outputs @ outputs.T / 0.1, torch.arange(len(outputs)))
+
+
+def noisy(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0] + torch.randn_like(batch[0])), batch[1])
+
+
+def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+    """What the start of a run says of the contract."""
+    run_of(console=True, length="2 steps", **changes).train()
+    lines = capsys.readouterr().out.splitlines()
+    of_contract = [
+        place for place, line in enumerate(lines) if line.startswith(("loss    contract", "warning: the loss"))
+    ]
+    return "\n".join(lines[of_contract[0] : of_contract[0] + 4]) if of_contract else ""
+
+
+def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(loss=contrastive)
+    model, inputs = run.state.models["model"], run.parts.supply.again(0)[0].batch[0]
+    with torch.no_grad():
+        whole = float(contrastive(model, (inputs, None)))
+        halves = sum(float(contrastive(model, (half, None))) for half in inputs.split(5)) / 2
+    assert whole > halves + 0.1
+    text = started(capsys, loss=contrastive)
+    assert text.startswith(
+        f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
+    )
+    assert "count=lambda batch" in text
+    assert "leave micro_batch_size out" in text
+
+
+@pytest.mark.parametrize("loss", [contrastive, None])
+def test_a_batch_that_is_not_cut_has_no_contract(loss: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(capsys, micro_batch_size=None, **({} if loss is None else {"loss": loss})) == ""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_batch_statistics_and_dropout_break_no_contract(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(capsys, model=Normalised, precision=precision).startswith("loss    contract holds: ")
+
+
+def test_a_loss_that_draws_in_evaluation_mode_too_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not checked: the loss draws random numbers" in started(capsys, loss=noisy)
+    assert loss_contract(run_of(loss=noisy).parts)[0]
+
+
+def test_the_contract_is_looked_at_once_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"out": tmp_path / "run", "length": "3 steps", "console": True}
+    run_of(**settings, stop_after="2 steps").train()
+    assert "loss    contract holds" in capsys.readouterr().out
+    run_of(**settings).train()
+    assert "loss    contract" not in capsys.readouterr().out
+
+
+def test_looking_at_the_contract_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = 0
+
+    def counted(model: Any, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        batch[0].mul_(2)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    assert started(capsys, loss=counted).startswith("loss    contract holds: ")
+    assert calls == 2 * 4
+
+
+def begun_on_ranks(out: str) -> str:
+    import contextlib
+    import io
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        run_of(loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, out=out).train()
+    return text.getvalue()
+
+
+def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(2, begun_on_ranks, out=str(tmp_path / "run"))
+    assert "warning: the loss of a batch is" in first
+    assert "(counting 10 and 10)" in first
+    assert second == ""
 
 
 # --- on the command line -----------------------------------------------------------------------------------------------

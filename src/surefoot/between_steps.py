@@ -13,6 +13,7 @@ from surefoot import divergence
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import ConfigError
 from surefoot.evaluations import Evaluations
+from surefoot.first_pass import StateCheck
 from surefoot.journal import Journal
 from surefoot.layers import Layers
 from surefoot.loop import Step
@@ -33,6 +34,7 @@ class BetweenSteps:
         self.comparison = Comparison(parts.world, parts.timetable.compare)
         self.layers = self._layers()
         self.alone = False
+        self.state_check: StateCheck | None = None
         self.first_step = 0  # of the sitting
         self.skipped = 0  # steps, as far as the records tell
         self.logged_step = 0
@@ -116,10 +118,15 @@ class BetweenSteps:
 
     def watch(self, index: int) -> Watch:
         """What looks at a step, where one is due to be looked at when it is made."""
-        return self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
+        watch: Watch = self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
+        if self.state_check is not None and index < 2:
+            self.state_check.inner, watch = watch, self.state_check
+        return watch
 
     def made(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
+        if self.state_check is not None and step.index < 2:
+            self.state_check.check_step(step)
         self.whole.meter.add(step)
         if step.index == self.first_step:
             self.looped_at = (

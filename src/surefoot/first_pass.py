@@ -1,26 +1,34 @@
-"""One pass of the plain model before several processes share it: what would be wrong there without a word is named here.
+"""Passes when a run begins, after which all is as it was: what would go wrong later without a word is named here.
 
 DDP and FSDP2 see only what goes through the model's own call. Gradients of what a loss computes beside it are not added up over
-processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for.
+processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for. And what a model, a
+loss or an optimizer remembers beside its checkpoint is lost with the process.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.checkpoint.unsaved import Observation, changes, refuse_unsaved, same
 from surefoot.errors import ConfigError
-from surefoot.loop import State, Step, Task, forward_backward
+from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.outside_of_calls import Handed, Watch, Watched
+from surefoot.parallel import Alone
 from surefoot.precision import Precision
 from surefoot.seeding import untouched
+from surefoot.sharding import holders
+from surefoot.watching import UNWATCHED
+from surefoot.watching import Watch as StepWatch
 from surefoot.world import World
 
 _SHOWN = 3
@@ -78,6 +86,80 @@ def check_first_pass(
         raise ConfigError("\n".join(every))
 
 
+@dataclass
+class StateCheck:
+    """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
+
+    What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
+    `run.keep`. The checks are collective, and refuse with `ConfigError`.
+    """
+
+    task: Task
+    state: State
+    user_state: Mapping[str, Any]
+    world: World
+    exact: bool  # equal passes give equal bits
+    inner: StepWatch = UNWATCHED  # what else watches a step
+    has_passed: bool = False
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
+    updates: list[list[Observation]] = field(default_factory=list)  # of one step: before and after each
+    changed: set[str] = field(default_factory=set)  # by the updates of the first step
+
+    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
+        """Pass this rank's micro-batch twice, once in a run; what fails is left to the step, where its error is explained."""
+        for loss, micro_batch in () if self.has_passed else passes:
+            able = loss is not None and micro_batch is not None and micro_batch.count > 0
+            if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
+                return
+            names: list[str] = []
+            with suppress(Exception):
+                names = self._changed_by_second_pass(loss, micro_batch)
+            refuse_unsaved(self.world.gathered(names), when="in every pass")
+            self.has_passed = True
+
+    def check_step(self, step: Step) -> None:
+        """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
+        step.watch, changed = self.inner, self.changed
+        self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
+        if step.index:
+            refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
+        self.check_passes(*self.losses)
+        self.losses, self.updates = [], []
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+        """The loss as `inner` has it called."""
+        self.losses.append((loss, micro_batches[0]))
+        return self.inner.over(loss, micro_batches)
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """An update begins."""
+        self.inner.before(names, factor)
+        self.updates.append([self._observed()])
+
+    def after(self, names: Iterable[str]) -> None:
+        """It is over."""
+        self.updates[-1].append(self._observed())
+        self.inner.after(names)
+
+    def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
+        models, task = self.state.models, replace(self.task, loss=loss)
+        if holders(self.state.parameters) is None:  # else all ranks gather weights together
+            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
+        losses, after = [], []
+        with _unchanged(models, loss, self.user_state, self.state.parameters) as put_back, _eagerly():
+            for _ in range(2):
+                put_back(only_saved=True)
+                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
+                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
+                after.append(Observation(models, loss, user_state=self.user_state))
+        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
+        return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
+
+    def _observed(self) -> Observation:
+        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
+        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
+
+
 def _passed(
     models: Mapping[str, nn.Module],
     loss: Callable[[Any, Any], Any],
@@ -95,7 +177,7 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
-    with _unchanged(models), precision.numerics(), _eagerly(), ExitStack() as hooks:
+    with _unchanged(models, loss, {}, ()), precision.numerics(), _eagerly(), ExitStack() as hooks:
         trained = [
             (f"{prefix}{name}", parameter)
             for prefix, model in _prefixed(models)
@@ -109,31 +191,33 @@ def _passed(
 
 
 @contextmanager
-def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Parameters, buffers, gradients, modes and the generators, afterwards as they were; gradients absent meanwhile."""
+def _unchanged(
+    models: Mapping[str, nn.Module], loss: Loss, user_state: Mapping[str, Any], parameters: Sequence[nn.Parameter]
+) -> Iterator[Callable[..., None]]:
+    """Everything is afterwards as it was; gradients are absent meanwhile. Yields what puts back all, or what a checkpoint holds."""
     parts = [part for model in models.values() for part in model.modules()]
-    parameters = {id(p): p for model in models.values() for p in model.parameters()}.values()
-    buffers = [(part, name, held) for part in parts for name, held in part._buffers.items() if held is not None]
-    every = [*parameters, *(held for _, _, held in buffers)]
-    values = [(held, held.detach().to("cpu", copy=True)) for held in every]  # there is room for one model on the device
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
+    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
+    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
     modes = [(part, part.training) for part in parts]
-    for parameter in parameters:
+    for parameter in every:
         parameter.grad = None
+    before = Observation(models, loss, user_state=user_state, with_weights=True)
+
+    def put_back(*, only_saved: bool = False) -> None:
+        before.put_back(only_saved=only_saved)
+        for part, training in modes:
+            part.training = training
+        for parameter in every:
+            parameter.grad = None
+
     try:
         with untouched():
-            yield
+            yield put_back
     finally:
-        for part, name, held in buffers:
-            part._buffers[name] = held
-        with torch.no_grad():
-            for held, value in values:
-                held.copy_(value)
+        put_back()
         for parameter, trained, gradient in flags:
             parameter.requires_grad_(trained)
             parameter.grad = gradient
-        for part, training in modes:
-            part.training = training
 
 
 def _eagerly() -> AbstractContextManager[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.compile_choice import settle_compile
 from surefoot.directory import RunDirectory, environment
+from surefoot.first_pass import StateCheck
+from surefoot.loss_contract import loss_contract
 from surefoot.pace import settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
@@ -29,6 +32,8 @@ class Opened:
     found: Contents | None = None
     precision_chosen: str | None = None
     compile_chosen: str | None = None
+    state_check: StateCheck | None = None
+    loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
 
 def opened(parts: Parts, *, configuration: str | None) -> Opened:
@@ -45,7 +50,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
-        now = Opened(_going_on(parts, found), found)
+        now = Opened(_going_on(parts, found), found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
         if parts.world.is_main and configuration is not None:
             parts.directory.write_text("config.toml", configuration)
@@ -65,7 +70,28 @@ def _begun(before: Parts) -> Opened:
         parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return Opened(parts, None, precision_chosen, compile_chosen)
+    return Opened(parts, None, precision_chosen, compile_chosen, *_checked(parts))
+
+
+def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
+    """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
+    batch is cut. Leaves everything as it was. Collective.
+    """
+    check, verdict = _state_check(parts), None
+    if check is not None and parts.whole.kept.is_complete:
+        check.check_passes((parts.task.loss, parts.supply.first()))
+    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
+            holds, words = loss_contract(parts)
+            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
+    return check, verdict
+
+
+def _state_check(parts: Parts) -> StateCheck | None:
+    if not parts.check_state or parts.state.step > 0:
+        return None
+    exact = parts.device.type == "cpu" or parts.deterministic
+    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from surefoot.checkpoint.unsaved import Observation
 from surefoot.loop import Step, forward_backward
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.gradients import clear
@@ -65,10 +66,12 @@ def make_ready(parts: Parts) -> None:
     micro_batch = parts.supply.first(parts.state.step)
     if any(parts.world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
+    before = Observation(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects)
     with untouched(), parts.numerics(), warnings.catch_warnings():
         # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(parts.state.step, [replace(micro_batch, count=0)], parts.task, parts.state))
+    before.put_back()
     clear(parts.state.parameters)
     parts.state.buffers.undo()
 

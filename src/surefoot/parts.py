@@ -74,6 +74,7 @@ class Parts:
     about_data: tuple[str, ...]  # lines that say which data these are
     trackers: tuple[str, ...]  # names
     report: bool  # a page on the run is written at the end of each sitting
+    check_state: bool  # the first steps look for state that no checkpoint holds
 
     @property
     def device(self) -> torch.device:

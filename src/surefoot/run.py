@@ -92,6 +92,7 @@ class Run:
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
     report: write a page on the run into `out` at its end (`surefoot.report`); changes no result.
+    check_state: at step 0 refuse what passes and updates change and no checkpoint of `out` would hold; changes no result.
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -149,6 +150,7 @@ class Run:
         example: str | None = None,
         about_data: Sequence[str] = (),
         report: bool = True,
+        check_state: bool = True,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -332,6 +334,7 @@ class Run:
             about_data=tuple(about_data),
             trackers=trackers_of(trackers, out=out),
             report=report,
+            check_state=check_state and directory is not None,
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open
@@ -345,6 +348,7 @@ class Run:
 
     def train(self) -> None:
         """Make all steps that are left; opens the run where it is not open."""
+        self.parts.whole.kept.is_complete = self.sitting is None
         with nullcontext() if self.sitting else self:
             self._open("run.train()").between.alone = True
             for _ in self:
@@ -368,6 +372,8 @@ class Run:
 
     def keep(self, name: str, held: Any) -> Any:
         """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
+
+        Call it before the first step.
 
         `held` is a tensor, a dictionary or list of JSON values and tensors, or has state_dict and load_state_dict. Returns it.
         Of several processes all must keep it, and that of rank 0 is saved.

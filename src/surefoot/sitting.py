@@ -64,7 +64,7 @@ class Sitting:
             refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = opened(self.parts, configuration=self.configuration)
-            self.parts = now.parts
+            self.parts, self.between.state_check = now.parts, now.state_check
             if now.found is not None:
                 self.evaluations.resumed(now.parts, now.found)
             if now.parts.directory is not None and now.parts.world.is_main:
@@ -85,6 +85,8 @@ class Sitting:
         self.parts.say(
             narration.header(self.parts, precision_chosen=now.precision_chosen, compile_chosen=now.compile_chosen)
         )
+        if now.loss_contract is not None:
+            self.parts.say(now.loss_contract)
 
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
@@ -207,6 +209,8 @@ class Sitting:
             parts.say(
                 f"nothing to do: {self.state.step:,} steps are made, and stop_after is {parts.timetable.stop_step:,}"
             )
+        if self.between.state_check is not None and not opened:
+            self.between.state_check.check_passes((parts.task.loss, parts.supply.first()))
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.between.started()
         self.whole.clock.start()

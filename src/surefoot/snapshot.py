@@ -46,6 +46,7 @@ class Kept:
     objects: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     unclaimed: dict[str, Any] = field(default_factory=dict)
+    is_complete: bool = False  # no object is added before the first step
 
     def add(self, name: str, held: Any) -> None:
         """Keep an object from now on; it is put back as it was saved, where it was."""

@@ -46,6 +46,34 @@ def test_a_generator_of_its_own_is_found_and_named(draw):
     assert len(str(caught.value).splitlines()) <= 5
 
 
+class Late(Sized):
+    """Draws from a generator of its own for the samples from `first` on; gathers them where it is told to."""
+
+    def __init__(self, first):
+        self.first, self.generator = first, np.random.default_rng(0)
+
+    def __getitem__(self, sample):
+        return self.generator.normal() if sample >= self.first else float(sample)
+
+
+class LateGathers(Late):
+    def gather(self, ids, epochs):
+        return torch.tensor([self[int(sample)] for sample in ids])
+
+
+@pytest.mark.parametrize("kind", [Late, LateGathers])
+@pytest.mark.parametrize(("first", "differs"), [(2, 2), (3, 4), (4, 4)])
+def test_a_generator_that_matters_late_is_found(kind, first, differs):
+    with pytest.raises(DataError, match=f"sample {differs} of {kind.__name__} differs"):
+        check_samples(kind(first), seed=0)
+    assert check_samples(kind(5), seed=0) == 5
+
+
+def test_one_sample_is_read_as_the_only_one():
+    assert check_samples([torch.zeros(2)], seed=0) == 1
+    assert check_samples([torch.zeros(2), torch.ones(2)], seed=0) == 2
+
+
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: float("nan")])
 def test_global_generators_and_nan_pass(draw):
     assert check_samples(Own(draw), seed=0) == 5

@@ -72,6 +72,8 @@ class Settings:
     twice. Changes no result. None: of no step."""
     report: bool = True
     """Write report.html, a page on the run, into its directory whenever it ends."""
+    check_state: bool = True
+    """Pass the first micro-batch twice when the run begins, and refuse what changes then and no checkpoint holds. Changes no result."""
     compare_ranks_every: str = "1000 steps"
     """When the weights of several ranks are compared with each other (at the next record); a difference ends the run."""
     trackers: str | None = None

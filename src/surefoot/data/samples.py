@@ -19,7 +19,7 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _HASHED_BYTES = 1 << 24
 _PARTS = 8  # columns of a data set, at most
-_READINGS = 8  # a coin of its own, thrown once a reading, comes out the same every time once in 128
+_READINGS = 8  # of sample 0, half of them of two others: a coin comes out the same every time once in 128
 
 
 @runtime_checkable
@@ -33,10 +33,10 @@ class Fingerprinted(Protocol):
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
     """How many samples there are; raises `DataError` for what cannot be addressed by step or is not a function of its seed.
 
-    Sample 0 is read several times under the same seed: a data set that holds a generator of its own is not reached by
-    seeding, and a resumed run would see other samples. One that gathers whole batches is not seeded at all, and is read
-    under different seeds. The global generators are left as they were. `batch_size` is that of a step, by which a list of
-    batches is told from one of samples.
+    Sample 0, the middle one and the last one are read several times under the same seed: a data set that holds a generator of
+    its own is not reached by seeding, and a resumed run would see other samples. One that gathers whole batches is not seeded
+    at all, and is read under different seeds. The global generators are left as they were. `batch_size` is that of a step, by
+    which a list of batches is told from one of samples.
     """
     name = type(dataset).__name__
     _refuse_what_is_no_data_set(dataset, batch_size=batch_size)
@@ -59,9 +59,9 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
             f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?"
         )
     if gathers is None:
-        _check_seeded(dataset, name, seed)
+        _check_seeded(dataset, name, seed, samples)
     else:
-        _check_pure(gathers, name)
+        _check_pure(gathers, name, samples)
     return samples
 
 
@@ -196,42 +196,45 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     return found
 
 
-def _check_seeded(dataset: Any, name: str, seed: int) -> None:
-    bits = fold(stream_key(seed, "augment"), 0, 0)
+def _check_seeded(dataset: Any, name: str, seed: int, samples: int) -> None:
+    def read_again(sample: int) -> Any:
+        seed_generators(fold(stream_key(seed, "augment"), 0, sample))
+        return read(dataset, sample, step=0)
+
     with untouched():
-        seed_generators(bits)
-        first = read(dataset, 0, step=0)
-        for _ in range(_READINGS - 1):
-            seed_generators(bits)
-            if not same(first, read(dataset, 0, step=0)):
+        for sample in sorted({0, samples // 2, samples - 1}):
+            first, readings = read_again(sample), _READINGS // (1 if sample == 0 else 2)
+            if not all(same(first, read_again(sample)) for _ in range(readings - 1)):
                 raise DataError(
-                    f"sample 0 of {name} differs when it is read again under the same seed\n"
+                    f"sample {sample} of {name} differs when it is read again under the same seed\n"
                     "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
                     "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
                     "  which are seeded for every sample"
                 )
 
 
-def _check_pure(gathers: Gathers, name: str) -> None:
-    def gathered(bits: int) -> Any:
+def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
+    def gather_again(sample: int, bits: int) -> Any:
         seed_generators(bits)
         try:
-            return gathers.gather(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+            return gathers.gather(np.array([sample]), np.zeros(1, dtype=np.int64))
         except SurefootError:
             raise
         except Exception as problem:
             raise DataError(
-                f"sample 0 of {name} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
-                "  to see it alone: dataset.gather(np.array([0]), np.array([0]))"
+                f"sample {sample} of {name} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
+                f"  to see it alone: dataset.gather(np.array([{sample}]), np.array([0]))"
             ) from problem
 
     with untouched():
-        first = gathered(0)
-        if not all(same(first, gathered(bits)) for bits in range(1, _READINGS)):
-            raise DataError(
-                f"sample 0 of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
-                "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
-            )
+        for sample in sorted({0, samples // 2, samples - 1}):
+            first, readings = gather_again(sample, 0), _READINGS // (1 if sample == 0 else 2)
+            if not all(same(first, gather_again(sample, bits)) for bits in range(1, readings)):
+                raise DataError(
+                    f"sample {sample} of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these"
+                    " two\n"
+                    "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
+                )
 
 
 def _spread(tensor: Tensor) -> Tensor:

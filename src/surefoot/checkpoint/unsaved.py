@@ -1,0 +1,264 @@
+"""What a model, a loss or an optimizer remembers and no checkpoint holds: found by walking through them, compared, put back.
+
+A checkpoint holds parameters, persistent buffers, what optimizers remember of parameters and groups, and the objects of
+`run.keep`. Lost with the process are other buffers, attributes, variables of closures, globals of functions, and generators. Of
+installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import cache, partial
+from operator import is_not
+from pathlib import Path
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.checkpoint.contents import group_numbers
+from surefoot.errors import ConfigError
+from surefoot.sharding import held_of
+
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic)
+_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
+_MAX_BYTES = 1 << 28  # of a larger tensor only the counter of changes in place is compared, and it is not put back
+_ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
+_OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+_OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
+_PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
+
+
+class Observation:
+    """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
+
+    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.keep`, by name. Tensors
+    are copied on their device, or to the host `with_weights`: there is room for one model on the device.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        loss: Any,
+        optimizers: Mapping[str, Optimizer] | None = None,
+        *,
+        user_state: Mapping[str, Any],
+        with_weights: bool = False,
+    ) -> None:
+        self.values: dict[str, Any] = {}  # that no checkpoint holds, by the name under which a user knows them
+        self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
+        self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
+        self.with_weights, own = with_weights, [module for model in models.values() for module in model.modules()]
+        of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
+        self.saved_modules = {id(module) for module in [*own, *of_user]}
+        # not entered from an object of `run.keep`, which may refer to all of the run
+        self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
+        for module in () if with_weights else own:
+            tensors = (module._parameters | module._buffers).items()
+            self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
+        for name, each in user_state.items():  # first, so that what else refers to them finds them visited
+            self.visit(name, each, True, is_root=True)
+        for name, each in [*models.items(), ("loss", loss)]:
+            self.visit(name, each, is_root=True)
+        for name, optimizer in (optimizers or {}).items():
+            self._optimizer("optimizer" if list(models) == ["model"] else f"optimizer[{name!r}]", optimizer)
+        for name, each in user_state.items():  # modules, of which the state_dict is saved
+            self.visit(name, each)
+
+    @torch.no_grad()
+    def put_back(self, *, only_saved: bool = False) -> None:
+        """Make everything that was visited what it was, or only what a checkpoint holds; reads tensors on the host."""
+        for is_saved, undo in self.undo:
+            if is_saved or not only_saved:
+                undo()
+
+    def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
+        """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
+        if thing is None or isinstance(thing, _PLAIN):
+            self._note(path, thing, is_saved)
+            return
+        if id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS:
+            return
+        self.visited[id(thing)] = thing
+        with suppress(Exception):
+            self._enter(path, thing, is_saved, is_root)
+
+    def _enter(self, path: str, thing: Any, is_saved: bool, is_root: bool) -> None:
+        match thing:
+            case Tensor():
+                self._tensor(path, thing, is_saved)
+            case np.ndarray() if thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable:
+                self.visit(path, torch.from_numpy(thing), is_saved)
+            case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
+                self._generator(path, thing, is_saved)
+            case dict() | list() | tuple() | deque() | set():
+                self._container(path, thing, is_saved)
+            case partial():
+                self.visit(path, thing.func, is_saved, is_root=is_root)
+                self.visit(f"{path}.args", thing.args, is_saved)
+                self._attributes(path, thing.keywords, is_saved)
+            case MethodType():
+                self.visit(path, thing.__self__, is_saved, is_root=is_root)
+                self.visit(path, thing.__func__, is_saved)
+            case FunctionType():
+                self._function(path, thing, is_saved)
+            case nn.Module() if not isinstance(thing, torch.jit.ScriptModule):
+                self._module(path, thing, is_saved)
+            case _ if is_root or isinstance(thing, Optimizer) or _is_own(type(thing).__module__):
+                if "__dict__" in dir(thing) and not isinstance(thing, type):
+                    self._attributes(path, vars(thing), is_saved)
+
+    def _note(self, path: str, value: Any, is_saved: bool, undo: Callable[..., None] | None = None, *to: Any) -> None:
+        if not is_saved and path:
+            self.values[path] = value
+        if undo is not None:
+            self.undo.append((is_saved, partial(undo, *to)))
+
+    def _tensor(self, path: str, tensor: Tensor, is_saved: bool) -> None:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference():
+            return
+        local = held_of(tensor)[0].detach()
+        if local.nbytes > _MAX_BYTES and not is_saved:
+            self._note(path, (tuple(local.shape), tensor._version), is_saved)
+            return
+        numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
+        self._note(path, numbers, is_saved, _reset_tensor, tensor, local, numbers)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._note("", None, True, setattr, tensor, "grad", tensor.grad)
+            self.visit("", tensor.grad, True)
+
+    def _generator(self, path: str, generator: Any, is_saved: bool) -> None:
+        state: Any
+        set_state: Callable[[Any], None]
+        match generator:
+            case random.SystemRandom():
+                return
+            case np.random.Generator(bit_generator=bits):
+                state, set_state = bits.state, partial(setattr, bits, "state")
+            case random.Random():
+                state, set_state = generator.getstate(), generator.setstate
+            case _:
+                state, set_state = generator.get_state(), generator.set_state
+        self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
+
+    def _container(self, path: str, thing: Any, is_saved: bool) -> None:
+        before = copy(thing)
+        reset = () if isinstance(thing, tuple) else (_reset, thing, before)
+        self._note(path, (type(thing).__name__, len(before)), is_saved, *reset)
+        entries = before.items() if isinstance(before, dict) else enumerate(before)
+        for index, (key, entry) in enumerate(entries if len(before) <= _MAX_ENTRIES else ()):
+            key_text = repr(key) if isinstance(key, str | int) else f"{type(key).__name__} {index}"
+            self.visit(path if path.endswith("_hooks") else f"{path}[{key_text}]", entry, is_saved)
+
+    def _attributes(self, path: str, attributes: dict[str, Any], is_saved: bool = False) -> None:
+        before = attributes.copy()
+        self._note("", None, is_saved, _reset, attributes, before)
+        for name, attribute in before.items():
+            self.visit(f"{path}.{name}", attribute, is_saved)
+
+    def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
+        is_known = id(module) in self.saved_modules
+        # one with a protocol of its own says itself which of its attributes are saved
+        says_itself = any(getattr(type(module), name) is not getattr(nn.Module, name) for name in _PROTOCOL)
+        all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
+        for entries in (vars(module), module._parameters, module._buffers, module._modules):
+            self._note("", None, all_saved, _reset, entries, entries.copy())
+        self._attributes(path, {k: v for k, v in vars(module).items() if k not in _OF_MODULES}, all_saved)
+        for slots in (module._parameters, module._buffers):
+            for name, tensor in slots.items():
+                is_persistent = is_known and name not in module._non_persistent_buffers_set
+                if is_persistent:  # a pass may put another tensor in its place
+                    self._note("", None, True, slots.__setitem__, name, tensor)
+                self.visit(f"{path}.{name}", tensor, all_saved or is_persistent)
+        for name, child in module._modules.items():
+            self.visit(f"{path}.{name}", child, is_saved)
+
+    def _function(self, path: str, function: FunctionType, is_saved: bool) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if cell != CellType():  # it is assigned
+                self._note("", None, is_saved, setattr, cell, "cell_contents", cell.cell_contents)
+                self.visit(f"{path}.{name}", cell.cell_contents, is_saved)
+        self.visit(f"{path}.__defaults__", function.__defaults__, is_saved)
+        self._attributes(path, function.__kwdefaults__ or {}, is_saved)
+        self._attributes(path, vars(function), is_saved)
+        variables, module = function.__globals__, str(function.__globals__.get("__name__"))
+        for name in function.__code__.co_names if _is_own(module) else ():
+            if name in variables and not isinstance(variables[name], ModuleType | type):
+                self._note("", None, is_saved, variables.__setitem__, name, variables[name])
+                self.visit(f"{module}.{name}", variables[name], is_saved)
+
+    def _optimizer(self, path: str, optimizer: Optimizer) -> None:
+        """Of the run: state and groups are saved, but for what in the groups is no plain value."""
+        self.visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
+        for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
+            rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
+            self._attributes(f"{path}.param_groups[{index}]", rest)
+        own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
+        names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
+        self._attributes(path, {name: vars(optimizer)[name] for name in names})
+
+
+def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
+    """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
+    common = before.values.keys() & after.values.keys()
+    differ = sorted(name for name in common if not same(before.values[name], after.values[name], exact=exact))
+    return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
+
+
+def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
+    """Raise `ConfigError` if values change `when` ("in every pass") that no checkpoint holds."""
+    first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
+    if first:
+        also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
+        raise ConfigError(
+            f"{first} changes {when}, and no checkpoint holds it{also}\n"
+            "  a run that is killed would resume without it, as another run than one that was left alone\n"
+            "  use register_buffer, or run.keep(name, the dict, list, tensor or object that holds it), or a global generator;"
+            " if nothing depends on it: check_state=False (--check-state False)"
+        )
+
+
+def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
+    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding."""
+    if type(earlier) is not type(later):
+        return False
+    if isinstance(earlier, float):
+        earlier, later = torch.tensor(earlier, dtype=torch.float64), torch.tensor(later, dtype=torch.float64)
+    if not isinstance(earlier, Tensor):
+        return bool(earlier == later)
+    if (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
+        return False
+    if not exact and earlier.is_floating_point():
+        return torch.allclose(earlier, later, rtol=_ROUNDING, atol=0, equal_nan=True)
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (earlier, later)))
+
+
+@cache
+def _is_own(module: str) -> bool:
+    """Whether a module is a file of the user's own, not of an installed package."""
+    file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
+    installed = file is not None and {"site-packages", "dist-packages"}.intersection(Path(file).parts)
+    return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}
+
+
+def _reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
+    if held_of(tensor)[0].data_ptr() != local.data_ptr():
+        tensor.data = local  # other memory was put in its place
+    if not same(local.cpu(), numbers.cpu()):
+        local.copy_(numbers)
+
+
+def _reset(live: Any, before: Any) -> None:
+    """Give a dict, list, deque or set back the entries that it had, unless they are the same."""
+    flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
+    if len(live) != len(before) or any(map(is_not, flat(live), flat(before))):
+        live.clear()
+        (live.extend if isinstance(live, list | deque) else live.update)(before)
