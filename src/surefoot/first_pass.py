@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
 from surefoot.loop import State, Step, Task, forward_backward
+from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.precision import Precision
-from surefoot.seeding import untouched
+from surefoot.seeding import fold, seed_generators, untouched
+from surefoot.sharding import held_of
 from surefoot.world import World
 
 _SHOWN = 3
@@ -78,6 +80,45 @@ def check_first_pass(
         raise ConfigError("\n".join(every))
 
 
+def first_loss(
+    models: Mapping[str, nn.Module],
+    loss: Callable[[Any, Any], Any],
+    micro_batch: MicroBatch,
+    *,
+    key: int,
+    precision: Precision,
+) -> tuple[float | None, bool]:
+    """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
+
+    None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
+    put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
+    """
+    named: Any = models["model"] if list(models) == ["model"] else dict(models)
+    device = precision.device
+    sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
+    with _unchanged(models), _eagerly():
+        for gradients in (
+            (False,) if sharded else (False, True)
+        ):  # FSDP waits for the backward pass that a gradient needs
+            seed_generators(fold(key, 0, micro_batch.index))
+            before = _generator_states(device)
+            try:
+                with torch.set_grad_enabled(gradients), precision.autocast():
+                    passed = loss(named, micro_batch.batch)
+                mean = passed[0] if isinstance(passed, tuple) else passed
+                value = float(mean.value if isinstance(mean, Mean) else mean)
+            except Exception:
+                continue
+            drew = not all(map(torch.equal, before, _generator_states(device)))
+            return value, drew
+    return None, False
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    """Where torch's generators stand that a pass on a device draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
 def _passed(
     models: Mapping[str, nn.Module],
     loss: Callable[[Any, Any], Any],
@@ -114,8 +155,8 @@ def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
     parts = [part for model in models.values() for part in model.modules()]
     parameters = {id(p): p for model in models.values() for p in model.parameters()}.values()
     buffers = [(part, name, held) for part in parts for name, held in part._buffers.items() if held is not None]
-    every = [*parameters, *(held for _, _, held in buffers)]
-    values = [(held, held.detach().to("cpu", copy=True)) for held in every]  # there is room for one model on the device
+    every = [held_of(held)[0].detach() for held in (*parameters, *(held for _, _, held in buffers))]
+    values = [(held, held.to("cpu", copy=True)) for held in every]  # there is room for one model on the device
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     modes = [(part, part.training) for part in parts]
     for parameter in parameters:

@@ -17,6 +17,7 @@ from surefoot import assembly, ordering, snapshot
 from surefoot.activations import How, compute_again, in_words
 from surefoot.alike import as_given, equal_from_main, refuse_unequal
 from surefoot.assembly import Built, Model
+from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
@@ -91,6 +92,8 @@ class Run:
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
     report: write a page on the run into `out` at its end (`surefoot.report`); changes no result.
+    accept_change: what may compute something else than before in this session, from the step on at which it goes on: "loss", "model",
+        "collate", "data" or "optimizer", or several (docs/resume.md).
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -148,6 +151,7 @@ class Run:
         example: str | None = None,
         about_data: Sequence[str] = (),
         report: bool = True,
+        accept_change: str | Sequence[str] | None = None,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -178,6 +182,7 @@ class Run:
             time_limit=time_limit,
             max_bad_steps=max_bad_steps,
             ema=ema,
+            accept_change=accept_change,
         )
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
@@ -329,6 +334,7 @@ class Run:
             about_data=tuple(about_data),
             trackers=trackers_of(trackers, out=out),
             report=report,
+            accept_change=change_names(accept_change),
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

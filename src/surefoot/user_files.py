@@ -1,12 +1,21 @@
-"""Functions in files of the user's own: one that builds a run, or one that builds a network. Nothing here imports torch."""
+"""Functions in files of the user's own: one that builds a run, or a network; and their texts. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
+import linecache
 import sys
+import sysconfig
+import textwrap
 import traceback
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line
@@ -57,6 +66,74 @@ def note_changed(path: Path, *, was: str | None) -> None:
     now = digest(path)
     if now is not None and now != was:
         print(f"note: {path} has changed since this run began: what it goes on with may not be what it was", flush=True)
+
+
+def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
+    """Hashes of the text of functions and methods of the user's own, by name: of these, and of those that they name.
+
+    Of an object it is its class that counts, with its bases, and for `functools.partial` the function. Comments, docstrings and
+    layout do not count, nor do the standard library, installed packages and surefoot.
+    """
+    texts = defaultdict[str, set[str]](set)
+    waiting = [each.func if isinstance(each, partial) else each for each in objects]
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, type):
+            own = [vars(each).values() for each in held.__mro__ if _is_own(_file_of(each))]
+            methods = [
+                each.__func__ if isinstance(each, staticmethod | classmethod) else each
+                for every in own
+                for each in every
+            ]
+            waiting += [each for each in methods if isinstance(each, FunctionType)]
+            continue
+        function = inspect.unwrap(held.__func__ if isinstance(held, MethodType) else held) if callable(held) else held
+        if not isinstance(function, FunctionType):
+            waiting.append(type(function))
+        elif _is_own(function.__code__.co_filename):
+            code = function.__code__
+            known, text = texts[f"{function.__qualname__}() in {Path(code.co_filename).name}"], _hash_of_text(code)
+            if text not in known:
+                known.add(text)
+                used = [function.__globals__.get(each) for each in _names(code)]
+                waiting += [each for each in used if isinstance(each, type | FunctionType)]
+    return {name: " ".join(sorted(texts[name])) for name in sorted(texts)}
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+@cache
+def _hash_of_text(code: CodeType) -> str:
+    """Of a function without comments, docstring and layout; of its bytecode where no text is there."""
+    try:
+        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+        text = textwrap.dedent("".join(inspect.getblock(lines)))
+        tree = ast.parse(text)
+        for part in ast.walk(tree):
+            if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
+                part.body = part.body[1:] or [ast.Pass()]
+        text = ast.unparse(tree)
+    except Exception:  # no file, or a lambda in the middle of a call
+        text = code.co_code.hex() + repr([each for each in code.co_consts if not isinstance(each, CodeType)])
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _file_of(kind: type) -> str:
+    """Where a class was written; "<" where that is no file, as in a notebook."""
+    module = sys.modules.get(kind.__module__)
+    file = None if module is None else vars(module).get("__file__")
+    return file or ("<" if kind.__module__ == "__main__" else "<frozen")
+
+
+@cache
+def _is_own(file: str) -> bool:
+    """Whether code in a file is the user's: neither the standard library's, nor an installed package's, nor surefoot's."""
+    path = Path(file)
+    if file.startswith("<frozen") or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(other) for other in (sysconfig.get_path("stdlib"), Path(__file__).parent))
 
 
 def _place(problem: Exception, path: Path) -> str:

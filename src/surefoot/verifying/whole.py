@@ -92,7 +92,12 @@ def verify(
         else:
             for wrong, told, doubts in (_of_rates(parts, files), begun(parts, files)):
                 problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
-            chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s)
+            since = max((each["step"] for each in files.newest.accepted), default=0)
+            if since:
+                not_proved.append(
+                    f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
+                )
+            chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s, since=since)
             if chosen and say is not None:
                 say(sentences.cost(chosen, files, end=end, step_s=step_s))
             try:
@@ -198,14 +203,15 @@ def _end(files: Files) -> int:
 
 
 def _chosen(
-    files: Files, *, steps: Steps, windows: int, seed: int | None, end: int, step_s: float | None
+    files: Files, *, steps: Steps, windows: int, seed: int | None, end: int, step_s: float | None, since: int
 ) -> list[Window]:
+    """Windows of what this program has made: all after step `since`."""
     if steps == "auto":
         soon = step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
         steps = "all" if soon else STEPS
     points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
     return planned(
-        sorted(files.checkpoints),
+        sorted(step for step in files.checkpoints if step >= since),
         sorted(points),
         steps=None if steps == "all" else int(steps),
         windows=windows,
