@@ -106,7 +106,7 @@ def first_loss(
                 with torch.set_grad_enabled(gradients), precision.autocast():
                     passed = loss(named, micro_batch.batch)
                 mean = passed[0] if isinstance(passed, tuple) else passed
-                value = float(mean.value if isinstance(mean, Mean) else mean)
+                value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
             except Exception:
                 continue
             drew = not all(map(torch.equal, before, _generator_states(device)))

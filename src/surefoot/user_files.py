@@ -108,6 +108,7 @@ def _names(code: CodeType) -> set[str]:
 def _hash_of_text(code: CodeType) -> str:
     """Of a function without comments, docstring and layout; of its bytecode where no text is there."""
     try:
+        linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
         text = textwrap.dedent("".join(inspect.getblock(lines)))
         tree = ast.parse(text)

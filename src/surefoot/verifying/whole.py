@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from surefoot import snapshot
+from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.compare import differences
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, ConfigError, first_line
@@ -63,7 +65,9 @@ def verify(
     ...     print(verify(run(out)).proved[-1])
     steps 0 to 4: 1 record and the checkpoint of step 4, bit for bit
     """
-    parts = run.parts
+    parts = replace(
+        run.parts, accept_change=CHANGES
+    )  # a checkpoint from before a change was accepted is the start of what followed
     if parts.directory is None:
         raise ConfigError("this run has no directory, so nothing of it is there to be verified: give Run(out=...)")
     if run.sitting is not None:
