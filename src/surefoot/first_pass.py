@@ -94,14 +94,12 @@ def first_loss(
     put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
     """
     named: Any = models["model"] if list(models) == ["model"] else dict(models)
-    device = precision.device
+    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
     with _unchanged(models), _eagerly():
-        for gradients in (
-            (False,) if sharded else (False, True)
-        ):  # FSDP waits for the backward pass that a gradient needs
+        for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
             seed_generators(fold(key, 0, micro_batch.index))
-            before = _generator_states(device)
+            before = [state() for state in generators]
             try:
                 with torch.set_grad_enabled(gradients), precision.autocast():
                     passed = loss(named, micro_batch.batch)
@@ -109,14 +107,8 @@ def first_loss(
                 value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
             except Exception:
                 continue
-            drew = not all(map(torch.equal, before, _generator_states(device)))
-            return value, drew
+            return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
     return None, False
-
-
-def _generator_states(device: torch.device) -> list[Tensor]:
-    """Where torch's generators stand that a pass on a device draws from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _passed(
@@ -155,8 +147,8 @@ def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
     parts = [part for model in models.values() for part in model.modules()]
     parameters = {id(p): p for model in models.values() for p in model.parameters()}.values()
     buffers = [(part, name, held) for part in parts for name, held in part._buffers.items() if held is not None]
-    every = [held_of(held)[0].detach() for held in (*parameters, *(held for _, _, held in buffers))]
-    values = [(held, held.to("cpu", copy=True)) for held in every]  # there is room for one model on the device
+    every = [held_of(held)[0] for held in (*parameters, *(held for _, _, held in buffers))]
+    values = [(held, held.detach().to("cpu", copy=True)) for held in every]  # there is room for one model on the device
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     modes = [(part, part.training) for part in parts]
     for parameter in parameters:

@@ -133,7 +133,7 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
         "draws": False,
         "sources": {
             "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
-            "model": text_hashes(part for model in models.values() for part in model.modules()),
+            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([supply.collate]),
             "data": text_hashes(all_within(supply.dataset)),
             "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),

@@ -12,6 +12,7 @@ import textwrap
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,8 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line
+
+_NOT_OWN = {"builtins", "surefoot", "torch"}  # whose classes need not be looked through
 
 
 def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
@@ -79,20 +82,18 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     while waiting:
         held = waiting.pop()
         if isinstance(held, type):
-            own = [vars(each).values() for each in held.__mro__ if _is_own(_file_of(each))]
-            methods = [
-                each.__func__ if isinstance(each, staticmethod | classmethod) else each
-                for every in own
-                for each in every
-            ]
+            own = [each for each in held.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN]
+            methods = [method for each in own for method in vars(each).values()]
+            methods = [each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in methods]
             waiting += [each for each in methods if isinstance(each, FunctionType)]
             continue
         function = inspect.unwrap(held.__func__ if isinstance(held, MethodType) else held) if callable(held) else held
         if not isinstance(function, FunctionType):
             waiting.append(type(function))
         elif _is_own(function.__code__.co_filename):
-            code = function.__code__
-            known, text = texts[f"{function.__qualname__}() in {Path(code.co_filename).name}"], _hash_of_text(code)
+            code, path = function.__code__, Path(function.__code__.co_filename)
+            where = f" in {path.name}" if path.is_file() else ""  # a notebook's cell has another name in each process
+            known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
             if text not in known:
                 known.add(text)
                 used = [function.__globals__.get(each) for each in _names(code)]
@@ -107,25 +108,17 @@ def _names(code: CodeType) -> set[str]:
 @cache
 def _hash_of_text(code: CodeType) -> str:
     """Of a function without comments, docstring and layout; of its bytecode where no text is there."""
-    try:
+    text = code.co_code.hex()
+    with suppress(Exception):  # a lambda in the middle of a call is no statement: its lines count as they are
         linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
-        text = textwrap.dedent("".join(inspect.getblock(lines)))
+        text = textwrap.dedent("".join(inspect.getblock(lines))) or text
         tree = ast.parse(text)
         for part in ast.walk(tree):
             if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
                 part.body = part.body[1:] or [ast.Pass()]
         text = ast.unparse(tree)
-    except Exception:  # no file, or a lambda in the middle of a call
-        text = code.co_code.hex() + repr([each for each in code.co_consts if not isinstance(each, CodeType)])
     return sha256(text.encode()).hexdigest()[:16]
-
-
-def _file_of(kind: type) -> str:
-    """Where a class was written; "<" where that is no file, as in a notebook."""
-    module = sys.modules.get(kind.__module__)
-    file = None if module is None else vars(module).get("__file__")
-    return file or ("<" if kind.__module__ == "__main__" else "<frozen")
 
 
 @cache

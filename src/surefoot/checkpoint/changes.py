@@ -15,10 +15,7 @@ from surefoot.checkpoint.contents import shortened
 from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
-_RELATIVE, _RELATIVE_IN_FEW_BITS = (
-    1e-4,
-    2e-2,
-)  # by which the loss of another machine may differ, in fp32 and in other formats
+_RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
 _NAMED = 3
 
 Fingerprints = Mapping[str, Any]
@@ -148,7 +145,7 @@ def _unlike(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What has another text now, came, or went."""
-    return [name for name in [*now, *(before.keys() - now.keys())] if before.get(name) != now.get(name)]
+    return [name for name in [*now, *(name for name in before if name not in now)] if before.get(name) != now.get(name)]
 
 
 def _cause(texts: Sequence[str]) -> str:
