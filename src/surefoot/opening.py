@@ -20,7 +20,7 @@ from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.compile_choice import settle_compile
 from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.directory import RunDirectory, environment
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, first_line
 from surefoot.first_pass import first_loss
 from surefoot.pace import settle_precision
 from surefoot.parts import Parts
@@ -123,7 +123,7 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
     unknown: dict[str, None] = {}
     hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
     splits = parts.scoring.splits.items()
-    found: dict[str, Any] = {
+    fingerprints: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
         "samples": hashed(supply.dataset),
@@ -143,52 +143,64 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
     micro_batch = supply.beginning()
     if micro_batch is not None:
         with suppress(Exception):  # of the user's objects in it
-            found["micro_batch"] = {"sha256": hash_of(micro_batch.batch, unknown), "count": micro_batch.count}
-    size_bytes = sum(held.numel() * held.element_size() for model in models.values() for held in model.parameters())
-    possible = at_beginning and size_bytes <= _MAX_WEIGHT_BYTES and micro_batch is not None and micro_batch.count > 0
+            fingerprints["micro_batch"] = {"sha256": hash_of(micro_batch.batch, unknown), "count": micro_batch.count}
+    possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
-        value, found["draws"] = first_loss(models, loss, micro_batch, key=task.key, precision=task.precision)
-        found["loss"] = None if value is None else repr(value)
-    return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
+        value, fingerprints["draws"] = first_loss(models, loss, micro_batch, key=task.key, precision=task.precision)
+        fingerprints["loss"] = None if value is None else repr(value)
+    return dict(parts.world.from_main(fingerprints | {"not_looked_into": list(unknown)}))
 
 
-def _at_beginning(parts: Parts, found: Contents) -> bool:
-    """Give the models the weights and modes of step 0; False where that cannot be done. Collective."""
-    assert parts.saving is not None
+def _has_small_loss(parts: Parts) -> bool:
+    """Whether the run has a loss, and weights that may be read once more for it."""
+    weights = [each for model in parts.state.models.values() for each in model.parameters()]
+    return (
+        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
+    )
+
+
+def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
+    """Give the models the weights and modes of step 0; False where that cannot be done, or is not worth it. Collective."""
+    if parts.saving is None or not _has_small_loss(parts):
+        return False
     models = {snapshot.file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
-        start = found if found.step == 0 else parts.saving.at(0, only=list(models))
+        start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=list(models))
+    except CheckpointError as problem:
+        parts.say(f"note: the loss is not compared with that of the run's beginning: {first_line(problem)}")
+        return False
+    try:
         for file, (name, model) in models.items():
             contents.load_model(model, start.files[file], start.state["aliases"][name], where="step-00000000")
             evaluating = set(start.state["evaluating"][name])
             for part, module in model.named_modules():
                 module.training = part not in evaluating
-    except (CheckpointError, KeyError):  # damaged, or of another model: that is named when the newest one is restored
+    except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
         return False
     return True
 
 
-def _compared(parts: Parts, found: Contents) -> Parts:
+def _compared(parts: Parts, checkpoint: Contents) -> Parts:
     """The run with the fingerprints that its next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
-    before, now = found.state["fingerprints"], parts.fingerprints
+    before, now = checkpoint.state["fingerprints"], parts.fingerprints
     plateau = parts.whole.feedback
     steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
-    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (found.state["described"], parts.described)]
+    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.state["described"], parts.described)]
     if another := differences(*data):  # which `going_on_from` has let pass
         changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
-    refuse_changes(changes, accepted=parts.accept_change, where=f"step-{found.step:08d}")
+    refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
     accepted = list(before["accepted"])
     if changes:
         names = sorted({name for change in changes for name in change.names})
-        accepted.append({"step": found.step, "changed": names, "what": [change.text for change in changes]})
+        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
     taken = now if now["loss"] is not None or before["loss"] is None else before | {"sources": now["sources"]}
     return replace(parts, fingerprints={**taken, "accepted": accepted})
 
 
-def _accepted_now(parts: Parts, found: Contents) -> list[dict[str, Any]]:
+def _accepted_now(parts: Parts, checkpoint: Contents) -> list[dict[str, Any]]:
     """The changes that were accepted when the run went on from a checkpoint."""
     accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
-    return accepted[len(found.state["fingerprints"]["accepted"]) :]
+    return accepted[len(checkpoint.state["fingerprints"]["accepted"]) :]

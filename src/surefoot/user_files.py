@@ -80,14 +80,14 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     texts = defaultdict[str, set[str]](set)
     waiting = [each.func if isinstance(each, partial) else each for each in objects]
     while waiting:
-        held = waiting.pop()
-        if isinstance(held, type):
-            own = [each for each in held.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN]
+        part = waiting.pop()
+        if isinstance(part, type):
+            own = [each for each in part.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN]
             methods = [method for each in own for method in vars(each).values()]
             methods = [each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in methods]
             waiting += [each for each in methods if isinstance(each, FunctionType)]
             continue
-        function = inspect.unwrap(held.__func__ if isinstance(held, MethodType) else held) if callable(held) else held
+        function = inspect.unwrap(part.__func__ if isinstance(part, MethodType) else part) if callable(part) else part
         if not isinstance(function, FunctionType):
             waiting.append(type(function))
         elif _is_own(function.__code__.co_filename):

@@ -58,19 +58,19 @@ def find_changes(
     samples = _unlike(before["samples"], now["samples"])
     unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
     batches = before["micro_batch"], now["micro_batch"]
-    found: list[Change] = []
+    changes: list[Change] = []
     notes: list[str] = []
     if elsewhere and (samples or batches[0] != batches[1]):
         notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
     elif not elsewhere:
         more = f", nor are {len(samples) - 1} others" * (len(samples) > 1)
         if samples:
-            found.append(
+            changes.append(
                 Change(("data",), f"{samples[0]} of the training data is not what it was{more}", _cause(texts["data"]))
             )
         elif None not in batches and batches[0] != batches[1]:
-            found.append(_change_of_batch(before, now, texts))
-        found += [
+            changes.append(_change_of_batch(before, now, texts))
+        changes += [
             Change(("data",), f"{labels[0]} of {split}, which steers the run, is not what it was")
             for split, labels in unlike
             if labels
@@ -79,25 +79,25 @@ def find_changes(
     if why is not None:
         for name in ("loss", "model"):
             if texts[name]:
-                found.append(Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name])))
+                changes.append(Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name])))
     elif not _is_equal(before, now):
         names = tuple(name for name in ("loss", "model") if texts[name]) or ("loss",)
         what = (
             f"the loss of the first micro-batch, with the weights of step 0, was {before['loss']}, and is {now['loss']}"
         )
-        found.append(Change(names, what, _cause([each for name in names for each in texts[name]])))
+        changes.append(Change(names, what, _cause([each for name in names for each in texts[name]])))
     if texts["optimizer"]:
-        found.append(Change(("optimizer",), "the text of the optimizer changed", _cause(texts["optimizer"])))
-    changed = {name for change in found for name in change.names}
+        changes.append(Change(("optimizer",), "the text of the optimizer changed", _cause(texts["optimizer"])))
+    changed = {name for change in changes for name in change.names}
     unharmed = [each for name in CHANGES if name not in changed for each in texts[name]]
     if unharmed:
         notes.append(f"{_listed(unharmed)} changed, what the first samples come to did not")
-    return found, notes
+    return changes, notes
 
 
-def refuse_changes(found: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
+def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
     """Raise `CheckpointError` naming the changes that are not accepted."""
-    refused = [change for change in found if not set(change.names) <= set(accepted)]
+    refused = [change for change in changes if not set(change.names) <= set(accepted)]
     if refused:
         names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)

@@ -129,17 +129,17 @@ def _start(
 
     `only` is the directory that a resumed run must have, `held` the origins its values had before.
     """
-    from surefoot.checkpoint.changes import change_names
-
-    described, accept_change = program.described | several.recorded(), change_names(accepted)
+    described = program.described | several.recorded()
     if program.config is None:
         refuse_settings(program, arguments)
+        accept_change = _accepted(accepted)
         start_several(command, several, config=None, flags=arguments, out=only)
         run = built(program, None, of=only)
         run.configuration = to_toml(Nothing(), {}, described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
         program.check(config)
+        accept_change = _accepted(accepted)
         start_several(command, settled(several, config), config=config, flags=arguments, out=only)
         kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
         run = built(program, config, of=only)
@@ -154,6 +154,14 @@ def _start(
         run.parts = dataclasses.replace(run.parts, example="INPUT")
     run.parts = dataclasses.replace(run.parts, accept_change=(*run.parts.accept_change, *accept_change))
     run.train()
+
+
+def _accepted(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    from surefoot.checkpoint.changes import change_names  # imports torch
+
+    return change_names(text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,7 +63,7 @@ def hash_of_list(samples: Sequence[Any]) -> str:
     """A hash of a list of samples: of up to 2,000 of them and 16 MiB, evenly spread, the ends among them."""
     size_bytes = max(1, sum(map(len, _pieces(samples[0], {}))))
     count = min(len(samples), max(3, min(_MAX_SAMPLES, _MAX_BYTES // size_bytes)))
-    return hash_of([samples[place] for place in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])
+    return hash_of([samples[index] for index in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])
 
 
 def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
@@ -78,8 +78,8 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
     parts = list(_ranges(dataset))
-    for place in np.linspace(0, len(parts) - 1, min(len(parts), _MAX_PARTS)).astype(int).tolist():
-        name, start, stop = parts[place]
+    for index in np.linspace(0, len(parts) - 1, min(len(parts), _MAX_PARTS)).astype(int).tolist():
+        name, start, stop = parts[index]
         chosen[(start + stop) // 2] = f"sample {(start + stop) // 2} (part {name})"
     with untouched():
         for sample, label in chosen.items():
@@ -98,7 +98,7 @@ def parts_of(dataset: Any) -> Mapping[str, Any]:
     if type(dataset) not in (ConcatDataset, StackDataset):
         return dataset.concatenated() if isinstance(dataset, Concatenated) else {}
     inner = dataset.datasets
-    return inner if isinstance(inner, dict) else {str(place): part for place, part in enumerate(inner)}
+    return inner if isinstance(inner, dict) else {str(index): part for index, part in enumerate(inner)}
 
 
 def all_within(dataset: Any) -> Iterator[Any]:
@@ -129,6 +129,8 @@ def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[by
         yield (array[:: _stride(array.shape, array.nbytes)] if array.ndim else array).tobytes()
     elif value is None or isinstance(value, bool | int | float | complex | bytes | Enum):
         yield f"{kind} {value!r};".encode()
+    elif isinstance(value, list | tuple) and set(map(type, value)) <= {bool, int, float}:
+        yield f"{kind} {list(value)!r};".encode()
     elif isinstance(value, str | PurePath):
         text = PurePath(value).name if re.fullmatch(r"(/[^/\s]+)+", str(value)) else str(value)
         yield f"{kind} {re.sub('0x[0-9a-f]{6,}', '0x', text)};".encode(errors="surrogatepass")
