@@ -131,6 +131,7 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
         "micro_batch": None,
         "loss": None,
         "draws": False,
+        "failed": False,
         "sources": {
             "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
@@ -147,7 +148,7 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
     possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
         value, fingerprints["draws"] = first_loss(models, loss, micro_batch, key=task.key, precision=task.precision)
-        fingerprints["loss"] = None if value is None else repr(value)
+        fingerprints |= {"loss": None if value is None else repr(value), "failed": value is None}
     return dict(parts.world.from_main(fingerprints | {"not_looked_into": list(unknown)}))
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.checkpoint.changes import change_names, find_changes
+from surefoot.checkpoint.changes import change_names, find_changes, refuse_changes
+from surefoot.errors import CheckpointError
 
 
 def taken(**changes: Any) -> dict[str, Any]:
@@ -17,6 +18,7 @@ def taken(**changes: Any) -> dict[str, Any]:
         "micro_batch": {"sha256": "a", "count": 2},
         "loss": "1.0",
         "draws": False,
+        "failed": False,
         "sources": sources,
         "accepted": [],
     }
@@ -50,12 +52,23 @@ GPU = taken()["machine"] | {"device": "cuda"}
         ({"sources": taken()["sources"] | {"optimizer": {}}}, [("optimizer",)]),
         ({"loss": "2.0", "sources": taken()["sources"] | {"loss": {}, "model": {}}}, [("loss", "model")]),
         ({"loss": None, "sources": taken()["sources"] | {"loss": {}}}, [("loss",)]),
+        (
+            {"loss": None, "failed": True, "sources": taken()["sources"] | {"loss": {}}},
+            [],
+        ),  # the step says why it fails
     ],
 )
 def test_bits_are_compared_on_the_same_machine_and_losses_to_rounding_on_another(
     now: dict[str, Any], refused: list[tuple[str, ...]]
 ) -> None:
     assert [change.names for change in find_changes(taken(), taken(**now))[0]] == refused
+
+
+def test_a_change_of_two_names_is_accepted_by_both_of_them() -> None:
+    changes, _ = find_changes(taken(), taken(loss="2.0", sources=taken()["sources"] | {"loss": {}, "model": {}}))
+    with pytest.raises(CheckpointError, match='accept_change="loss,model"'):
+        refuse_changes(changes, accepted=("loss",), where="step-00000004")
+    refuse_changes(changes, accepted=("loss", "model"), where="step-00000004")
 
 
 def test_on_a_gpu_without_deterministic_kernels_a_loss_is_compared_to_rounding() -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, StackDataset, TensorDataset
 
-from surefoot.data.fingerprints import hash_of
+from surefoot.data.fingerprints import hash_of, hashes_of_samples
+from surefoot.data.samples import fingerprint
 
 
 @dataclass
@@ -39,6 +41,26 @@ class Pair:
 )
 def test_values_that_differ_have_other_hashes(value: Any, other: Any) -> None:
     assert hash_of(value) != hash_of(other)
+
+
+@pytest.mark.parametrize("changed", [0, 20, 40])
+def test_a_list_is_all_of_its_samples_where_they_are_not_many(changed: int) -> None:
+    samples = [torch.ones(3) for _ in range(41)]
+    before = fingerprint(samples)
+    samples[changed][1] = 2
+    assert fingerprint(samples)["sha256"] != before["sha256"]
+
+
+def test_parts_of_parts_are_told_apart_and_many_parts_are_one_hash() -> None:
+    parts: list[Any] = [TensorDataset(torch.ones(2)), ConcatDataset([TensorDataset(torch.ones(2)), [1, 2]])]
+    told = fingerprint(ConcatDataset(parts))
+    assert told["parts"]["1"]["parts"]["1"]["sha256"] == fingerprint([1, 2])["sha256"]
+    hashes = hashes_of_samples(ConcatDataset(parts), seed=0, gather=True, unknown={})
+    assert {"sample 1 (part 0)", "sample 3 (part 1.0)", "sample 5 (part 1.1)"} <= hashes.keys()
+    many = [fingerprint(ConcatDataset([[0]] * 99 + [[last]])) for last in (0, 1)]
+    assert "parts" not in many[0]
+    assert many[0]["sha256"] != many[1]["sha256"]
+    assert fingerprint(StackDataset(x=[1], y=[2]))["parts"].keys() == {"x", "y"}
 
 
 def test_what_differs_from_process_to_process_does_not_count() -> None:

@@ -76,7 +76,11 @@ def find_changes(
             if labels
         ]
     why = _why_not_compared(before, now, elsewhere=elsewhere)
-    if why is not None:
+    if now["failed"] and before["loss"] is not None:
+        notes.append(
+            "the first micro-batch could be passed when the run began, and cannot now: its loss is not compared"
+        )
+    elif why is not None:
         for name in ("loss", "model"):
             if texts[name]:
                 changes.append(Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name])))
