@@ -134,7 +134,7 @@ def sitting(spec: dict[str, Any]) -> None:
         left = [spec["pass"]]
 
         def killing_loss(model: nn.Module, batch: Any) -> Tensor:
-            if model.training:
+            if model.training and torch.is_grad_enabled():  # no pass of the start
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -146,7 +146,7 @@ def sitting(spec: dict[str, Any]) -> None:
         passes = [0]
 
         def signalling_loss(model: nn.Module, batch: Any) -> Tensor:
-            if model.training:
+            if model.training and torch.is_grad_enabled():  # no pass of the start
                 passes[0] += 1
                 if passes[0] == 2 * step + 1:  # in the first of the step's two micro-batches
                     os.kill(os.getpid(), number)

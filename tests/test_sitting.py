@@ -596,8 +596,11 @@ def test_a_sink_that_cannot_be_closed_keeps_nothing_else_open(
         def fail() -> None:
             raise OSError(28, "No space left on device")
 
-        run.sitting.journal.sinks[-1].close = fail  # type: ignore[method-assign]
+        board = run.sitting.journal.sinks[-1]
+        close = board.close
+        board.close = fail  # type: ignore[method-assign]
     assert "records are missing in tensorboard" in capsys.readouterr().out
+    close()
     small_runs.build(tmp_path / "run").train()  # the directory is free
 
 

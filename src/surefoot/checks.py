@@ -9,6 +9,7 @@ from typing import Any
 
 from surefoot.activations import check_how
 from surefoot.batching import batching
+from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.store import check_keep
 from surefoot.compiling import compiling
 from surefoot.config import clipping
@@ -59,6 +60,7 @@ def check_settings(
     early_stopping: Any = None,
     plateau: Any = None,
     plateau_factor: float | None = None,
+    accept_change: str | Sequence[str] | None = None,
     **others: Any,
 ) -> None:
     """Raise one `ConfigError` with everything that is wrong with settings of `surefoot.Run`, whatever it is to train.
@@ -99,6 +101,7 @@ def check_settings(
     check(lambda: clipping(clip))
     check(lambda: compiling(compile))
     check(lambda: check_keep(keep))
+    check(lambda: change_names(accept_change))
     if ema is not None:
         check(lambda: check_decay(ema))
     check(lambda: _check_plateau(plateau, plateau_factor, early_stopping))

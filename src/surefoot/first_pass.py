@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from surefoot.checkpoint.unsaved import Observation, changes, refuse_unsaved, same
 from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
+from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.parallel import Alone
 from surefoot.precision import Precision
-from surefoot.seeding import untouched
-from surefoot.sharding import holders
+from surefoot.seeding import fold, seed_generators, untouched
+from surefoot.sharding import held_of, holders
 from surefoot.watching import UNWATCHED
 from surefoot.watching import Watch as StepWatch
 from surefoot.world import World
@@ -158,6 +159,38 @@ class StateCheck:
     def _observed(self) -> Observation:
         optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
         return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
+
+
+def first_loss(
+    models: Mapping[str, nn.Module],
+    loss: Callable[[Any, Any], Any],
+    micro_batch: MicroBatch,
+    *,
+    key: int,
+    precision: Precision,
+    user_state: Mapping[str, Any],
+) -> tuple[float | None, bool]:
+    """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
+
+    None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
+    put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
+    """
+    named: Any = models["model"] if list(models) == ["model"] else dict(models)
+    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
+    sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
+    with _unchanged(models, loss, user_state, ()), _eagerly():
+        for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
+            seed_generators(fold(key, 0, micro_batch.index))
+            before = [state() for state in generators]
+            try:
+                with torch.set_grad_enabled(gradients), precision.autocast():
+                    passed = loss(named, micro_batch.batch)
+                mean = passed[0] if isinstance(passed, tuple) else passed
+                value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
+            except Exception:
+                continue
+            return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
+    return None, False
 
 
 def _passed(

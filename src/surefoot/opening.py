@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot import narration, snapshot
+from surefoot.checkpoint import contents
+from surefoot.checkpoint.changes import Change, find_changes, refuse_changes
+from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.compile_choice import settle_compile
+from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.directory import RunDirectory, environment
-from surefoot.first_pass import StateCheck
+from surefoot.errors import CheckpointError, first_line
+from surefoot.first_pass import StateCheck, first_loss
 from surefoot.loss_contract import loss_contract
 from surefoot.pace import settle_precision
 from surefoot.parts import Parts
 from surefoot.saving import Saving
 from surefoot.sharding import held_of
+from surefoot.user_files import text_hashes
+
+_MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,16 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     else:
         now = Opened(_going_on(parts, found), found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
-        if parts.world.is_main and configuration is not None:
-            parts.directory.write_text("config.toml", configuration)
+        accepted = _accepted_now(now.parts, found)
+        if parts.world.is_main and (configuration is not None or accepted):
+            parts.directory.write_text("config.toml", configuration or narration.script_toml(now.parts.described))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
         machine, data = now.parts.machine(), now.parts.described["data"]
-        parts.directory.add_sitting({"step": parts.state.step, "machine": machine, **environment(), "data": data})
+        accepted = [] if found is None else _accepted_now(now.parts, found)
+        sitting = {"step": parts.state.step, "machine": machine, **environment(), "data": data}
+        parts.directory.add_sitting(sitting | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
 
@@ -96,7 +111,12 @@ def _state_check(parts: Parts) -> StateCheck | None:
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
     now = _begun(before)
-    parts = now.parts
+    parts = replace(now.parts, fingerprints=_fingerprints(now.parts, at_beginning=True))
+    if unknown := parts.fingerprints["not_looked_into"]:
+        parts.say(
+            f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
+        )
+    now = replace(now, parts=parts)
     if parts.world.is_main:
         directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
         for name, held in parts.files.items():
@@ -109,12 +129,13 @@ def _going_on(before: Parts, found: Contents) -> Parts:
     """The run as it goes on from a checkpoint, restored."""
     parts = before.going_on_from(found)
     where, main = f"step-{found.step:08d}", parts.world.is_main
+    parts = replace(parts, fingerprints=_fingerprints(parts, at_beginning=_at_beginning(parts, found)))
     snapshot.restore(parts.whole, found, where=where, main=main)
     for line in [] if parts.finished else parts.notes(found):
         parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, where)
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
-    return parts
+    return _compared(parts, found)
 
 
 def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
@@ -138,3 +159,104 @@ def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
             "  every loss from here on is NaN, so no step will be applied\n"
             f"  to go on from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
         )
+
+
+# --- what is computed, as it was when the run began -------------------------------------------------------------------
+
+
+def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
+    """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
+
+    `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
+    computed. All ranks pass the same micro-batch; what rank 0 finds counts.
+    """
+    parts.doing("looking at what is computed")
+    supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
+    unknown: dict[str, None] = {}
+    hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
+    splits = parts.scoring.splits.items()
+    fingerprints: dict[str, Any] = {
+        "machine": parts.machine(),
+        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
+        "samples": hashed(supply.dataset),
+        "splits": {name: hashed(split.dataset) for name, split in splits},
+        "micro_batch": None,
+        "loss": None,
+        "draws": False,
+        "failed": False,
+        "sources": {
+            "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
+            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
+            "collate": text_hashes([supply.collate]),
+            "data": text_hashes(all_within(supply.dataset)),
+            "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),
+        },
+        "accepted": [],
+    }
+    micro_batch = supply.beginning()
+    if micro_batch is not None:
+        with suppress(Exception):  # of the user's objects in it
+            fingerprints["micro_batch"] = {"sha256": hash_of(micro_batch.batch, unknown), "count": micro_batch.count}
+    possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
+    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
+        user_state = parts.whole.kept.objects
+        value, fingerprints["draws"] = first_loss(
+            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
+        )
+        fingerprints |= {"loss": None if value is None else repr(value), "failed": value is None}
+    return dict(parts.world.from_main(fingerprints | {"not_looked_into": list(unknown)}))
+
+
+def _has_small_loss(parts: Parts) -> bool:
+    """Whether the run has a loss, and weights that may be read once more for it."""
+    weights = [each for model in parts.state.models.values() for each in model.parameters()]
+    return (
+        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
+    )
+
+
+def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
+    """Give the models the weights and modes of step 0; False where that cannot be done, or is not worth it. Collective."""
+    if parts.saving is None or not _has_small_loss(parts):
+        return False
+    models = {snapshot.file_name("model", name): (name, model) for name, model in parts.state.models.items()}
+    try:
+        start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=list(models))
+    except CheckpointError as problem:
+        parts.say(f"note: the loss is not compared with that of the run's beginning: {first_line(problem)}")
+        return False
+    try:
+        for file, (name, model) in models.items():
+            contents.load_model(model, start.files[file], start.state["aliases"][name], where="step-00000000")
+            evaluating = set(start.state["evaluating"][name])
+            for part, module in model.named_modules():
+                module.training = part not in evaluating
+    except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
+        return False
+    return True
+
+
+def _compared(parts: Parts, checkpoint: Contents) -> Parts:
+    """The run with the fingerprints that its next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
+    before, now = checkpoint.state["fingerprints"], parts.fingerprints
+    plateau = parts.whole.feedback
+    steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
+    changes, notes = find_changes(before, now, steering=steering)
+    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.state["described"], parts.described)]
+    if another := differences(*data):  # which `going_on_from` has let pass
+        changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
+    refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
+    for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
+        parts.say(f"note: {line}")
+    accepted = list(before["accepted"])
+    if changes:
+        names = sorted({name for change in changes for name in change.names})
+        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+    taken = now if now["loss"] is not None or before["loss"] is None else before | {"sources": now["sources"]}
+    return replace(parts, fingerprints={**taken, "accepted": accepted})
+
+
+def _accepted_now(parts: Parts, checkpoint: Contents) -> list[dict[str, Any]]:
+    """The changes that were accepted when the run went on from a checkpoint."""
+    accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
+    return accepted[len(checkpoint.state["fingerprints"]["accepted"]) :]

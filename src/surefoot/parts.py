@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
@@ -16,6 +16,7 @@ from surefoot.checkpoint.compare import (
     described_as_now,
     differences,
     flat,
+    has_same_samples,
     refuse_another_length,
     refuse_differences,
     refuse_other_data,
@@ -75,6 +76,8 @@ class Parts:
     trackers: tuple[str, ...]  # names
     report: bool  # a page on the run is written at the end of each sitting
     check_state: bool  # the first steps look for state that no checkpoint holds
+    accept_change: tuple[str, ...] = ()  # names of `checkpoint.changes.CHANGES`, in this sitting
+    fingerprints: dict[str, Any] = field(default_factory=dict)  # of what is computed; empty until the run is opened
 
     @property
     def device(self) -> torch.device:
@@ -116,6 +119,7 @@ class Parts:
             described=self.described,
             architecture=self.architecture,
             scored=self.scored,
+            fingerprints=self.fingerprints,
             evaluation_due=evaluation_due,
             ended=ended,
             first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
@@ -154,7 +158,12 @@ class Parts:
             raise CheckpointError(
                 f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
             ) from problem
-        refuse_other_data(saved, json.loads(json.dumps(self.described)), where=where)
+        own = json.loads(json.dumps(self.described))
+        if "data" in self.accept_change and has_same_samples(saved, own):
+            saved["data"] = own["data"]
+            if saved.get("plateau") and own.get("plateau"):
+                saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
+        refuse_other_data(saved, own, where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         times = self.timetable.begun_with(began)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
@@ -193,8 +202,11 @@ class Parts:
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
         other_machine = "; ".join(differences(_ALONE | found.state["machine"], self.machine()))
-        before = found.state["scored"]
+        before, was = found.state["scored"], found.state["fingerprints"]
         other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
+        if was.get("machine") == self.fingerprints.get("machine"):  # another one may read them to other bits
+            read, now = was.get("splits", {}), self.fingerprints.get("splits", {})
+            other += [name for name in now if name not in other and read.get(name, now[name]) != now[name]]
         goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
         return [goes_on] * bool(other_machine) + [
             f"{name} holds other data than before: its scores are not comparable with the earlier ones"

@@ -17,6 +17,7 @@ from surefoot import assembly, ordering, snapshot
 from surefoot.activations import How, compute_again, in_words
 from surefoot.alike import as_given, equal_from_main, refuse_unequal
 from surefoot.assembly import Built, Model
+from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
@@ -93,6 +94,8 @@ class Run:
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
     report: write a page on the run into `out` at its end (`surefoot.report`); changes no result.
     check_state: at step 0 refuse what passes and updates change and no checkpoint of `out` would hold; changes no result.
+    accept_change: what may compute something else than before in this session, from the step on at which it goes on: "loss", "model",
+        "collate", "data" or "optimizer", or several (docs/resume.md).
     out: the run's directory; None keeps everything in memory and nothing on disk.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
@@ -151,6 +154,7 @@ class Run:
         about_data: Sequence[str] = (),
         report: bool = True,
         check_state: bool = True,
+        accept_change: str | Sequence[str] | None = None,
         console: bool = True,
         disk: Files = DISK,
     ) -> None:
@@ -181,6 +185,7 @@ class Run:
             time_limit=time_limit,
             max_bad_steps=max_bad_steps,
             ema=ema,
+            accept_change=accept_change,
         )
         world = joined(
             device, sharded=parallel == "fsdp" or (isinstance(parallel, Strategy) and parallel.kind == "fsdp")
@@ -335,6 +340,7 @@ class Run:
             trackers=trackers_of(trackers, out=out),
             report=report,
             check_state=check_state and directory is not None,
+            accept_change=change_names(accept_change),
         )
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open

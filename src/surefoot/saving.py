@@ -6,7 +6,7 @@ Of several ranks each has a `Saving`; all of them save the same steps and find t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,10 +120,10 @@ class Saving:
             self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
 
-    def at(self, step: int) -> Contents:
+    def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
         self.writer.wait()
-        return agreed.at(self.store, self.world, step)
+        return agreed.at(self.store, self.world, step, only=only)
 
     def _say(self, text: str) -> None:
         if self.console is not None:

@@ -29,6 +29,7 @@ _OF_STATE = {
     "machine",
     "architecture",
     "scored",
+    "fingerprints",
     "aliases",
     "optimizer",
     "groups",

@@ -53,6 +53,10 @@ class Supply:
         place = self.plan.pieces // self.world.size * self.world.rank
         return next(iter(self._once(step, own=range(place, place + 1))), None)
 
+    def beginning(self) -> MicroBatch | None:
+        """The first micro-batch of the whole run, the same on every rank; None where it cannot be read."""
+        return next(iter(self._once(0, own=range(1))), None)
+
     def _once(self, step: int, *, own: range | None) -> Sequence[MicroBatch]:
         feed = self._feed(workers=0, own=own)
         with untouched():

@@ -1,17 +1,29 @@
-"""Functions in files of the user's own: one that builds a run, or one that builds a network. Nothing here imports torch."""
+"""Functions in files of the user's own: one that builds a run, or a network; and their texts. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
+import linecache
 import os
 import stat
 import sys
+import sysconfig
+import textwrap
 import traceback
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line
+
+_NOT_OWN = {"builtins", "surefoot", "torch"}  # whose classes need not be looked through
 
 
 def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
@@ -104,6 +116,65 @@ def note_changed(path: Path, *, was: str | None) -> None:
     now = digest(path)
     if now is not None and now != was:
         print(f"note: {path} has changed since this run began: what it goes on with may not be what it was", flush=True)
+
+
+def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
+    """Hashes of the text of functions and methods of the user's own, by name: of these, and of those that they name.
+
+    Of an object it is its class that counts, with its bases, and for `functools.partial` the function. Comments, docstrings and
+    layout do not count, nor do the standard library, installed packages and surefoot.
+    """
+    texts = defaultdict[str, set[str]](set)
+    waiting = [each.func if isinstance(each, partial) else each for each in objects]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, type):
+            own = [each for each in part.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN]
+            methods = [method for each in own for method in vars(each).values()]
+            methods = [each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in methods]
+            waiting += [each for each in methods if isinstance(each, FunctionType)]
+            continue
+        function = inspect.unwrap(part.__func__ if isinstance(part, MethodType) else part) if callable(part) else part
+        if not isinstance(function, FunctionType):
+            waiting.append(type(function))
+        elif _is_own(function.__code__.co_filename):
+            code, path = function.__code__, Path(function.__code__.co_filename)
+            where = f" in {path.name}" if path.is_file() else ""  # a notebook's cell has another name in each process
+            known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
+            if text not in known:
+                known.add(text)
+                used = [function.__globals__.get(each) for each in _names(code)]
+                waiting += [each for each in used if isinstance(each, type | FunctionType)]
+    return {name: " ".join(sorted(texts[name])) for name in sorted(texts)}
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+@cache
+def _hash_of_text(code: CodeType) -> str:
+    """Of a function without comments, docstring and layout; of its bytecode where no text is there."""
+    text = code.co_code.hex()
+    with suppress(Exception):  # a lambda in the middle of a call is no statement: its lines count as they are
+        linecache.checkcache(code.co_filename)
+        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+        text = textwrap.dedent("".join(inspect.getblock(lines))) or text
+        tree = ast.parse(text)
+        for part in ast.walk(tree):
+            if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
+                part.body = part.body[1:] or [ast.Pass()]
+        text = ast.unparse(tree)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _is_own(file: str) -> bool:
+    """Whether code in a file is the user's: neither the standard library's, nor an installed package's, nor surefoot's."""
+    path = Path(file)
+    if file.startswith("<frozen") or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(other) for other in (sysconfig.get_path("stdlib"), Path(__file__).parent))
 
 
 def _place(problem: Exception, path: Path) -> str:

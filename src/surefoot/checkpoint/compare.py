@@ -68,6 +68,11 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         )
 
 
+def has_same_samples(saved: Described, now: Described) -> bool:
+    """Whether two data sets are addressed alike: as many samples, in the same order."""
+    return all(saved["data"].get(name) == now["data"].get(name) for name in ("plan", "samples"))
+
+
 def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` where the data are others, by type or hash: that alone is said first, then what goes with it."""
     own = [{name: value for name, value in one["data"].items() if name != "plan"} for one in (saved, now)]
@@ -75,10 +80,13 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in found):
         return
     with_it = [{name: one[name] for name in ("length", "seed", "settings")} for one in (saved, now)]
+    cure = "for a run on these data choose another --out"
+    if has_same_samples(saved, now):
+        cure += '; to go on with them all the same: Run(accept_change="data"), or --accept-change data'
     raise CheckpointError(
         f"cannot resume {where}: it was trained on another data set"
         + "".join(f"\n  {line}" for line in shortened([*found, *differences(*with_it)], 3))
-        + "\n  for a run on these data choose another --out"
+        + f"\n  {cure}"
     )
 
 

@@ -40,6 +40,8 @@ settings.
   --nproc N           train in N processes of this machine; 1:4 is as many as
                       divide a step, and fewer where one has died
   --max-restarts N    start all of them again where one died, N times
+  --accept-change X   go on although X computes something else than before:
+                      loss, model, collate, data, optimizer, or several: a,b
 
   surefoot train gpt --data.path my.txt --out runs/mine
   surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
@@ -134,6 +136,8 @@ and --length as far as the schedule allows it exactly. So may --nproc and
 
   --nproc N         go on in N processes of this machine (default: as before)
   --max-restarts N  start all of them again where one died, N times
+  --accept-change X go on although X computes something else than before: loss,
+                    model, collate, data, optimizer, or several: loss,data
 
   surefoot resume latest
   surefoot resume runs/mine --time-limit "2 h"

@@ -27,9 +27,10 @@ def train(arguments: list[str]) -> None:
         raise ConfigError("train what? surefoot train gpt, or surefoot train FILE.py:build")
     program = programs.found(arguments[0])
     given, several = processes.taken(program, arguments[1:])
+    given, accepted = option(given, "--accept-change")
     rest, in_file = from_file(program, given)
     layers, verb = layers_below(program, in_file, rest), f"surefoot train {arguments[0]}"
-    _start(program, layers, rest, verb=verb, command=["train", *arguments], several=several)
+    _start(program, layers, rest, verb=verb, command=["train", *arguments], several=several, accepted=accepted)
 
 
 def plan(arguments: list[str]) -> None:
@@ -77,6 +78,7 @@ def resume(arguments: list[str]) -> None:
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     flags, several = processes.taken(program, arguments[1:], made_by)
+    flags, accepted = option(flags, "--accept-change")
     of_recipes = ("--preset", "--init") if program.config is not None and issubclass(program.config, Settings) else ()
     for name in of_recipes:
         if option(flags, name)[1] is not None:
@@ -94,6 +96,7 @@ def resume(arguments: list[str]) -> None:
         verb="surefoot resume RUN",
         command=["resume", *arguments],
         several=several,
+        accepted=accepted,
         only=run,
         held=origins(text),
     )
@@ -118,22 +121,25 @@ def _start(
     verb: str,
     command: list[str],
     several: Several,
+    accepted: str | None,
     only: Path | None = None,
     held: Mapping[str, str] | None = None,
 ) -> None:
-    """Build and train, or have `command` do so in several processes.
+    """Build and train, or have `command` do so in several processes; `accepted` are changes that the run goes on with.
 
     `only` is the directory that a resumed run must have, `held` the origins its values had before.
     """
     described = program.described | several.recorded()
     if program.config is None:
         refuse_settings(program, arguments)
+        accept_change = _accepted(accepted)
         start_several(command, several, config=None, flags=arguments, out=only)
         run = built(program, None, of=only)
         run.configuration = to_toml(Nothing(), {}, described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
         program.check(config)
+        accept_change = _accepted(accepted)
         start_several(command, settled(several, config), config=config, flags=arguments, out=only)
         kept = {name: (held or {}).get(name, origin) if origin == "file" else origin for name, origin in found.items()}
         run = built(program, config, of=only)
@@ -146,7 +152,16 @@ def _start(
     refuse_fp16_on_a_cpu(run)
     if run.parts.example is None and {"predict", "Predict"} <= program.names.keys():
         run.parts = dataclasses.replace(run.parts, example="INPUT")
+    run.parts = dataclasses.replace(run.parts, accept_change=(*run.parts.accept_change, *accept_change))
     run.train()
+
+
+def _accepted(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    from surefoot.checkpoint.changes import change_names  # imports torch
+
+    return change_names(text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,10 @@ class Mixture:
         parts = [held for held in self.gathered if held is not None]
         return _Mixed(self, parts) if len(parts) == len(self.gathered) else None
 
+    def concatenated(self) -> dict[str, Any]:
+        """The data sets by name, in order."""
+        return dict(zip(self.names, self.datasets, strict=True))
+
     def fingerprint(self) -> dict[str, Any]:
         """The fingerprints of all parts, with their weights."""
         return {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
+from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
 from surefoot.data.gathering import Gathers, gathering, is_tensors
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _HASHED_BYTES = 1 << 24
+_NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
 _PARTS = 8  # columns of a data set, at most
 _READINGS = 8  # of sample 0, half of them of two others: a coin comes out the same every time once in 128
 
@@ -144,33 +146,15 @@ def same(first: Any, second: Any) -> bool:
     >>> same({"x": torch.tensor([1.0, float("nan")])}, {"x": torch.tensor([1.0, float("nan")])})
     True
     """
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, Tensor):
-        if first.shape != second.shape or first.dtype != second.dtype:
-            return False
-        return bool(((first == second) | ((first != first) & (second != second))).all())  # noqa: PLR0124 (NaN)
-    if isinstance(first, np.ndarray):
-        return np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
-    if isinstance(first, Mapping):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, str | bytes):
-        return bool(first == second)
-    if isinstance(first, Sequence):
-        return len(first) == len(second) and all(same(one, other) for one, other in zip(first, second, strict=True))
-    if isinstance(first, int | float | complex | np.generic):
-        return bool(first == second) or bool(first != first)  # noqa: PLR0124 (NaN)
-    if is_dataclass(first):
-        return all(same(getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
-    if hasattr(first, "tobytes"):  # a picture of PIL
-        return bool(first.tobytes() == second.tobytes())
-    return True
+    return hash_of(first) == hash_of(second)
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
-    A data set may say so itself with a method `fingerprint()`; of a `Subset` the indices are told too.
+    A data set may say so itself with a method `fingerprint()`. For a `Subset` the indices are hashed too, and a list, tuple,
+    dictionary or array of samples by its content (`hash_of_list`). The parts of a `ConcatDataset` or `StackDataset` have a
+    fingerprint each, or one hash together where there are many.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
@@ -193,6 +177,13 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(_spread(tensor).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         found["sha256"] = digest.hexdigest()
+    elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
+        found["sha256"] = hash_of_list(sorted(dataset.items(), key=str) if isinstance(dataset, dict) else dataset)
+    parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
+    if len(parts) > _NAMED_PARTS:
+        found["sha256"] = sha256(json.dumps(parts, default=str).encode()).hexdigest()
+    elif parts:
+        found["parts"] = parts
     return found
 
 

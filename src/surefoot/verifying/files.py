@@ -50,6 +50,11 @@ class Checkpoint:
         return described_as_now(self.found.state["described"])
 
     @property
+    def accepted(self) -> list[dict[str, Any]]:
+        """The changes of the program with which the run went on, each with the `step` from which on they count."""
+        return list(self.found.state["fingerprints"].get("accepted", []))
+
+    @property
     def gone(self) -> bool:
         """Whether a run that goes on has let it go meanwhile."""
         return not self.path.is_dir()
@@ -165,6 +170,8 @@ def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
     problems = []
     for step, checkpoint in sorted(checkpoints.items()):
         then = {name: value for name, value in checkpoint.described.items() if name not in _MAY_CHANGE}
+        if any("data" in each["changed"] and each["step"] >= step for each in newest.accepted):
+            then["data"] = now["data"]
         same_torch = checkpoint.found.state["machine"]["torch"] == newest.found.state["machine"]["torch"]
         if same_torch:
             then["architecture"], now["architecture"] = (

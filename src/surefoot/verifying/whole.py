@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from surefoot import snapshot
+from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.compare import differences
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, ConfigError, first_line
@@ -63,7 +65,9 @@ def verify(
     ...     print(verify(run(out)).proved[-1])
     steps 0 to 4: 1 record and the checkpoint of step 4, bit for bit
     """
-    parts = run.parts
+    parts = replace(
+        run.parts, accept_change=CHANGES
+    )  # a checkpoint from before a change was accepted is the start of what followed
     if parts.directory is None:
         raise ConfigError("this run has no directory, so nothing of it is there to be verified: give Run(out=...)")
     if run.sitting is not None:
@@ -92,7 +96,12 @@ def verify(
         else:
             for wrong, told, doubts in (_of_rates(parts, files), begun(parts, files)):
                 problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
-            chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s)
+            since = max((each["step"] for each in files.newest.accepted), default=0)
+            if since:
+                not_proved.append(
+                    f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
+                )
+            chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s, since=since)
             if chosen and say is not None:
                 say(sentences.cost(chosen, files, end=end, step_s=step_s))
             try:
@@ -198,14 +207,15 @@ def _end(files: Files) -> int:
 
 
 def _chosen(
-    files: Files, *, steps: Steps, windows: int, seed: int | None, end: int, step_s: float | None
+    files: Files, *, steps: Steps, windows: int, seed: int | None, end: int, step_s: float | None, since: int
 ) -> list[Window]:
+    """Windows of what this program has made: all after step `since`."""
     if steps == "auto":
         soon = step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
         steps = "all" if soon else STEPS
     points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
     return planned(
-        sorted(files.checkpoints),
+        sorted(step for step in files.checkpoints if step >= since),
         sorted(points),
         steps=None if steps == "all" else int(steps),
         windows=windows,

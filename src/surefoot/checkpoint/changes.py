@@ -1,0 +1,160 @@
+"""Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted.
+
+Compared are the fingerprints that `opening.py` takes: hashes of samples and of the first micro-batch, its loss with the weights
+of step 0, and hashes of the texts of the user's own code. Settings are compared in `compare.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.checkpoint.contents import shortened
+from surefoot.errors import CheckpointError, ConfigError
+
+CHANGES = ("loss", "model", "collate", "data", "optimizer")
+_RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
+_NAMED = 3
+
+Fingerprints = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is computed otherwise now; it is accepted where all its `names` are."""
+
+    names: tuple[str, ...]
+    text: str
+    cause: str = ""  # in the user's code, as far as that is known
+
+
+def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The changes that `accept_change` names, as text with commas or as a list; `ConfigError` for what is none of them.
+
+    >>> change_names("loss,data"), change_names(None)
+    (('loss', 'data'), ())
+    """
+    names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
+    for name in names:
+        if name not in CHANGES:
+            known = ", ".join(CHANGES)
+            raise ConfigError(f"accept_change = {name!r} names nothing that can change\n  give some of: {known}")
+    return tuple(names)
+
+
+def find_changes(
+    before: Fingerprints, now: Fingerprints, *, steering: Collection[str] = ()
+) -> tuple[list[Change], list[str]]:
+    """What is computed otherwise than before, and notes on what else changed.
+
+    On the machine of before values are compared bit for bit; on another one only losses are, to rounding. `steering` are the
+    splits whose scores change the run. Where no value can be compared a text that changed is a change by itself: always for an
+    optimizer, for loss and model where the run has no loss of its own, its weights are many, or its micro-batch is another one.
+    """
+    texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
+    elsewhere = before["machine"] != now["machine"]
+    samples = _unlike(before["samples"], now["samples"])
+    unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
+    batches = before["micro_batch"], now["micro_batch"]
+    changes: list[Change] = []
+    notes: list[str] = []
+    if elsewhere and (samples or batches[0] != batches[1]):
+        notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
+    elif not elsewhere:
+        more = f", nor are {len(samples) - 1} others" * (len(samples) > 1)
+        if samples:
+            changes.append(
+                Change(("data",), f"{samples[0]} of the training data is not what it was{more}", _cause(texts["data"]))
+            )
+        elif None not in batches and batches[0] != batches[1]:
+            changes.append(_change_of_batch(before, now, texts))
+        changes += [
+            Change(("data",), f"{labels[0]} of {split}, which steers the run, is not what it was")
+            for split, labels in unlike
+            if labels
+        ]
+    why = _why_not_compared(before, now, elsewhere=elsewhere)
+    if now["failed"] and before["loss"] is not None:
+        notes.append(
+            "the first micro-batch could be passed when the run began, and cannot now: its loss is not compared"
+        )
+    elif why is not None:
+        for name in ("loss", "model"):
+            if texts[name]:
+                changes.append(Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name])))
+    elif not _is_equal(before, now):
+        names = tuple(name for name in ("loss", "model") if texts[name]) or ("loss",)
+        what = (
+            f"the loss of the first micro-batch, with the weights of step 0, was {before['loss']}, and is {now['loss']}"
+        )
+        changes.append(Change(names, what, _cause([each for name in names for each in texts[name]])))
+    if texts["optimizer"]:
+        changes.append(Change(("optimizer",), "the text of the optimizer changed", _cause(texts["optimizer"])))
+    changed = {name for change in changes for name in change.names}
+    unharmed = [each for name in CHANGES if name not in changed for each in texts[name]]
+    if unharmed:
+        notes.append(f"{_listed(unharmed)} changed, what the first samples come to did not")
+    return changes, notes
+
+
+def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
+    """Raise `CheckpointError` naming the changes that are not accepted."""
+    refused = [change for change in changes if not set(change.names) <= set(accepted)]
+    if refused:
+        names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
+        also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)
+        raise CheckpointError(
+            f"cannot resume {where}: {refused[0].text}\n  {refused[0].cause}{also}\n"
+            "  with it this would be another run: choose another --out, or start from its weights with --init\n"
+            f'  to go on with it all the same: Run(accept_change="{names}"), or --accept-change {names}'
+        )
+
+
+def _change_of_batch(before: Fingerprints, now: Fingerprints, texts: Mapping[str, Sequence[str]]) -> Change:
+    """Equal samples made another micro-batch."""
+    counts = before["micro_batch"]["count"], now["micro_batch"]["count"]
+    if counts[0] != counts[1]:
+        what = f"the first micro-batch counted {counts[0]} targets, and counts {counts[1]} (count=)"
+        return Change(("loss",), what, _cause(texts["loss"]))
+    own = "collate" if texts["collate"] or (now["sources"]["collate"] and not texts["data"]) else "data"
+    what = "the collate function makes" if own == "collate" else "the training data give"
+    return Change((own,), f"{what} another first micro-batch than before", _cause(texts[own]))
+
+
+def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: bool) -> str | None:
+    """Why the loss of before cannot be compared with that of now; None where it can."""
+    if None in (before["loss"], now["loss"]):
+        return "no loss of it can be compared"
+    if not elsewhere and before["micro_batch"] != now["micro_batch"]:
+        return "its value cannot be compared: the first micro-batch is another one"
+    own = ("torch", "device", "hardware")
+    if (before["draws"] or now["draws"]) and any(before["machine"][name] != now["machine"][name] for name in own):
+        return "its value cannot be compared: another device draws other random numbers"
+    return None
+
+
+def _is_equal(before: Fingerprints, now: Fingerprints) -> bool:
+    machine, one, other = now["machine"], float(before["loss"]), float(now["loss"])
+    if before["machine"] == machine and (machine["device"] == "cpu" or machine["deterministic"]):
+        return bool(before["loss"] == now["loss"])
+    relative = _RELATIVE if now["format"] == "fp32" else _RELATIVE_IN_FEW_BITS
+    return math.isclose(one, other, rel_tol=relative, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
+
+
+def _unlike(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [label for label in before if now.get(label, before[label]) != before[label]]
+
+
+def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What has another text now, came, or went."""
+    return [name for name in [*now, *(name for name in before if name not in now)] if before.get(name) != now.get(name)]
+
+
+def _cause(texts: Sequence[str]) -> str:
+    return f"changed: {_listed(texts)}" if texts else "not its text: a value in it, a file, or something that it uses"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(shortened(list(texts), _NAMED))

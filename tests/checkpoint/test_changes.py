@@ -1,0 +1,84 @@
+"""On which machine what is compared, and what a change is called. Programs that changed: tests/test_changed_programs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surefoot.checkpoint.changes import change_names, find_changes, refuse_changes
+from surefoot.errors import CheckpointError
+
+
+def taken(**changes: Any) -> dict[str, Any]:
+    machine = {"torch": "2", "device": "cpu", "hardware": "x", "deterministic": False, "threads": 1}
+    sources = {name: {f"{name}()": "a"} for name in ("loss", "model", "collate", "data", "optimizer")}
+    plain: dict[str, Any] = {"machine": machine, "format": "fp32", "samples": {"sample 0": "a"}, "splits": {}}
+    plain |= {
+        "micro_batch": {"sha256": "a", "count": 2},
+        "loss": "1.0",
+        "draws": False,
+        "failed": False,
+        "sources": sources,
+        "accepted": [],
+    }
+    return plain | changes
+
+
+ELSEWHERE = taken()["machine"] | {"threads": 4}
+GPU = taken()["machine"] | {"device": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("now", "refused"),
+    [
+        ({}, []),
+        ({"loss": "1.0000001"}, [("loss",)]),
+        ({"loss": "nan"}, [("loss",)]),
+        ({"loss": "1.00001", "machine": ELSEWHERE}, []),
+        ({"loss": "1.001", "machine": ELSEWHERE}, [("loss",)]),
+        ({"loss": "1.001", "machine": ELSEWHERE, "format": "bf16"}, []),
+        ({"loss": "1.1", "machine": ELSEWHERE, "format": "bf16"}, [("loss",)]),
+        ({"samples": {"sample 0": "b"}, "micro_batch": {"sha256": "b", "count": 2}, "machine": ELSEWHERE}, []),
+        ({"loss": "2.0", "machine": GPU, "draws": True}, []),
+        ({"loss": "2.0", "machine": GPU}, [("loss",)]),
+        ({"samples": {"sample 0": "b"}}, [("data",)]),
+        (
+            {"samples": {"sample 0": "b", "sample 1": "b"}, "micro_batch": {"sha256": "b", "count": 2}, "loss": "7"},
+            [("data",)],
+        ),
+        ({"micro_batch": {"sha256": "b", "count": 2}}, [("collate",)]),
+        ({"micro_batch": {"sha256": "b", "count": 2}, "sources": taken()["sources"] | {"collate": {}}}, [("collate",)]),
+        ({"sources": taken()["sources"] | {"optimizer": {}}}, [("optimizer",)]),
+        ({"loss": "2.0", "sources": taken()["sources"] | {"loss": {}, "model": {}}}, [("loss", "model")]),
+        ({"loss": None, "sources": taken()["sources"] | {"loss": {}}}, [("loss",)]),
+        (
+            {"loss": None, "failed": True, "sources": taken()["sources"] | {"loss": {}}},
+            [],
+        ),  # the step says why it fails
+    ],
+)
+def test_bits_are_compared_on_the_same_machine_and_losses_to_rounding_on_another(
+    now: dict[str, Any], refused: list[tuple[str, ...]]
+) -> None:
+    assert [change.names for change in find_changes(taken(), taken(**now))[0]] == refused
+
+
+def test_a_change_of_two_names_is_accepted_by_both_of_them() -> None:
+    changes, _ = find_changes(taken(), taken(loss="2.0", sources=taken()["sources"] | {"loss": {}, "model": {}}))
+    with pytest.raises(CheckpointError, match='accept_change="loss,model"'):
+        refuse_changes(changes, accepted=("loss",), where="step-00000004")
+    refuse_changes(changes, accepted=("loss", "model"), where="step-00000004")
+
+
+def test_on_a_gpu_without_deterministic_kernels_a_loss_is_compared_to_rounding() -> None:
+    found = [find_changes(taken(machine=GPU), taken(machine=GPU, loss=loss))[0] for loss in ("1.00001", "1.001")]
+    assert [len(changes) for changes in found] == [0, 1]
+
+
+def test_a_loss_that_was_not_finite_and_still_is_not_is_the_same() -> None:
+    assert find_changes(taken(loss="nan"), taken(loss="nan")) == ([], [])
+
+
+def test_names_of_changes_are_text_or_a_list() -> None:
+    assert change_names("loss,data") == change_names(["loss", "data"]) == ("loss", "data")
