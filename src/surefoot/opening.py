@@ -66,6 +66,7 @@ def _begun(before: Parts) -> Opened:
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
     now = _begun(before)
     parts = now.parts
+    snapshot.refuse_lossy(parts.state)
     if parts.world.is_main:
         directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
         for name, held in parts.files.items():

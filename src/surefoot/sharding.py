@@ -6,6 +6,7 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,6 +14,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,24 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
     local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
     start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
     return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)
+
+
+def saved_state(model: nn.Module) -> dict[str, Any]:
+    """What a model's own `state_dict` gives, with the tensors as they lie in it; an own one may take no arguments."""
+    try:
+        inspect.signature(model.state_dict).bind(keep_vars=True)
+    except TypeError:
+        return model.state_dict()
+    return model.state_dict(keep_vars=True)
+
+
+def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor by its name; of one that wraps others, as quantised weights do, those: NAME.ATTRIBUTE."""
+    wrapper: Any = tensor
+    if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
+        return {name: tensor}
+    parts = [plain_tensors(f"{name}.{part}", getattr(wrapper, part)) for part in wrapper.__tensor_flatten__()[0]]
+    return {inner: each for named in parts for inner, each in named.items()}
 
 
 def class_name(model: nn.Module) -> str:
