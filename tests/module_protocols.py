@@ -5,6 +5,7 @@ Each is a network of `WIDTH` features; all of it is trained but what `frozen` sa
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 WIDTH = 6
+
+
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are of one type and shape and have the same bytes."""
+    same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
+    numbers = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return same_kind and torch.equal(*numbers)
 
 
 class TwoKeys(nn.Module):
@@ -121,7 +129,10 @@ class Renaming(nn.Linear):
         super().__init__(WIDTH, WIDTH)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "kernel"], destination[prefix + "offset"] = self.weight.detach() * 1, self.bias.detach() * 1
+        destination[prefix + "kernel"], destination[prefix + "offset"] = (
+            self.weight.detach() * 1,
+            self.bias.detach() * 1,
+        )
 
     def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
         with torch.no_grad():
@@ -238,7 +249,9 @@ LAYERS: dict[str, Any] = {
 
 def network(kind: str) -> nn.Module:
     """A network with a layer of that kind, and a head."""
-    return Wrapper() if kind == "a wrapper" else nn.Sequential(LAYERS[kind](), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the old weight norm
+        return Wrapper() if kind == "a wrapper" else nn.Sequential(LAYERS[kind](), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
 KINDS = [*LAYERS, "a wrapper"]

@@ -29,7 +29,7 @@ from surefoot.sharding import Rows, held_of, name_of, plain_tensors, rows_of, ro
 
 Saved = Mapping[str, Tensor | Stored]
 _OWN = "own"  # among an optimizer's plain state, whose other names have a slash
-_EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
+EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
 
 
 class ModelState(NamedTuple):
@@ -101,7 +101,7 @@ def give_back(
 
     def read(name: str, live: Tensor, rows: Rows | None) -> Tensor:
         tensor = taken(saved[name], None if own_rows else rows)
-        return tensor if name.endswith(_EXTRA) else tensor.to(live.dtype)
+        return tensor if name.endswith(EXTRA) else tensor.to(live.dtype)
 
     with torch.no_grad():
         given = saved_state(model)
@@ -147,7 +147,8 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     """
     live = live_state(model)[0]
     saved = {id(each) for each in live.values()}
-    apart = {key: each for key, each in model.named_parameters() if id(each) not in saved and each.is_floating_point()}
+    parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
+    apart = {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}
     if not apart:
         return
     parameters, own = [held_of(each)[0].detach() for each in apart.values()], model_tensors(model)
@@ -300,4 +301,4 @@ def _named(state: ModelState) -> dict[str, Tensor | Stored]:
 
 
 def _of_fixed_shape(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(_EXTRA))}
+    return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

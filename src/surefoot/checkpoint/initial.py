@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surefoot.checkpoint import agreed
-from surefoot.checkpoint.contents import ModelState, Saved, give_back, live_state, taken
+from surefoot.checkpoint.contents import EXTRA, ModelState, Saved, give_back, live_state, taken
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2
 from surefoot.checkpoint.manifest import MANIFEST
@@ -44,9 +44,9 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
         live, fitting = states[name], dict[str, Tensor | Stored]()
         for saved_name, tensor in sources.get(name, {}).items():
             own = _own_name(saved_name, live)
-            if own is None:
+            if own is None or own.startswith("extra/"):  # state of a module that is not one tensor
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
-            elif live[own].shape != tensor.shape:
+            elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
             elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
                 rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
