@@ -21,6 +21,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.precision import Precision
 from surefoot.seeding import untouched
+from surefoot.sharding import extra_states
 from surefoot.world import World
 
 _SHOWN = 3
@@ -118,6 +119,7 @@ def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
     values = [(held, held.detach().to("cpu", copy=True)) for held in every]  # there is room for one model on the device
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     modes = [(part, part.training) for part in parts]
+    extras = [each for model in models.values() for each in extra_states(model)]
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -134,6 +136,8 @@ def _unchanged(models: Mapping[str, nn.Module]) -> Iterator[None]:
             parameter.grad = gradient
         for part, training in modes:
             part.training = training
+        for part, extra in extras:
+            part.set_extra_state(extra)
 
 
 def _eagerly() -> AbstractContextManager[Any]:

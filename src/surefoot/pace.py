@@ -23,6 +23,7 @@ from surefoot.optimizers.gradients import clear
 from surefoot.parallel import Alone
 from surefoot.parts import Parts
 from surefoot.seeding import untouched
+from surefoot.sharding import extra_states
 
 _WORTH_ASKING = 100_000  # parameters: of a smaller model's pass too little is multiplication for casts to pay
 _WORTH_IT = 1.2  # so many times as fast must bf16 be, since it costs digits
@@ -65,12 +66,15 @@ def make_ready(parts: Parts) -> None:
     micro_batch = parts.supply.first(parts.state.step)
     if any(parts.world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
+    before = [each for model in parts.state.models.values() for each in extra_states(model)]
     with untouched(), parts.numerics(), warnings.catch_warnings():
         # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(parts.state.step, [replace(micro_batch, count=0)], parts.task, parts.state))
     clear(parts.state.parameters)
     parts.state.buffers.undo()
+    for module, extra in before:
+        module.set_extra_state(extra)
 
 
 def settle_precision(parts: Parts) -> str | None:

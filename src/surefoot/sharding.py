@@ -6,6 +6,7 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -115,6 +116,12 @@ def saved_state(model: nn.Module) -> dict[str, Any]:
     except TypeError:
         return model.state_dict()
     return model.state_dict(keep_vars=True)
+
+
+def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """The modules that keep state by `get_extra_state`, each with a copy of it, for their `set_extra_state`."""
+    own = [part for part in model.modules() if type(part).set_extra_state is not nn.Module.set_extra_state]
+    return [(part, copy.deepcopy(part.get_extra_state())) for part in own]
 
 
 def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:

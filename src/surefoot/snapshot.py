@@ -146,7 +146,9 @@ def _divided(
         for name, each in named.items():
             if (each.start, each.stop) != bounds(each.shape[0], place, count):
                 raise CheckpointError(
-                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows"
+                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows\n"
+                    "  each rank saves the rows that it holds of a parameter\n"
+                    "  let the module's state_dict hold parameters as they are, or use parallel='ddp' (--parallel ddp)"
                 )
     whole = {file: {name: each for name, each in held[file].items() if name not in rows[file]} for file in held}
     if lying.replica > 0:

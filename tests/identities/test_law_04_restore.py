@@ -242,7 +242,7 @@ def test_extra_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> 
         def get_extra_state(self) -> Any:
             return {"set": {1, 2}}
 
-    with pytest.raises(CheckpointError, match="extra/_extra_state/set.*a set is neither a tensor nor JSON") as problem:
+    with pytest.raises(CheckpointError, match=r"extra/_extra_state/set.*a set is neither a tensor nor JSON") as problem:
         build(tmp_path / "run", lambda: Odd(WIDTH, WIDTH)).train()
     assert len(str(problem.value).splitlines()) == 3
 
@@ -277,7 +277,7 @@ class Lookahead(torch.optim.SGD):
 
     def state_dict(self) -> Any:
         return super().state_dict() | {
-            "slow": {index: each for index, each in enumerate(self.slow)},
+            "slow": dict(enumerate(self.slow)),
             "steps": self.steps,
         }
 

@@ -5,6 +5,7 @@ Objects that a user keeps are saved so, and what modules and optimizers save in 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +34,10 @@ def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     for name, held in objects.items():
         state = held.state_dict() if isinstance(held, Stateful) else held
         state = held.get_state() if isinstance(held, torch.Generator) else state
+        if metrics := _metrics_in(
+            held
+        ):  # whose state_dict leaves out how often they were updated, and most of their state
+            state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
         if not isinstance(state, Tensor | dict | list):
             raise CheckpointError(
                 f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, torch.Generator, or object with"
@@ -134,6 +139,12 @@ def _load_state(held: Any, saved: Any) -> None:
     if isinstance(held, torch.Generator):
         held.set_state(saved)
     elif isinstance(held, Stateful):
+        metrics = _metrics_in(held)
+        for metric, (state, updates) in zip(metrics, saved["metrics"] if metrics else (), strict=True):
+            for key, value in state.items():
+                setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
+            metric._update_count, metric._computed = updates, None
+        saved = saved["module"] if metrics else saved
         if isinstance(
             held, nn.Module
         ):  # its own has the versions of its parts, without which it takes them for old ones
@@ -150,3 +161,10 @@ def _load_state(held: Any, saved: Any) -> None:
         held.update(saved)
     else:
         held[:] = saved
+
+
+def _metrics_in(held: Any) -> list[Any]:
+    """The metrics of torchmetrics in a module; nobody has one who has not imported it."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    modules = held.modules() if torchmetrics is not None and isinstance(held, nn.Module) else ()
+    return [each for each in modules if torchmetrics is not None and isinstance(each, torchmetrics.Metric)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError, first_line
+from surefoot.sharding import extra_states
 
 
 class Averages(Protocol):
@@ -69,7 +70,5 @@ def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
     held = dict(twin.named_buffers())
     for name, buffer in live.named_buffers():
         held[name].detach().copy_(buffer.detach())
-    own_set = nn.Module.set_extra_state
-    for module, own in zip(live.modules(), twin.modules(), strict=True):
-        if type(module).set_extra_state is not own_set:
-            own.set_extra_state(copy.deepcopy(module.get_extra_state()))
+    for (_, extra), (module, _) in zip(extra_states(live), extra_states(twin), strict=True):
+        module.set_extra_state(extra)
