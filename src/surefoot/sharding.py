@@ -111,17 +111,19 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
 
 def saved_state(model: nn.Module) -> dict[str, Any]:
     """What a model's own `state_dict` gives, with the tensors as they lie in it; an own one may take no arguments."""
-    try:
-        inspect.signature(model.state_dict).bind(keep_vars=True)
-    except TypeError:
-        return model.state_dict()
-    return model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        try:
+            inspect.signature(model.state_dict).bind(keep_vars=True)
+        except TypeError:
+            return model.state_dict()
+        return model.state_dict(keep_vars=True)
 
 
 def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
     """The modules that keep state by `get_extra_state`, each with a copy of it, for their `set_extra_state`."""
-    own = [part for part in model.modules() if type(part).set_extra_state is not nn.Module.set_extra_state]
-    return [(part, copy.deepcopy(part.get_extra_state())) for part in own]
+    own = [part for part in model.modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
+    both = [part for part in own if type(part).set_extra_state is not nn.Module.set_extra_state]
+    return [(part, copy.deepcopy(part.get_extra_state())) for part in both]
 
 
 def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:

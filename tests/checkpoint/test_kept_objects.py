@@ -177,6 +177,7 @@ def test_schedulers_of_torch_go_on_as_if_left_alone(kind: str, tmp_path: Path) -
     assert back.scheduler.optimizer.param_groups[0]["lr"] == first.scheduler.optimizer.param_groups[0]["lr"]
 
 
+@pytest.mark.slow
 def test_metrics_go_on_with_state_that_their_state_dict_leaves_out(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is no part of this installation")
 
@@ -228,7 +229,7 @@ def test_an_object_that_does_not_take_its_state_back_is_refused_in_three_lines(
 ) -> None:
     first = Forgets(tensor=tensor)
     first.first = first.second = 1.5
-    with pytest.raises(CheckpointError, match="'x'.* did not take its saved state back") as problem:
+    with pytest.raises(CheckpointError, match=r"'x'.* did not take its saved state back") as problem:
         kept_and_back(tmp_path / "run", first, Forgets(tensor=tensor, wrong=wrong))
     assert named in str(problem.value)
     assert len(str(problem.value).splitlines()) == 3

@@ -37,6 +37,13 @@ def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> s
     )
 
 
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """A pretrained base: the same weights in every process."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return build()
+
+
 def goes_on(model: Callable[[], nn.Module], out: Path) -> None:
     """Stopped and resumed it ends as it does when left alone, and its weights can be used, in other models as built anew."""
     whole = build(None, model)
@@ -58,8 +65,8 @@ def test_layers_of_4_bits(tmp_path: Path) -> None:
     bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is no part of this installation")
 
     def model() -> nn.Module:
-        base = bnb.nn.Linear4bit(WIDTH, WIDTH, compute_dtype=torch.float32, quant_type="nf4").requires_grad_(False)
-        return nn.Sequential(base.to("cpu"), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        base = seeded(lambda: bnb.nn.Linear4bit(WIDTH, WIDTH, compute_dtype=torch.float32, quant_type="nf4"))
+        return nn.Sequential(base.requires_grad_(False).to("cpu"), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
     goes_on(model, tmp_path / "run")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +21,8 @@ from module_protocols import KINDS, WIDTH, Cloning, equal_bits, network
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import CheckpointError
 
+FEW = ("two keys for one weight", "clones", "extra state: nested", "a wrapper")
+SLOW = [pytest.param(kind, marks=[] if kind in FEW else pytest.mark.slow) for kind in KINDS]
 INPUTS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(3))
 TARGETS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(4))
 
@@ -81,7 +84,7 @@ def test_what_would_be_saved_right_after_a_restore_is_what_was_read(kind: str, t
     assert unlike(what_is_saved(again), saved) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW)
 def test_a_run_stopped_and_resumed_is_the_one_that_was_left_alone(kind: str, tmp_path: Path) -> None:
     whole = build(None, lambda: network(kind))
     whole.train()
@@ -94,7 +97,7 @@ def test_a_run_stopped_and_resumed_is_the_one_that_was_left_alone(kind: str, tmp
     assert equal_bits(*outputs)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "the old weight norm"])
+@pytest.mark.parametrize("kind", [kind for kind in SLOW if kind.values != ("the old weight norm",)])
 def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tmp_path: Path) -> None:
     settings = {"ema": 0.5}
     first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps", **settings)
@@ -110,7 +113,7 @@ def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tm
     assert equal_bits(loaded(INPUTS), twins[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW)
 def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) -> None:
     trained = build(tmp_path / "run", lambda: network(kind))
     trained.train()
@@ -125,7 +128,7 @@ def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) ->
         assert equal_bits(started.state.models["model"].eval()(INPUTS), outputs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW)
 def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_again(
     kind: str, tmp_path: Path
 ) -> None:
@@ -313,3 +316,21 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="Careless did not take back") as problem:
         build(tmp_path / "run", **settings).train()
     assert len(str(problem.value).splitlines()) == 3
+
+
+# --- what restores besides -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["extra state: nested", pytest.param("two keys for one weight", marks=pytest.mark.slow)]
+)
+def test_such_a_run_is_verified_and_exported(kind: str, tmp_path: Path) -> None:
+    run = build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep=5, log_every="1 steps")
+    run.train()
+    verdict = sf.verify(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep=5))
+    assert verdict.sound, str(verdict)
+    sf.export(tmp_path / "run", tmp_path / "weights")
+    weights = load_file(tmp_path / "weights" / "model.safetensors")
+    state = run.state.models["model"].state_dict()
+    assert weights.keys() == {name for name, each in state.items() if isinstance(each, Tensor)}
+    assert all(equal_bits(weights[name], state[name]) for name in weights)

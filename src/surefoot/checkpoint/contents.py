@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.compare import shortened, tensor_differences
-from surefoot.checkpoint.nested_state import (
-    Named,
-    copied,
-    first_difference,
-    join_state,
-    kept_state,
-    split_state,
-)
+from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state, split_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.errors import CheckpointError, first_line
 from surefoot.optimizers.flat import APART
@@ -81,7 +74,7 @@ def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[
 
     Returns the check of `give_back`.
     """
-    problems = tensor_differences(_of_fixed_shape(_named(state)), _of_fixed_shape(live_state(model)[0]))
+    problems = tensor_differences(of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0]))
     if problems:
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
     return give_back(model, state, where=where)
@@ -145,7 +138,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
 
     Only those are tried that state_dict does not give as they are: filled with other numbers they are saved and loaded.
     """
-    live = live_state(model)[0]
+    live = live_state(model)[0]  # which keeps ids from being used again
     saved = {id(each) for each in live.values()}
     parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
     apart = {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}
@@ -158,13 +151,8 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     tried, filled = model_tensors(model), [each.clone() for each in parameters]
     torch._foreach_zero_(parameters)
     give_back(model, tried, where=name, own_rows=True)
-    lost = [
-        key
-        for key, each, other in zip(
-            apart, parameters, filled, strict=True
-        )  # a frozen one may not be saved: it is built again
-        if not equal_bits(each, other) and (key in trained or each.any())
-    ]
+    compared = zip(apart, parameters, filled, strict=True)  # a frozen one may not be saved: it is built again
+    lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
     torch._foreach_copy_(parameters, before)
     give_back(model, own, where=name, own_rows=True)
     torch._foreach_copy_(parameters, before)
@@ -300,5 +288,6 @@ def _named(state: ModelState) -> dict[str, Tensor | Stored]:
     return {**state.tensors, **{alias: state.tensors[name] for alias, name in state.aliases.items()}}
 
 
-def _of_fixed_shape(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def of_fixed_shape(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a model without state of its modules' own (`get_extra_state`), which may grow."""
     return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}
