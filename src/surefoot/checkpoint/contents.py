@@ -155,7 +155,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
     torch._foreach_copy_(parameters, before)
     give_back(model, own, where=name, own_rows=True)
-    torch._foreach_copy_(parameters, before)
+    lost += [key for key, now, then in zip(apart, parameters, before, strict=True) if not equal_bits(now, then)]
     if lost:
         raise CheckpointError(
             f"{name}: {lost[0]} would not come back, to the bit, from what the model's state_dict saves\n"
