@@ -64,7 +64,8 @@ def export(
     out = run / "export" if out is None else local_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     found, file, damaged = _found(Store(run / "checkpoints"), str(checkpoint), weights, model)
-    held = {name: tensor for name, tensor in found.files[file].items() if isinstance(tensor, Stored)}
+    tensors_of_model = {name: each for name, each in found.files[file].items() if not name.startswith("extra/")}
+    held = {name: tensor for name, tensor in tensors_of_model.items() if isinstance(tensor, Stored)}
     aliases: Mapping[str, str] = found.state.get("aliases", {}).get(model, {})
     settings = None
     if layout == "gpt2":

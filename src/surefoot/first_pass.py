@@ -27,7 +27,7 @@ from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.parallel import Alone
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators, untouched
-from surefoot.sharding import held_of, holders
+from surefoot.sharding import extra_states, held_of, holders
 from surefoot.watching import UNWATCHED
 from surefoot.watching import Watch as StepWatch
 from surefoot.world import World
@@ -232,6 +232,7 @@ def _unchanged(
     every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
     modes = [(part, part.training) for part in parts]
+    extras = [each for model in models.values() for each in extra_states(model)]
     for parameter in every:
         parameter.grad = None
     before = Observation(models, loss, user_state=user_state, with_weights=True)
@@ -251,6 +252,8 @@ def _unchanged(
         for parameter, trained, gradient in flags:
             parameter.requires_grad_(trained)
             parameter.grad = gradient
+        for part, extra in extras:
+            part.set_extra_state(extra)
 
 
 def _eagerly() -> AbstractContextManager[Any]:

@@ -111,6 +111,7 @@ def _state_check(parts: Parts) -> StateCheck | None:
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
     now = _begun(before)
+    snapshot.refuse_lossy(now.parts.state)
     parts = replace(now.parts, fingerprints=_fingerprints(now.parts, at_beginning=True))
     if unknown := parts.fingerprints["not_looked_into"]:
         parts.say(

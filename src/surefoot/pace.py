@@ -24,6 +24,7 @@ from surefoot.optimizers.gradients import clear
 from surefoot.parallel import Alone
 from surefoot.parts import Parts
 from surefoot.seeding import untouched
+from surefoot.sharding import extra_states
 
 _WORTH_ASKING = 100_000  # parameters: of a smaller model's pass too little is multiplication for casts to pay
 _WORTH_IT = 1.2  # so many times as fast must bf16 be, since it costs digits
@@ -67,6 +68,7 @@ def make_ready(parts: Parts) -> None:
     if any(parts.world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
     before = Observation(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects)
+    extras = [each for model in parts.state.models.values() for each in extra_states(model)]
     with untouched(), parts.numerics(), warnings.catch_warnings():
         # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -74,6 +76,8 @@ def make_ready(parts: Parts) -> None:
     before.put_back()
     clear(parts.state.parameters)
     parts.state.buffers.undo()
+    for module, extra in extras:
+        module.set_extra_state(extra)
 
 
 def settle_precision(parts: Parts) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surefoot.durations import Every
 from surefoot.errors import DivergedError
-from surefoot.sharding import held_of
+from surefoot.sharding import held_of, plain_tensors, saved_state
 from surefoot.world import World
 
 _AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
@@ -71,7 +71,8 @@ def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     """Checksums by what they are of: "" for what every rank holds whole, else which part of the tensors this rank has."""
     held: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
-        for name, tensor in module.state_dict(keep_vars=True).items():
+        saved = [plain_tensors(key, each) for key, each in saved_state(module).items() if isinstance(each, Tensor)]
+        for name, tensor in [pair for named in saved for pair in named.items()]:
             local, rows = held_of(tensor)
             place = "" if rows is None else f"part {rows.group.rank()}"
             held.setdefault(place, {})[name if len(models) == 1 else f"{model}: {name}"] = local

@@ -381,8 +381,9 @@ class Run:
 
         Call it before the first step.
 
-        `held` is a tensor, a dictionary or list of JSON values and tensors, or has state_dict and load_state_dict. Returns it.
-        Of several processes all must keep it, and that of rank 0 is saved.
+        `held` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
+        metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
+        after a resume is not what was read. Of several processes all must keep it, and that of rank 0 is saved.
         """
         self.parts.whole.kept.add(name, held)
         return held

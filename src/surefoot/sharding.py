@@ -6,6 +6,8 @@ gradient and the update needs to know of sharding but what looks at more than on
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,6 +15,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,32 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
     local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
     start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
     return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)
+
+
+def saved_state(model: nn.Module) -> dict[str, Any]:
+    """What a model's own `state_dict` gives, with the tensors as they lie in it; an own one may take no arguments."""
+    with torch.no_grad():
+        try:
+            inspect.signature(model.state_dict).bind(keep_vars=True)
+        except TypeError:
+            return model.state_dict()
+        return model.state_dict(keep_vars=True)
+
+
+def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """The modules that keep state by `get_extra_state`, each with a copy of it, for their `set_extra_state`."""
+    own = [part for part in model.modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
+    both = [part for part in own if type(part).set_extra_state is not nn.Module.set_extra_state]
+    return [(part, copy.deepcopy(part.get_extra_state())) for part in both]
+
+
+def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor by its name; of one that wraps others, as quantised weights do, those: NAME.ATTRIBUTE."""
+    wrapper: Any = tensor
+    if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
+        return {name: tensor}
+    parts = [plain_tensors(f"{name}.{part}", getattr(wrapper, part)) for part in wrapper.__tensor_flatten__()[0]]
+    return {inner: each for named in parts for inner, each in named.items()}
 
 
 def class_name(model: nn.Module) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from surefoot.checkpoint import contents
 from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
 from surefoot.checkpoint.pieces import Pieces, bounds
 from surefoot.clock import Clock
 from surefoot.errors import CheckpointError
@@ -53,8 +54,8 @@ class Kept:
         """Keep an object from now on; it is put back as it was saved, where it was."""
         self.objects[name] = held
         if name in self.unclaimed:
-            contents.restore_kept(held, self.tensors, self.unclaimed.pop(name), name=name)
-        contents.kept_state({name: held})  # what cannot be saved is refused here, not at the first save
+            restore_kept(held, self.tensors, self.unclaimed.pop(name), name=name)
+        kept_state({name: held})  # what cannot be saved is refused here, not at the first save
 
     def refuse_unclaimed(self) -> None:
         """Raise `CheckpointError` where something saved was not asked for: it would be lost with the next checkpoint."""
@@ -86,16 +87,16 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
     """
     state = whole.state
-    held: dict[str, dict[str, Tensor]] = {}  # by file
-    rows: dict[str, dict[str, Rows]] = {}
-    aliases: dict[str, dict[str, str]] = {}
+    held: dict[str, Mapping[str, Tensor]] = {}  # by file
+    rows: dict[str, Mapping[str, Rows]] = {}
+    models: dict[str, contents.ModelState] = {}
     optimizer: dict[str, Any] = {}
     for name, average in state.averages.items():
         average.refresh(state.models[name])
-    twins = {file_name("ema", name): average.model for name, average in state.averages.items()}
-    for file, model in ({file_name("model", name): model for name, model in state.models.items()} | twins).items():
-        held[file], aliases[file] = contents.model_tensors(model, whole=main)
-        rows[file] = contents.model_rows(model)
+    for kind, name, model in _models(state):
+        file = file_name(kind, name)
+        models[file] = contents.model_tensors(model, whole=main)
+        held[file], rows[file] = models[file].tensors, models[file].rows
     for name, trained in state.trained.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
         held[file], optimizer[name] = contents.optimizer_tensors(trained.optimizer, names, whole=main)
@@ -108,15 +109,18 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     for name, trained in state.trained.items():
         loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
         loose |= {f"clipping/{name}/{key}": kept for key, kept in trained.clipping.remembered.items()}
-    tensors, kept = contents.kept_state(whole.kept.objects)
+    tensors, kept = kept_state(whole.kept.objects)
     loose |= {f"kept/{name}": each for name, each in tensors.items()}
+    tensors, optimizer = kept_state(optimizer)
+    loose |= {f"optimizer/{name}": each for name, each in tensors.items()}
     groups = {name: contents.group_numbers(trained.optimizer) for name, trained in state.trained.items()}
-    tensors, numbers = contents.kept_state(groups)
+    tensors, numbers = kept_state(groups)
     loose |= {f"groups/{name}": each for name, each in tensors.items()}
-    files["state"] = {name: contents.copied(each) for name, each in loose.items()}
+    files["state"] = {name: copied(each) for name, each in loose.items()}
     plain = {
         **facts,
-        "aliases": {name: aliases[file_name("model", name)] for name in state.models},
+        "aliases": {name: models[file_name("model", name)].aliases for name in state.models},
+        "extra": {file: each.extra for file, each in models.items()},
         "optimizer": optimizer,
         "groups": numbers,
         "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
@@ -133,7 +137,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
 
 
 def _divided(
-    held: Mapping[str, dict[str, Tensor]], rows: Mapping[str, dict[str, Rows]]
+    held: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
 ) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
     """What every rank has, and this rank's rows of all else; none on a rank whose rows another one saves."""
     lying = next((each for named in rows.values() for each in named.values()), None)
@@ -144,7 +148,9 @@ def _divided(
         for name, each in named.items():
             if (each.start, each.stop) != bounds(each.shape[0], place, count):
                 raise CheckpointError(
-                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows"
+                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows\n"
+                    "  each rank saves the rows that it holds of a parameter\n"
+                    "  let the module's state_dict hold parameters as they are, or use parallel='ddp' (--parallel ddp)"
                 )
     whole = {file: {name: each for name, each in held[file].items() if name not in rows[file]} for file in held}
     if lying.replica > 0:
@@ -168,24 +174,23 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
             f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
         )
     loose = found.tensors("state")
+    checks = _load_models(state, found, where=where)
     for name, model in state.models.items():
-        contents.load_model(model, found.files[file_name("model", name)], found.state["aliases"][name], where=where)
         evaluating = set(found.state["evaluating"][name])
         for part, module in model.named_modules():
             module.training = part not in evaluating
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])
-        contents.load_optimizer(trained.optimizer, tensors, found.state["optimizer"][name], names)
+        plain = join_state(found.state["optimizer"][name], _under("optimizer/", loose))
+        contents.load_optimizer(trained.optimizer, tensors, plain, names)
         contents.load_group_numbers(trained.optimizer, found.state["groups"][name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         remembered = _under(f"clipping/{name}/", loose)
         trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered.items()}
-    for name, average in state.averages.items():
-        contents.load_model(
-            average.model, found.files[file_name("ema", name)], found.state["aliases"][name], where=where
-        )
+    for check in checks:
+        check()
     whole.precision.load_tensors(_under("precision/", loose))
     whole.meter.load_tensors(_under("meter/", loose))
     if not main:  # what was logged on any rank is rank 0's from then on
@@ -222,7 +227,7 @@ def load_weights(model: nn.Module, found: Contents, *, name: str = "model", devi
     file = averaged if averaged in found.files else file_name("model", name)
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
-    contents.load_model(model, found.files[file], found.state["aliases"].get(name, {}), where=f"step {found.step}")
+    contents.load_model(model, _model_state(found, file, name), where=f"step {found.step}")()
     model.to(device_called(device)).eval()
 
 
@@ -231,16 +236,58 @@ def weights_of(state: State, found: Contents) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
     for name, average in state.averages.items():
         average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
-    held = {file_name("model", name): model for name, model in state.models.items()}
-    held |= {file_name("ema", name): average.model for name, average in state.averages.items()}
-    own = {file: contents.model_tensors(model) for file, model in held.items()}
+    own = [(kind, name, model, contents.model_tensors(model)) for kind, name, model in _models(state)]
     try:
-        for file, model in held.items():
-            contents.load_model(model, found.files[file], own[file][1], where=f"step {found.step}")
+        loaded = [
+            contents.load_model(model, _model_state(found, file_name(kind, name), name), where=f"step {found.step}")
+            for kind, name, model, _ in own
+        ]
+        for check in loaded:
+            check()
         yield
     finally:
-        for file, model in held.items():
-            contents.put_back(model, own[file][0])
+        where = f"step {state.step}, after step {found.step} was scored"
+        for check in [contents.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
+            check()
+
+
+def refuse_lossy(state: State) -> None:
+    """Raise `CheckpointError` where a trained parameter, or its average, would not come back from a checkpoint."""
+    for kind, name, model in _models(state):
+        contents.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
+
+
+def _load_models(state: State, found: Contents, *, where: str) -> list[Callable[[], None]]:
+    """Load the models and their averages; what checks, when all is loaded, that they would save the same again."""
+    checks = []
+    for kind, name, model in _models(state):
+        trained, before = _trained(state.models[name]), dict(model.named_parameters())
+        checks.append(contents.load_model(model, _model_state(found, file_name(kind, name), name), where=where))
+        now = dict(model.named_parameters())
+        replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
+        if replaced is not None:
+            raise CheckpointError(
+                f"{where}: when it was loaded, {type(model).__name__} put another parameter in the place of {replaced}\n"
+                "  the optimizer would train the old one, which nothing uses any more\n"
+                "  let its load_state_dict copy into the parameter that is there"
+            )
+    return checks
+
+
+def _models(state: State) -> list[tuple[str, str, nn.Module]]:
+    """All that is saved as a model: the kind of file, the name, the module."""
+    models = [("model", name, model) for name, model in state.models.items()]
+    return models + [("ema", name, average.model) for name, average in state.averages.items()]
+
+
+def _trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _model_state(found: Contents, file: str, name: str) -> contents.ModelState:
+    """What a checkpoint holds of a model."""
+    extra = found.state.get("extra", {}).get(file, {})
+    return contents.ModelState(found.files[file], found.state["aliases"].get(name, {}), extra)
 
 
 def file_name(kind: str, name: str) -> str:

@@ -58,3 +58,30 @@ def test_more_than_there_are_is_refused_and_says_how_many_there_are(count: int, 
     store = trained(tmp_path / "run")
     with pytest.raises(sf.CheckpointError, match=r"of steps above 0 there are \d"):
         averaged(store, count)
+
+
+def saved(directory: Path, *each: dict[str, torch.Tensor]) -> Store:
+    store = Store(directory, keep=len(each))
+    for step, tensors in enumerate(each, start=1):
+        store.save(sf.checkpoint.Contents(step, {"model": tensors}))
+    return store
+
+
+def test_state_of_a_modules_own_is_the_newest_one_and_is_not_averaged(tmp_path: Path) -> None:
+    """It may grow, and holds what has no mean."""
+    first = {"weight": torch.zeros(2), "_extra_state": torch.ones(1), "extra/_extra_state/a": torch.ones(1)}
+    last = {"weight": torch.ones(2), "_extra_state": torch.zeros(2), "extra/_extra_state/a": torch.zeros(1)}
+    mean = averaged(saved(tmp_path, first, last), 2).tensors("model")
+    assert mean["weight"].tolist() == [0.5, 0.5]
+    assert mean["_extra_state"].tolist() == [0.0, 0.0]
+    assert mean["extra/_extra_state/a"].tolist() == [0.0]
+
+
+def test_codes_of_quantised_weights_that_changed_are_refused_and_equal_ones_are_not(tmp_path: Path) -> None:
+    """A mean of their scales would belong to no codes."""
+    codes = torch.arange(4, dtype=torch.int8)
+    first, last = ({"scale": torch.ones(1), "codes": each} for each in (codes, codes + 1))
+    assert torch.equal(averaged(saved(tmp_path / "same", first, first), 2).tensors("model")["codes"], codes)
+    with pytest.raises(sf.CheckpointError, match="codes of step 1 holds other codes of 8 bits") as problem:
+        averaged(saved(tmp_path / "other", first, last), 2)
+    assert len(str(problem.value).splitlines()) == 3

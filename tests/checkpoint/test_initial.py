@@ -98,7 +98,7 @@ def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None
         return model
 
     source, target = tied(), tied()
-    tensors, aliases = model_tensors(source)
+    tensors, aliases, *_ = model_tensors(source)
     Store(tmp_path / "checkpoints").save(Contents(1, {"model": tensors}, {"aliases": {"model": aliases}}))
     said = load_initial_weights({"model": target}, tmp_path, world=ALONE)
     assert row(said, "new") == []

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from surefoot.checkpoint import contents
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
@@ -19,9 +20,10 @@ from surefoot.errors import CheckpointError
 def averaged(store: Store, count: int) -> Contents:
     """The newest checkpoint with the mean weights of the `count` newest ones, step 0 not among them.
 
-    Averaged are models and their moving averages, summed in float64; whole numbers (a batch norm's count of batches) are the
-    newest one's. All else (optimizer, clock) is as in the newest, so it is for scoring and use, and not for going on.
-    Raises `CheckpointError` where there are not so many, or one is damaged, or they are not of one model.
+    Averaged are models and their moving averages, summed in float64; whole numbers (a batch norm's count of batches) and state
+    of a module's own (`get_extra_state`) are the newest one's. All else (optimizer, clock) is as in the newest, so it is for
+    scoring and use, and not for going on. Raises `CheckpointError` where there are not so many, or one is damaged, or they
+    are not of one model, or differ in codes of 8 bits (quantised weights).
     """
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:
@@ -32,12 +34,12 @@ def averaged(store: Store, count: int) -> Contents:
         )
     newest = store.at(steps[-1])
     weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
-    sums = {name: _wide(newest.tensors(name)) for name in weights}
+    sums = {name: _wide(contents.of_fixed_shape(newest.tensors(name))) for name in weights}
     for step in steps[:-1]:
         other = store.at(step, only=weights)
         for name in weights:
-            _add(sums[name], other.tensors(name), step=step)
-    means = {name: _narrowed(sums[name], newest.tensors(name), count) for name in weights}
+            _add(sums[name], contents.of_fixed_shape(other.tensors(name)), step=step)
+    means = {name: newest.tensors(name) | _narrowed(sums[name], newest.tensors(name), count) for name in weights}
     return replace(newest, files={**newest.files, **means})
 
 
@@ -57,6 +59,12 @@ def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -
     for name, total in sums.items():
         if total.is_floating_point():
             total.add_(tensors[name])
+        elif total.dtype in (torch.int8, torch.uint8) and not torch.equal(total, tensors[name]):
+            raise CheckpointError(
+                f"{name} of step {step} holds other codes of 8 bits than the newest: quantised weights have no mean\n"
+                "  their scales would be averaged, and belong to other codes\n"
+                "  use one checkpoint"
+            )
 
 
 def _narrowed(sums: dict[str, Tensor], like: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

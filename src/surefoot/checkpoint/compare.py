@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from surefoot.checkpoint.contents import shortened
+from torch import Tensor
+
+from surefoot.checkpoint.tensor_file import Stored
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules import Joined, Schedule
@@ -129,3 +131,24 @@ def refuse_another_length(
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
+
+
+def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, Tensor]) -> list[str]:
+    """One line for each name, shape or dtype in which two sets of tensors differ."""
+    problems = [
+        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
+    ]
+    problems += [
+        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
+    ]
+    for name in live:
+        if name in saved and saved[name].shape != live[name].shape:
+            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
+        elif name in saved and saved[name].dtype != live[name].dtype:
+            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
+    return problems
+
+
+def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
+    """The first few problems, and how many more there are."""
+    return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]

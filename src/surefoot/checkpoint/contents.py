@@ -1,84 +1,167 @@
 """Between live objects and the named tensors and JSON of a checkpoint. Nothing here writes a file.
 
 Where tensors lie over several ranks, each takes and gives back the rows that it holds; on disk every tensor is whole.
+A model and an optimizer save what their `state_dict` gives, and take it back through their `load_state_dict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from surefoot.checkpoint.tensor_file import Stored
-from surefoot.errors import CheckpointError
+from surefoot.checkpoint.compare import shortened, tensor_differences
+from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state, split_state
+from surefoot.checkpoint.tensor_file import Stored, equal_bits
+from surefoot.errors import CheckpointError, first_line
 from surefoot.optimizers.flat import APART
-from surefoot.sharding import Rows, held_of, name_of, rows_of, rows_of_state
+from surefoot.sharding import Rows, held_of, name_of, plain_tensors, rows_of, rows_of_state, saved_state
 
 Saved = Mapping[str, Tensor | Stored]
-Named = dict[str, Tensor]
+_OWN = "own"  # among an optimizer's plain state, whose other names have a slash
+EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that gives and takes its state: nested dictionaries and lists of tensors and JSON values."""
+class ModelState(NamedTuple):
+    """What a model saves: tensors by their first name, {alias: name} of tied ones, and what else is in its state_dict, as JSON."""
 
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...  # noqa: D102
+    tensors: Mapping[str, Any]  # in memory or on disk
+    aliases: Mapping[str, str]
+    extra: Mapping[str, Any]
+    rows: Mapping[str, Rows] = {}  # how those of `tensors` lie in the whole that lie over several ranks
 
 
-def model_tensors(model: nn.Module, *, whole: bool = True) -> tuple[Named, dict[str, str]]:
-    """Copies on the host of all parameters and persistent buffers, tied ones once, and {alias: name} for the others.
+def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
+    """The tensors that a model saves, as they lie in it, and what else is in its state_dict, as JSON (`split_state`)."""
+    tensors: Named = {}
+    extra: dict[str, Any] = {}
+    for name, value in saved_state(model).items():
+        if isinstance(value, Tensor):
+            tensors |= plain_tensors(name, value)
+        else:
+            extra[name] = split_state(f"extra/{name}", value, tensors)
+    return tensors, extra
+
+
+def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
+    """Copies on the host of all that a model saves, tied tensors once.
 
     Of what lies over several ranks these are this rank's rows; `whole` tells whether to copy also what each of them has.
     """
+    live, extra = live_state(model)
     tensors: Named = {}
     aliases: dict[str, str] = {}
+    lying: dict[str, Rows] = {}
     first: dict[int, str] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{name}: a module's extra state must be a tensor, this is {type(value).__name__}; use run.keep for it"
-            )
+    for name, value in live.items():
         if id(value) in first:
             aliases[name] = first[id(value)]
             continue
         first[id(value)] = name
         held, rows = held_of(value)
+        if rows is not None:
+            lying[name] = rows
         if whole or rows is not None:
             tensors[name] = copied(held)
-    return tensors, aliases
+    return ModelState(tensors, aliases, extra, lying)
 
 
-def model_rows(model: nn.Module) -> dict[str, Rows]:
-    """How those tensors of a model lie in the whole that lie over several ranks; tied ones once, by their first name."""
-    first: dict[int, tuple[str, Tensor]] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        first.setdefault(id(value), (name, value))
-    lying = {name: held_of(value)[1] for name, value in first.values()}
-    return {name: rows for name, rows in lying.items() if rows is not None}
+def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
+    """Put a model's state back from whole tensors; every name, shape and dtype must agree, or all differences are named.
 
-
-def load_model(model: nn.Module, tensors: Saved, aliases: Mapping[str, str], *, where: str) -> None:
-    """Put a model's tensors back from whole ones; every name, shape and dtype must agree, or all differences are named."""
-    live = model.state_dict(keep_vars=True)
-    saved = {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}
-    problems = tensor_differences(saved, live)
+    Returns the check of `give_back`.
+    """
+    problems = tensor_differences(of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0]))
     if problems:
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
-    with torch.no_grad():
-        for name, value in live.items():
-            held, rows = held_of(value)
-            held.copy_(taken(saved[name], rows))
+    return give_back(model, state, where=where)
 
 
-def put_back(model: nn.Module, tensors: Named) -> None:
-    """Give a model what `model_tensors` took of it, on the same rank."""
+def give_back(
+    model: nn.Module, state: ModelState, *, where: str, own_rows: bool = False, partial: bool = False
+) -> Callable[[], None]:
+    """Copy saved tensors to where they lie in a model, cast to its number formats, then hand all to its `load_state_dict`.
+
+    So rows go into their shard one tensor at a time, and protocols of modules (clones, two keys for one weight) are followed.
+    If `load_state_dict` refuses, as that of bitsandbytes does, the copies stand. `own_rows`: the tensors are `model_tensors`
+    of this rank; `partial`: they are not all. Returns a check, to be called when all else is loaded too, that raises
+    `CheckpointError` if the model would save anything else. It compares on the host, and costs a second reading.
+    """
+    saved, refusal = _named(state), ""
+
+    def read(name: str, live: Tensor, rows: Rows | None) -> Tensor:
+        tensor = taken(saved[name], None if own_rows else rows)
+        return tensor if name.endswith(EXTRA) else tensor.to(live.dtype)
+
     with torch.no_grad():
-        for name, value in model.state_dict(keep_vars=True).items():
-            if name in tensors:
-                held_of(value)[0].copy_(tensors[name])
+        given = saved_state(model)
+        for name, value in given.items():
+            if name in state.extra:
+                given[name] = join_state(state.extra[name], saved)
+            elif not isinstance(value, Tensor):
+                given[name] = taken(saved[name], None).clone() if name in saved else value
+            for inner, part in plain_tensors(name, value).items() if isinstance(value, Tensor) else ():
+                if inner in saved:
+                    held, rows = held_of(part)
+                    tensor = read(inner, held, rows)
+                    if (held.dtype, held.shape, 0 in held.stride()) == (tensor.dtype, tensor.shape, False):
+                        held.copy_(tensor)
+                    else:  # extra state of another shape, or numbers that stand for several
+                        given[name] = tensor.to(held.device, copy=True)
+        try:
+            model.load_state_dict(given)
+        except Exception as problem:
+            refusal = f" ({first_line(problem)})"
+
+    def check() -> None:
+        live, extra = live_state(model)
+        wrong = [] if partial else [name for name in {**saved, **live} if (name in saved) != (name in live)]
+        wrong += [name for name in state.extra if extra.get(name) != state.extra[name]]
+        for name in live.keys() & saved.keys():
+            held, rows = held_of(live[name])
+            wrong += [] if equal_bits(held, read(name, held, rows)) else [name]
+        if wrong:
+            raise CheckpointError(
+                f"{where}: a model did not take back what it had saved: {min(wrong)} is not as it was{refusal}\n"
+                "  it would go on with weights that are not the trained ones\n"
+                "  make its load_state_dict undo its state_dict, and set_extra_state undo get_extra_state"
+            )
+
+    return check
+
+
+def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> None:
+    """Raise `CheckpointError` if a parameter would not come back from what its model saves; else every bit is as before.
+
+    Only those are tried that state_dict does not give as they are: filled with other numbers they are saved and loaded.
+    """
+    live = live_state(model)[0]  # which keeps ids from being used again
+    saved = {id(each) for each in live.values()}
+    parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
+    apart = {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}
+    if not apart:
+        return
+    parameters, own = [held_of(each)[0].detach() for each in apart.values()], model_tensors(model)
+    before = [each.clone() for each in parameters]
+    for each in parameters:
+        each.copy_(torch.arange(1, each.numel() + 1, dtype=torch.float64).sqrt().frac().view(each.shape))
+    tried, filled = model_tensors(model), [each.clone() for each in parameters]
+    torch._foreach_zero_(parameters)
+    give_back(model, tried, where=name, own_rows=True)
+    compared = zip(apart, parameters, filled, strict=True)  # a frozen one may not be saved: it is built again
+    lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
+    torch._foreach_copy_(parameters, before)
+    give_back(model, own, where=name, own_rows=True)
+    lost += [key for key, now, then in zip(apart, parameters, before, strict=True) if not equal_bits(now, then)]
+    if lost:
+        raise CheckpointError(
+            f"{name}: {lost[0]} would not come back, to the bit, from what the model's state_dict saves\n"
+            "  a resume would go on with other weights than those that were trained\n"
+            "  let state_dict hold all of it in its own precision, and load_state_dict put it back"
+        )
 
 
 def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
@@ -88,29 +171,13 @@ def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
     return saved if rows is None else saved[rows.start : rows.stop]
 
 
-def tensor_differences(saved: Saved, live: Mapping[str, Tensor]) -> list[str]:
-    """One line for each name, shape or dtype in which two sets of tensors differ."""
-    problems = [
-        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
-    ]
-    problems += [
-        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
-    ]
-    for name in live:
-        if name in saved and saved[name].shape != live[name].shape:
-            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
-        elif name in saved and saved[name].dtype != live[name].dtype:
-            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
-    return problems
-
-
 def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
+    optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
 ) -> tuple[Named, dict[str, Any]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, and what in it is not a tensor; `whole` as for a model."""
+    """Copies of the state of every parameter as PARAMETER/KEY, and all other state (`split_state`); `whole` as for a model."""
     tensors: Named = {}
-    plain: dict[str, Any] = {}
-    for parameter, state in optimizer.state.items():
+    plain: dict[str, Any] = _own_state(optimizer)
+    for parameter, state in _by_parameter(optimizer):
         for key, value in state.items():
             if not isinstance(value, Tensor):
                 plain[f"{name_of(parameter, names)}/{key}"] = value
@@ -119,29 +186,48 @@ def optimizer_tensors(
     return tensors, plain
 
 
-def optimizer_rows(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Rows]:
+def optimizer_rows(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Rows]:
     """How those tensors of an optimizer's state lie in the whole that lie over several ranks."""
     return {
         f"{name_of(parameter, names)}/{key}": rows
-        for parameter, state in optimizer.state.items()
+        for parameter, state in _by_parameter(optimizer)
         for key, value in state.items()
         if isinstance(value, Tensor) and (rows := rows_of_state(parameter, value)) is not None
     }
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     tensors: Saved,
     plain: Mapping[str, Any],
     names: Mapping[Tensor, str],
 ) -> None:
-    """Put an optimizer's state back from whole tensors."""
+    """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # those that are frozen now too: what else is not as it was says more
     parameters = {name: held for held, name in names.items()}
     parameters |= {name_of(parameter, names): parameter for parameter in trained}
+    own = plain[_OWN]
     optimizer.state.clear()
-    for key, value in {**tensors, **plain}.items():
+    optimizer.state.update(own["state"])
+    entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
+    _load_entries(optimizer, entries, parameters)
+    if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
+        _load_entries(optimizer, entries, parameters)  # some cast what they are given
+        (then_tensors, then), (now_tensors, now) = kept_state({_OWN: own}), kept_state(_own_state(optimizer))
+        wrong = first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)
+        if wrong is not None:
+            raise CheckpointError(
+                f"cannot resume: {type(optimizer).__name__} did not take back what it had saved: {wrong} is not as it was\n"
+                "  its steps would not be those of the run that was saved\n"
+                "  make its load_state_dict undo its state_dict"
+            )
+
+
+def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """Put the state of parameters there, but for what is there already."""
+    for key, value in entries.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
@@ -151,13 +237,28 @@ def load_optimizer(
         held = value
         if isinstance(value, Tensor | Stored):
             rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
-            held = taken(value, rows).to(parameter.device, copy=True)
+            read, now = taken(value, rows), optimizer.state[parameter].get(entry)
+            if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
+                continue
+            held = read.to(parameter.device, copy=True)
             if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
                 held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
         optimizer.state[parameter][entry] = held
 
 
-def group_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def _by_parameter(optimizer: Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The state of each parameter, without what an optimizer has there for all of them together."""
+    return [(key, state) for key, state in optimizer.state.items() if isinstance(key, Tensor)]
+
+
+def _own_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer saves besides groups and the state of parameters, by names that are no parameters or in its state_dict."""
+    more = {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
+    state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    return {_OWN: {"state": state, "more": more}}
+
+
+def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
     """What each group holds besides parameters and learning rates: some optimizers count there."""
     ours = {"params", "lr", "initial_lr"}
     kinds = (bool, int, float, str, Tensor, tuple)
@@ -167,9 +268,9 @@ def group_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def load_group_numbers(optimizer: torch.optim.Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
+def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
     """Put `group_numbers`, taken apart by `kept_state`, back."""
-    groups = _joined(plain, tensors)
+    groups = join_state(plain, tensors)
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"cannot resume: the optimizer had {len(groups)} groups of parameters, now {len(optimizer.param_groups)}\n"
@@ -182,81 +283,11 @@ def load_group_numbers(optimizer: torch.optim.Optimizer, plain: Any, tensors: Ma
             group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
 
 
-def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
-    """The user's own objects as tensors and JSON: tensors, dictionaries and lists of JSON, or anything `Stateful`."""
-    tensors: Named = {}
-    plain: dict[str, Any] = {}
-    for name, held in objects.items():
-        plain[name] = _split(_escaped(name), held.state_dict() if isinstance(held, Stateful) else held, tensors)
-    return tensors, plain
+def _named(state: ModelState) -> dict[str, Tensor | Stored]:
+    """Saved tensors by all their names."""
+    return {**state.tensors, **{alias: state.tensors[name] for alias, name in state.aliases.items()}}
 
 
-def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
-    """Put one of the user's objects back as it was, in place."""
-    saved = _joined(plain, tensors)
-    if isinstance(held, Stateful):
-        held.load_state_dict(saved)
-    elif isinstance(held, Tensor):
-        with torch.no_grad():
-            held.copy_(saved)
-    elif isinstance(held, dict):
-        held.clear()
-        held.update(saved)
-    elif isinstance(held, list):
-        held[:] = saved
-    else:
-        raise CheckpointError(
-            f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, or object with state_dict"
-        )
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the host that later updates cannot reach."""
-    copy = tensor.detach().to("cpu", copy=True)
-    return copy.contiguous()
-
-
-def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
-    """The first few problems, and how many more there are."""
-    return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
-
-
-def _split(path: str, value: Any, tensors: Named) -> Any:
-    """`value` with every tensor moved to `tensors` and named in its place."""
-    if isinstance(value, Tensor):
-        tensors[path] = copied(value)
-        return {"tensor": path}
-    if isinstance(value, dict):
-        wrong = [key for key in value if not isinstance(key, str)]
-        if wrong:
-            raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is not a string")
-        return {"dict": {key: _split(f"{path}/{_escaped(key)}", held, tensors) for key, held in value.items()}}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_split(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]}
-    if isinstance(value, float):
-        return {"float": repr(float(value))}  # NumPy's are floats too, and write themselves otherwise
-    if value is None or isinstance(value, bool | int | str):
-        return {"value": value}
-    raise CheckpointError(f"cannot keep {path!r}: a {type(value).__name__} is neither a tensor nor JSON")
-
-
-def _escaped(name: str) -> str:
-    """A part of a path that holds no slash, different for different names (as in RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _joined(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_split` took apart."""
-    match plain:
-        case {"tensor": path}:
-            return tensors[path].clone()
-        case {"dict": held}:
-            return {key: _joined(value, tensors) for key, value in held.items()}
-        case {"list": held}:
-            return [_joined(value, tensors) for value in held]
-        case {"tuple": held}:
-            return tuple(_joined(value, tensors) for value in held)
-        case {"float": text}:
-            return float(text)
-    return plain["value"]
+def of_fixed_shape(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a model without state of its modules' own (`get_extra_state`), which may grow."""
+    return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surefoot.checkpoint import agreed
-from surefoot.checkpoint.contents import Saved, taken
+from surefoot.checkpoint.contents import EXTRA, ModelState, Saved, give_back, live_state, taken
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2
 from surefoot.checkpoint.manifest import MANIFEST
@@ -22,7 +22,6 @@ from surefoot.checkpoint.weight_files import WEIGHTS, has_weights, read_weights
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt2_layout import is_gpt2_layout
-from surefoot.sharding import held_of
 from surefoot.world import World
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
@@ -40,25 +39,24 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
     sources, said = _sources(place, models, world)
     rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
     filled: dict[int, tuple[str, Tensor | Stored]] = {}
+    states = {name: live_state(model)[0] for name, model in models.items()}  # kept: `filled` knows tensors by their ids
     for name, model in models.items():
-        live = model.state_dict(keep_vars=True)
+        live, fitting = states[name], dict[str, Tensor | Stored]()
         for saved_name, tensor in sources.get(name, {}).items():
             own = _own_name(saved_name, live)
-            if own is None:
+            if own is None or own.startswith("extra/"):  # state of a module that is not one tensor
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
-            elif live[own].shape != tensor.shape:
+            elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
             elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
                 rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
             else:
-                mine, lying = held_of(live[own])
-                with torch.no_grad():
-                    mine.copy_(taken(tensor, lying))
+                fitting[own] = tensor
                 filled[id(live[own])] = own, tensor
                 renamed = own != saved_name
                 rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))
-    for model in models.values():
-        live = model.state_dict(keep_vars=True)
+        give_back(model, ModelState(fitting, {}, {}), where=f"init from {place}", partial=True)()
+    for live in states.values():
         rows["new"] += [(own, value) for own, value in live.items() if id(value) not in filled]
     if not filled:
         held = [name for tensors in sources.values() for name in tensors]
@@ -78,7 +76,7 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
         raise CheckpointError(f"no such file or directory: {place} (given as init)")
     if place.is_file() or (has_weights(place) and not (place / MANIFEST).exists()):
         tensors = read_weights(place) if place.is_dir() else _of_file(place)
-        names = {name: set(model.state_dict()) for name, model in models.items()}
+        names = {name: set(live_state(model)[0]) for name, model in models.items()}
         if len(models) == 1:
             only = next(iter(models.values()))
             if isinstance(only, GPT) and is_gpt2_layout(tensors):

@@ -44,6 +44,7 @@ _TYPES = {
     "U64": torch.uint64,
 }
 _NAMES = {held: name for name, held in _TYPES.items()}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
 TYPES = frozenset(_NAMES)  # of numbers that come back; the library writes some that it does not read
 
 
@@ -199,6 +200,20 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a tensor that lies in one stretch on the host."""
     numbers: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
+
+
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits (NaN equals NaN, 0.0 is not -0.0); compared on the host.
+
+    >>> equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal_bits(torch.zeros(1), -torch.zeros(1))
+    (True, False)
+    """
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    flat = [each.detach().cpu().reshape(-1) for each in (one, other)]
+    if one.is_complex():
+        flat = [torch.view_as_real(each).reshape(-1) for each in flat]
+    return torch.equal(*(each.view(_INTEGERS[each.element_size()]) for each in flat))
 
 
 def _fill(target: memoryview, place: int, stretch: Stretch, disk: Files, *, skipped: int = 0) -> None:

@@ -9,6 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from surefoot.errors import ConfigError, first_line
+from surefoot.sharding import extra_states
+
 
 class Averages(Protocol):
     """A twin of a model that is scored, sampled from and saved in its place; training never touches it."""
@@ -51,12 +54,21 @@ def twin_of(model: nn.Module) -> Twin:
     >>> twin_of(nn.Linear(1, 1)).model.weight.requires_grad
     False
     """
-    copied = copy.deepcopy(model).requires_grad_(False)
+    try:
+        copied = copy.deepcopy(model).requires_grad_(False)
+    except RuntimeError as problem:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be copied, and averages are held in a copy of it: {first_line(problem)}\n"
+            "  a tensor that is computed from parameters is one of its attributes\n"
+            "  leave averages (ema, schedule-free) out; or take torch.nn.utils.parametrizations.weight_norm and spectral_norm"
+        ) from problem
     return Twin(copied, list(zip(model.parameters(), copied.parameters(), strict=True)))
 
 
 def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
-    """Give the twin the buffers of the live model."""
+    """Give the twin the buffers of the live model, and what its modules keep by `get_extra_state`."""
     held = dict(twin.named_buffers())
     for name, buffer in live.named_buffers():
         held[name].detach().copy_(buffer.detach())
+    for (_, extra), (module, _) in zip(extra_states(live), extra_states(twin), strict=True):
+        module.set_extra_state(extra)

@@ -23,7 +23,7 @@ from surefoot.replay.look import First, Look, OfMicroBatch, OfParameter, OfSampl
 from surefoot.replay.probes import Probe, put_back, wide_norm
 from surefoot.replay.rows import in_words, named_tensors
 from surefoot.replay.tallies import bad_rows, tally
-from surefoot.sharding import holders
+from surefoot.sharding import holders, saved_state
 
 MOST_LOSSES = 512  # samples of which each loss is computed
 MOST_GRADIENTS = 64  # samples of which each gradient is
@@ -113,7 +113,7 @@ def _before(models: Mapping[str, nn.Module]) -> First | None:
             return First("weight", name)
     for model, held in models.items():
         for name, buffer in held.named_buffers():
-            kept = name in held.state_dict(keep_vars=True)
+            kept = name in saved_state(held)
             if kept and buffer.is_floating_point() and tally(buffer).nans:  # infinity may be a mask's
                 return First("buffer", f"{model}.{name}" if len(models) > 1 else name)
     return None

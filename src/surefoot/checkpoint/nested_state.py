@@ -1,0 +1,170 @@
+"""Nested state (dictionaries and lists of tensors, numbers and text) as named tensors and JSON, and back.
+
+Objects that a user keeps are saved so, and what modules and optimizers save in a form of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from surefoot.checkpoint.tensor_file import Stored, equal_bits
+from surefoot.errors import CheckpointError, first_line
+
+Named = dict[str, Tensor]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that gives and takes its state: nested dictionaries and lists of tensors and JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...  # noqa: D102
+
+
+def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
+    """The user's own objects as tensors and JSON: nested state, a generator of torch, or anything `Stateful`."""
+    tensors: Named = {}
+    plain: dict[str, Any] = {}
+    for name, held in objects.items():
+        state = held.state_dict() if isinstance(held, Stateful) else held
+        state = held.get_state() if isinstance(held, torch.Generator) else state
+        if metrics := _metrics_in(
+            held
+        ):  # whose state_dict leaves out how often they were updated, and most of their state
+            state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
+        if not isinstance(state, Tensor | dict | list):
+            raise CheckpointError(
+                f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, torch.Generator, or object with"
+                " state_dict"
+            )
+        plain[name] = split_state(_escaped(name), state, tensors)
+    return tensors, plain
+
+
+def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
+    """Put one of the user's objects back as it was, in place; `CheckpointError` if it would now save anything else."""
+    try:
+        _load_state(held, join_state(plain, tensors))
+        now_tensors, now = kept_state({name: held})
+        wrong = first_difference(plain, now[name], tensors, now_tensors)
+    except Exception as problem:
+        wrong = f"{type(problem).__name__}: {first_line(problem)}"
+    if wrong is not None:
+        raise CheckpointError(
+            f"cannot resume: {name!r}, given to run.keep, did not take its saved state back ({wrong})\n"
+            "  the run would go on with another state than the one that was saved\n"
+            "  make its load_state_dict undo its state_dict, or keep its tensors and numbers in a dictionary"
+        )
+
+
+def split_state(path: str, value: Any, tensors: Named) -> Any:
+    """`value` as JSON, with every tensor moved to `tensors` and named in its place."""
+    if isinstance(value, Tensor):
+        tensors[path] = copied(value)
+        return {"tensor": path}
+    if isinstance(value, dict):
+        wrong = next((key for key in value if type(key) not in (str, int)), "")
+        if wrong != "":
+            raise CheckpointError(f"cannot keep {path!r}: the key {wrong!r} is neither a string nor an integer")
+        pairs = [[key, split_state(f"{path}/{_escaped(key)}", each, tensors)] for key, each in value.items()]
+        # in a dictionary of JSON integers would become strings
+        return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [split_state(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]}
+    if isinstance(value, float):
+        return {"float": repr(float(value))}  # NumPy's are floats too, and write themselves otherwise
+    if value is None or isinstance(value, bool | int | str):
+        return {"value": value}
+    raise CheckpointError(
+        f"cannot keep {path!r}: a {type(value).__name__} is neither a tensor nor JSON\n"
+        "  a checkpoint would not hold it, and a resume would go on without it\n"
+        "  keep tensors, numbers, text, and dictionaries and lists of these (a module: as its get_extra_state)"
+    )
+
+
+def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
+    """What `split_state` took apart."""
+    match plain:
+        case {"tensor": path}:
+            return _read(tensors[path])
+        case {"dict": held}:
+            return {key: join_state(value, tensors) for key, value in held.items()}
+        case {"pairs": pairs}:
+            return {key: join_state(value, tensors) for key, value in pairs}
+        case {"list": held}:
+            return [join_state(value, tensors) for value in held]
+        case {"tuple": held}:
+            return tuple(join_state(value, tensors) for value in held)
+        case {"float": text}:
+            return float(text)
+    return plain["value"]
+
+
+def first_difference(
+    saved: Any, now: Any, saved_tensors: Mapping[str, Tensor | Stored], now_tensors: Mapping[str, Tensor]
+) -> str | None:
+    """In what two states, both taken apart, differ by any bit; None if they are equal."""
+    if saved != now:
+        return "its keys or numbers are not as they were"
+    unlike = (path for path, each in now_tensors.items() if not equal_bits(_read(saved_tensors[path]), each))
+    return next((f"{path} is not as it was" for path in unlike), None)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the host that later updates cannot reach."""
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can put its parts together again")
+    copy = tensor.detach().to("cpu", copy=True)
+    return copy.contiguous()
+
+
+def _escaped(key: str | int) -> str:
+    """A part of a path that holds no slash, different for different keys (as in RFC 6901; an integer begins with ~2)."""
+    return f"~2{key}" if isinstance(key, int) else key.replace("~", "~0").replace("/", "~1")
+
+
+def _read(tensor: Tensor | Stored) -> Tensor:
+    return tensor.whole() if isinstance(tensor, Stored) else tensor.clone()
+
+
+def _load_state(held: Any, saved: Any) -> None:
+    if isinstance(held, torch.Generator):
+        held.set_state(saved)
+    elif isinstance(held, Stateful):
+        metrics = _metrics_in(held)
+        for metric, (state, updates) in zip(metrics, saved["metrics"] if metrics else (), strict=True):
+            for key, value in state.items():
+                setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
+            metric._update_count, metric._computed = updates, None
+        saved = saved["module"] if metrics else saved
+        if isinstance(
+            held, nn.Module
+        ):  # its own has the versions of its parts, without which it takes them for old ones
+            state = held.state_dict()
+            state.clear()
+            state.update(saved)
+            saved = state
+        held.load_state_dict(saved)
+    elif isinstance(held, Tensor):
+        with torch.no_grad():
+            held.copy_(saved)
+    elif isinstance(held, dict):
+        held.clear()
+        held.update(saved)
+    else:
+        held[:] = saved
+
+
+def _metrics_in(held: Any) -> list[Any]:
+    """The metrics of torchmetrics in a module; nobody has one who has not imported it."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    modules = held.modules() if torchmetrics is not None and isinstance(held, nn.Module) else ()
+    return [each for each in modules if torchmetrics is not None and isinstance(each, torchmetrics.Metric)]

@@ -1,0 +1,243 @@
+"""What is given to `run.keep`: optimizers, schedulers, generators, modules, metrics; killed, they go on with every bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from module_protocols import equal_bits
+from on_ranks import forks, on_ranks
+from surefoot.errors import CheckpointError
+
+STEPS = 9
+
+
+def build(out: Path, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {"length": f"{STEPS} steps", "save_every": "2 steps", "console": False, "report": False}
+    return sf.Run(
+        model=lambda: nn.Linear(3, 1),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        train=(torch.linspace(-1, 1, 24).view(8, 3),),
+        batch_size=4,
+        optimizer=sf.sgd(lr=0.1),
+        out=out,
+        **(settings | changes),
+    )
+
+
+class Body:
+    """What the body of a loop has of its own: a second model with optimizers, a scheduler, a generator, a scaler."""
+
+    def __init__(self, scheduler: Callable[[Any], Any] = lambda adam: torch.optim.lr_scheduler.StepLR(adam, 2)) -> None:
+        self.net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.inputs = torch.arange(8.0).view(4, 2)
+        with torch.no_grad():
+            self.net[0].weight.fill_(0.3)  # type: ignore[operator,union-attr]
+            self.net[0].bias.fill_(0.1)  # type: ignore[operator,union-attr]
+        self.point = torch.tensor([3.0, -2.0], requires_grad=True)
+        self.adam = torch.optim.Adam(self.net.parameters(), lr=0.05, amsgrad=True)
+        self.lbfgs = torch.optim.LBFGS([self.point], lr=0.1, max_iter=2, history_size=3)
+        self.scheduler = scheduler(self.adam)
+        self.generator = torch.Generator().manual_seed(5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)  # type: ignore[attr-defined]
+
+    def kept(self) -> dict[str, Any]:
+        names = ("net", "point", "adam", "lbfgs", "scheduler", "generator", "scaler")
+        return {name: vars(self)[name] for name in names}
+
+    def step(self) -> None:
+        noise = torch.rand(4, 2, generator=self.generator)
+        self.scaler.scale(self.net(self.inputs + noise).square().sum()).backward()
+        self.scaler.step(self.adam)
+        self.scaler.update()
+        self.adam.zero_grad()
+        self.scheduler.step()
+        self.lbfgs.step(self.closure)
+
+    def closure(self) -> Tensor:
+        self.lbfgs.zero_grad()
+        loss = (1 - self.point[0]) ** 2 + 5 * (self.point[1] - self.point[0] ** 2) ** 2
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+
+def train(out: Path, body: Body, *, killed_at: int | None = None) -> None:
+    run = build(out)
+    with run:
+        for name, each in body.kept().items():
+            run.keep(name, each)
+        for step in run:
+            body.step()
+            if step.index == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@forks
+def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_if_left_alone(tmp_path: Path) -> None:
+    whole, resumed = Body(), Body()
+    train(tmp_path / "whole", whole)
+    for killed_at in (3, 6):
+        assert on_ranks(1, lambda _, at=killed_at: train(tmp_path / "run", Body(), killed_at=at)) == [-signal.SIGKILL]  # type: ignore[misc]
+    train(tmp_path / "run", resumed)
+    assert resumed.scaler.get_scale() == whole.scaler.get_scale() != 8.0
+    assert resumed.scheduler.state_dict() == whole.scheduler.state_dict()
+    assert equal_bits(resumed.generator.get_state(), whole.generator.get_state())
+    assert equal_bits(resumed.point, whole.point)
+    for name, tensor in whole.net.state_dict().items():
+        assert equal_bits(resumed.net.state_dict()[name], tensor)
+    assert repr(resumed.adam.state_dict()) == repr(whole.adam.state_dict())
+    assert repr(resumed.lbfgs.state_dict()) == repr(whole.lbfgs.state_dict())
+
+
+def kept_and_back(out: Path, held: Any, other: Any) -> Any:
+    """Keep one object, and in a second sitting another in its place."""
+    with build(out, stop_after="1 steps") as run:
+        run.keep("x", held)
+        for _ in run:
+            pass
+    again = build(out)
+    with again:
+        return again.keep("x", other)
+
+
+def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts(tmp_path: Path) -> None:
+    nested = {2: {"0": torch.zeros(1), 0: torch.ones(1), -1: None, 10**30: [{1: {}}]}, "a": 1, 1: True, "1": (2.5,)}
+    back = kept_and_back(tmp_path / "run", nested, {})
+    assert repr(back) == repr(nested)
+
+
+@pytest.mark.parametrize("key", [True, None, 1.5, (1, 2), b"x"])
+def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
+    with (
+        build(tmp_path / "run") as run,
+        pytest.raises(CheckpointError, match="neither a string nor an integer") as problem,
+    ):
+        run.keep("x", {"inner": {key: 1}})
+    assert repr(key) in str(problem.value)
+    assert "'x/inner'" in str(problem.value)
+
+
+@pytest.mark.parametrize("held", [(1, 2), 3, "text", {1, 2}, None])
+def test_what_could_not_be_put_back_in_place_is_refused_at_once(held: Any, tmp_path: Path) -> None:
+    with build(tmp_path / "run") as run, pytest.raises(CheckpointError, match="cannot keep 'x'"):
+        run.keep("x", held)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "cosine": lambda adam: torch.optim.lr_scheduler.CosineAnnealingLR(adam, 7),
+    "multi-step": lambda adam: torch.optim.lr_scheduler.MultiStepLR(adam, [2, 4, 4]),
+    "restarts": lambda adam: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(adam, 3),
+    "one cycle": lambda adam: torch.optim.lr_scheduler.OneCycleLR(adam, 0.1, total_steps=9),
+    "lambda": lambda adam: torch.optim.lr_scheduler.LambdaLR(adam, lambda epoch: 0.9**epoch),
+    "sequential": lambda adam: torch.optim.lr_scheduler.SequentialLR(
+        adam,
+        [torch.optim.lr_scheduler.ConstantLR(adam), torch.optim.lr_scheduler.ExponentialLR(adam, 0.9)],
+        milestones=[3],
+    ),
+    "plateau": lambda adam: torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=0),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_schedulers_of_torch_go_on_as_if_left_alone(kind: str, tmp_path: Path) -> None:
+    def stepped(scheduler: Any, times: int) -> Any:
+        for time in range(times):
+            scheduler.optimizer.step()
+            scheduler.step(*([1.0 + time % 2] if kind == "plateau" else []))
+        return scheduler
+
+    def fresh() -> Any:
+        return SCHEDULERS[kind](torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5))
+
+    class Both:
+        def __init__(self) -> None:
+            self.scheduler = fresh()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"scheduler": self.scheduler.state_dict(), "optimizer": self.scheduler.optimizer.state_dict()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.scheduler.load_state_dict(state["scheduler"])
+            self.scheduler.optimizer.load_state_dict(state["optimizer"])
+
+    first = Both()
+    stepped(first.scheduler, 3)
+    back = kept_and_back(tmp_path / "run", first, Both())
+    stepped(first.scheduler, 4)
+    stepped(back.scheduler, 4)
+    assert back.scheduler.state_dict() == first.scheduler.state_dict()
+    assert back.scheduler.optimizer.param_groups[0]["lr"] == first.scheduler.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.slow
+def test_metrics_go_on_with_state_that_their_state_dict_leaves_out(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is no part of this installation")
+
+    def fresh() -> Any:
+        kinds = {"mean": torchmetrics.MeanMetric(), "cat": torchmetrics.CatMetric(), "sum": torchmetrics.SumMetric()}
+        return torchmetrics.MetricCollection(kinds)
+
+    first = fresh()
+    for value in (1.0, 4.0):
+        first(torch.tensor(value))
+    back = kept_and_back(tmp_path / "run", first, fresh())
+    for metrics in (first, back):
+        metrics(torch.tensor(7.0))
+    assert repr(back.compute()) == repr(first.compute())
+    assert back.compute()["mean"] == 4.0
+
+
+class Versioned(nn.Linear):
+    """Takes a state without its version for one in which weights were turned."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, versions: Any, *more: Any) -> None:
+        if versions.get("version") != 2:
+            state[prefix + "weight"] = state[prefix + "weight"].t()
+        super()._load_from_state_dict(state, prefix, versions, *more)
+
+
+def test_a_kept_module_comes_back_with_the_versions_of_its_parts(tmp_path: Path) -> None:
+    first = nn.Sequential(Versioned(3, 3))
+    back = kept_and_back(tmp_path / "run", first, nn.Sequential(Versioned(3, 3)))
+    assert equal_bits(back[0].weight, first[0].weight)  # type: ignore[arg-type]
+
+
+class Forgets:
+    """Takes back one of its two numbers."""
+
+    def __init__(self, *, tensor: bool, wrong: str = "forgets") -> None:
+        self.first, self.second, self.tensor, self.wrong = 0.5, 0.5, tensor, wrong
+
+    def state_dict(self) -> dict[str, Any]:
+        second = torch.tensor(self.second) if self.tensor else self.second
+        return {"first": self.first, "second": second}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.wrong == "raises":
+            raise KeyError("third")
+        self.first = state["first"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "wrong", "named"),
+    [(False, "forgets", "numbers"), (True, "forgets", "x/second"), (True, "raises", "KeyError: 'third'")],
+)
+def test_an_object_that_does_not_take_its_state_back_is_refused_in_three_lines(
+    tensor: bool, wrong: str, named: str, tmp_path: Path
+) -> None:
+    first = Forgets(tensor=tensor)
+    first.first = first.second = 1.5
+    with pytest.raises(CheckpointError, match=r"'x'.* did not take its saved state back") as problem:
+        kept_and_back(tmp_path / "run", first, Forgets(tensor=tensor, wrong=wrong))
+    assert named in str(problem.value)
+    assert len(str(problem.value).splitlines()) == 3

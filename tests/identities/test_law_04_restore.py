@@ -1,0 +1,394 @@
+"""Law 4: what would be saved right after a restore equals what was read; what cannot promise that is refused at the resume.
+
+Restored is into objects as a new process builds them, of another seed, so that nothing is equal by chance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import surefoot as sf
+from module_protocols import KINDS, WIDTH, Cloning, equal_bits, network
+from surefoot.checkpoint.format import Contents
+from surefoot.errors import CheckpointError
+
+FEW = ("two keys for one weight", "clones", "extra state: nested", "a wrapper")
+SLOW = [pytest.param(kind, marks=[] if kind in FEW else pytest.mark.slow) for kind in KINDS]
+INPUTS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(3))
+TARGETS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(4))
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": model,
+        "loss": loss,
+        "train": (INPUTS, TARGETS),
+        "batch_size": 4,
+        "micro_batch_size": 4,
+        "length": "6 steps",
+        "optimizer": sf.adamw(lr=1e-2),
+        "save_every": "1000 steps",
+        "out": out,
+        "console": False,
+        "report": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def what_is_saved(run: sf.Run) -> dict[str, Any]:
+    """Every tensor and every plain value of a checkpoint made now, but for the clock and the machine."""
+    packed = run.parts.packed()
+    tensors = {f"{file}: {name}": tensor for file in packed.files for name, tensor in packed.tensors(file).items()}
+    plain = {key: value for key, value in packed.state.items() if key not in ("clock", "machine", "described")}
+    return tensors | {"plain": json.dumps(plain, sort_keys=True)}
+
+
+def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names in which two are not equal to the bit."""
+    return [
+        name
+        for name in {**one, **other}
+        if name not in one
+        or name not in other
+        or not (one[name] == other[name] if name == "plain" else equal_bits(one[name], other[name]))
+    ]
+
+
+def newest(run: Path) -> Contents:
+    contents = sf.checkpoint.Store(run / "checkpoints").newest_intact()
+    assert contents is not None
+    return contents[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_would_be_saved_right_after_a_restore_is_what_was_read(kind: str, tmp_path: Path) -> None:
+    first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps")
+    first.train()
+    saved = what_is_saved(first)
+    again = build(None, lambda: network(kind), seed=5)
+    assert unlike(what_is_saved(again), saved)
+    again.load(newest(tmp_path / "run"))
+    assert unlike(what_is_saved(again), saved) == []
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_run_stopped_and_resumed_is_the_one_that_was_left_alone(kind: str, tmp_path: Path) -> None:
+    whole = build(None, lambda: network(kind))
+    whole.train()
+    build(tmp_path / "run", lambda: network(kind), stop_after="4 steps").train()
+    resumed = build(tmp_path / "run", lambda: network(kind))
+    resumed.train()
+    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in ([], ["plain"])  # of which logged and saved depends
+    probe = torch.ones(2, WIDTH)
+    outputs = [run.state.models["model"].eval()(probe) for run in (whole, resumed)]
+    assert equal_bits(*outputs)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SLOW if kind.values != ("the old weight norm",)])
+def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tmp_path: Path) -> None:
+    settings = {"ema": 0.5}
+    first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps", **settings)
+    first.train()
+    saved = what_is_saved(first)
+    again = build(None, lambda: network(kind), seed=5, **settings)
+    again.load(newest(tmp_path / "run"))
+    assert unlike(what_is_saved(again), saved) == []
+    saved_by = [first.state.models["model"], first.state.averages["model"].model]
+    extras = [{name: repr(each) for name, each in model.state_dict().items() if "_extra" in name} for model in saved_by]
+    assert extras[0] == extras[1]
+    twins = [run.state.averages["model"].model.eval()(INPUTS) for run in (first, again)]
+    assert equal_bits(*twins)
+    loaded = network(kind)
+    sf.load_weights(loaded, newest(tmp_path / "run"))
+    assert equal_bits(loaded(INPUTS), twins[0])
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) -> None:
+    trained = build(tmp_path / "run", lambda: network(kind))
+    trained.train()
+    outputs = trained.state.models["model"].eval()(INPUTS)
+    loaded = network(kind)
+    sf.load_weights(loaded, newest(tmp_path / "run"))
+    assert equal_bits(loaded(INPUTS), outputs)
+    if kind in ("extra state: nested", "a wrapper"):
+        return  # of a start only the tensors are taken
+    started = build(None, lambda: network(kind), init=tmp_path / "run", seed=5, length="1 steps")
+    with started:
+        assert equal_bits(started.state.models["model"].eval()(INPUTS), outputs)
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_again(
+    kind: str, tmp_path: Path
+) -> None:
+    """At a rate at which steps make it worse."""
+    run = build(
+        tmp_path / "run",
+        lambda: network(kind),
+        optimizer=sf.sgd(lr=30.0, momentum=0.0),
+        clip="off",
+        evaluate={"val": sf.Split((INPUTS, TARGETS)), "test": sf.Split((INPUTS, TARGETS), at_end=True)},
+        evaluate_every="1 steps",
+        early_stopping=sf.EarlyStopping("min val/loss", patience=50),
+        save_every="1 steps",
+        keep=10,
+    )
+    last: dict[str, Any] = {}
+    with run:
+        for _ in run:
+            last = {name: each.detach().clone() for name, each in run.state.models["model"].named_parameters()}
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    by_step = {record["step"]: record["val/loss"] for record in records if "val/loss" in record}
+    best = min(by_step, key=lambda step: by_step[step])
+    end = next(record for record in records if record["kind"] == "end")
+    assert best != 6
+    assert (end["weights_of_step"], end["test/loss"]) == (best, by_step[best])
+    now = run.state.models["model"].named_parameters()
+    assert all(equal_bits(tensor, last[name]) for name, tensor in now if type(tensor) is nn.Parameter)
+
+
+# --- what cannot promise it ----------------------------------------------------------------------------------------
+
+
+class Forgetful(Cloning):
+    """Saves clones, and loads nothing."""
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        pass
+
+
+class Halved(Cloning):
+    """Saves its weights in half precision."""
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        return {name: tensor.half() for name, tensor in super().state_dict(*arguments, **named).items()}
+
+
+class Clamped(Cloning):
+    """Loads no number below 0."""
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        with torch.no_grad():
+            self.weight.copy_(state[prefix + "weight"].clamp(min=0))
+            self.bias.copy_(state[prefix + "bias"])
+
+
+class Leaving(nn.Linear):
+    """Does not save its weight."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_state_dict_post_hook(leave_out)
+
+
+def leave_out(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
+    del state[prefix + "weight"]
+
+
+class Replacing(nn.Linear):
+    """Loads by putting another parameter there."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        self.weight = nn.Parameter(state[prefix + "weight"].clone())
+        self.bias = nn.Parameter(state[prefix + "bias"].clone())
+
+
+class Drifting(nn.Linear):
+    """Its buffer is another one after each load."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("loads", torch.zeros(()))
+        self.register_load_state_dict_post_hook(count_loads)
+
+
+def count_loads(module: nn.Module, _: Any) -> None:
+    module.loads += 1  # type: ignore[operator,assignment]
+
+
+@pytest.mark.parametrize("layer", [Forgetful, Halved, Clamped, Leaving])
+def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(layer: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="model: weight would not come back") as problem:
+        build(tmp_path / "run", layer).train()
+    assert len(str(problem.value).splitlines()) == 3
+
+
+def test_trying_that_changes_no_bit_of_the_run(tmp_path: Path) -> None:
+    unsaved, saved = build(None, lambda: network("two keys for one weight")), tmp_path / "run"
+    run = build(saved, lambda: network("two keys for one weight"))
+    run.train()
+    unsaved.train()
+    assert unlike(what_is_saved(run), what_is_saved(unsaved)) in ([], ["plain"])
+
+
+class Counting(nn.Linear):
+    """Its extra state is a number that it does not take back."""
+
+    passes = 0
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(inputs)
+
+    def get_extra_state(self) -> Any:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("layer", "named"), [(Replacing, "weight"), (Drifting, "loads"), (Counting, "_extra_state")])
+def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(layer: Any, named: str, tmp_path: Path) -> None:
+    build(tmp_path / "run", layer, stop_after="3 steps").train()
+    with pytest.raises(CheckpointError) as problem:
+        build(tmp_path / "run", layer).train()
+    assert named in str(problem.value)
+    assert len(str(problem.value).splitlines()) == 3
+
+
+def test_a_start_from_weights_that_a_model_does_not_take_is_refused(tmp_path: Path) -> None:
+    build(tmp_path / "run", lambda: nn.Linear(WIDTH, WIDTH)).train()
+    with pytest.raises(CheckpointError, match=r"init from .*did not take back what it had saved: bias"):
+        build(None, Forgetful, init=tmp_path / "run").train()
+
+
+def test_extra_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
+    class Odd(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"set": {1, 2}}
+
+    with pytest.raises(CheckpointError, match=r"extra/_extra_state/set.*a set is neither a tensor nor JSON") as problem:
+        build(tmp_path / "run", lambda: Odd(WIDTH, WIDTH)).train()
+    assert len(str(problem.value).splitlines()) == 3
+
+
+def test_an_average_that_cannot_be_copied_is_refused_in_words() -> None:
+    with pytest.raises(sf.ConfigError, match=r"parametrizations\.weight_norm"):
+        build(None, lambda: network("the old weight norm"), ema=0.5)
+
+
+# --- optimizers ----------------------------------------------------------------------------------------------------
+
+
+class Lookahead(torch.optim.SGD):
+    """State outside of `.state`, and a protocol that saves it: slow weights, and how often they were moved."""
+
+    def __init__(self, groups: Any, lr: float = 0.1) -> None:
+        super().__init__(groups, lr=lr)
+        self.steps, self.losses = 0, [float("inf")]
+        self.slow = [each.detach().clone() for group in self.param_groups for each in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.steps += 1
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        self.state["all"] = {"steps": self.steps, 3: torch.full((2,), float(self.steps))}
+        self.state[parameters[0]]["history"] = [torch.full((1,), float(self.steps)), None, (self.steps, "text")]
+        if self.steps % 3 == 0:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow, parameters, strict=True):
+                    slow.add_(fast - slow, alpha=0.5)
+                    fast.copy_(slow)
+
+    def state_dict(self) -> Any:
+        return super().state_dict() | {
+            "slow": dict(enumerate(self.slow)),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        state = dict(state)
+        self.steps = state.pop("steps")
+        for index, each in state.pop("slow").items():
+            self.slow[index].copy_(each)
+        super().load_state_dict(state)
+
+
+class Careless(Lookahead):
+    """Forgets its slow weights when it is loaded."""
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = state["steps"]
+        torch.optim.SGD.load_state_dict(self, state)
+
+
+def test_an_optimizer_with_state_of_its_own_goes_on_as_if_left_alone(tmp_path: Path) -> None:
+    settings = {"optimizer": lambda groups: Lookahead(groups, lr=0.05), "model": lambda: nn.Linear(WIDTH, WIDTH)}
+    whole = build(None, **settings)
+    whole.train()
+    for stop in ("2 steps", "4 steps", None):
+        resumed = build(tmp_path / "run", **settings, stop_after=stop)
+        resumed.train()
+    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in ([], ["plain"])
+
+
+def with_hooks(groups: Any) -> torch.optim.Optimizer:
+    """State that hooks save and load."""
+    optimizer = torch.optim.SGD(groups, lr=0.05)
+    steps = [0]
+
+    def count(*_: Any) -> None:
+        steps[0] += 1
+        if steps[0] == 5:
+            optimizer.param_groups[0]["params"][0].data.mul_(2)
+
+    optimizer.register_step_post_hook(count)
+    optimizer.register_state_dict_post_hook(lambda _, state: state | {"steps": steps[0]})
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: steps.__setitem__(0, state["steps"]))
+    return optimizer
+
+
+def test_an_optimizer_with_hooks_that_save_and_load_goes_on_as_if_left_alone(tmp_path: Path) -> None:
+    settings = {"optimizer": with_hooks, "model": lambda: nn.Linear(WIDTH, WIDTH)}
+    whole = build(None, **settings)
+    whole.train()
+    for stop in ("2 steps", None):
+        resumed = build(tmp_path / "run", **settings, stop_after=stop)
+        resumed.train()
+    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in ([], ["plain"])
+
+
+def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> None:
+    settings = {"optimizer": lambda groups: Careless(groups, lr=0.05), "model": lambda: nn.Linear(WIDTH, WIDTH)}
+    build(tmp_path / "run", **settings, stop_after="4 steps").train()
+    with pytest.raises(CheckpointError, match="Careless did not take back") as problem:
+        build(tmp_path / "run", **settings).train()
+    assert len(str(problem.value).splitlines()) == 3
+
+
+# --- what restores besides -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["extra state: nested", pytest.param("two keys for one weight", marks=pytest.mark.slow)]
+)
+def test_such_a_run_is_verified_and_exported(kind: str, tmp_path: Path) -> None:
+    run = build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep=5, log_every="1 steps")
+    run.train()
+    verdict = sf.verify(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep=5))
+    assert verdict.sound, str(verdict)
+    sf.export(tmp_path / "run", tmp_path / "weights")
+    weights = load_file(tmp_path / "weights" / "model.safetensors")
+    state = run.state.models["model"].state_dict()
+    assert weights.keys() == {name for name, each in state.items() if isinstance(each, Tensor)}
+    assert all(equal_bits(weights[name], state[name]) for name in weights)
