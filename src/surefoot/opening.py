@@ -32,6 +32,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
 
     configuration: config.toml, where it is not to be written for a script.
     """
+    parts.follow_trainable()  # what was frozen since the run was built
     if parts.directory is None or parts.saving is None:
         return _begun(parts)
     if parts.world.is_main:
@@ -76,10 +77,12 @@ def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configurat
 
 def _going_on(before: Parts, found: Contents) -> Parts:
     """The run as it goes on from a checkpoint, restored."""
-    parts = before.going_on_from(found)
-    where, main = f"step-{found.step:08d}", parts.world.is_main
+    parts, trainable = before.going_on_from(found), before.state.trainable
+    where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
     snapshot.restore(parts.whole, found, where=where, main=main)
-    for line in [] if parts.finished else parts.notes(found):
+    parts.follow_trainable()
+    as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
+    for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
         parts.say(f"note: {line}")
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
     return parts

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from surefoot import assembly, ordering, snapshot
 from surefoot.activations import How, compute_again, in_words
 from surefoot.alike import as_given, equal_from_main, refuse_unequal
-from surefoot.assembly import Built, Model
+from surefoot.assembly import Model
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import Contents
@@ -33,6 +33,7 @@ from surefoot.gallery import Makes, made
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.memory_format import layout
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.optimizers.trainable import Built
 from surefoot.panels import Panels
 from surefoot.parallel import spread
 from surefoot.parts import Parts
@@ -214,7 +215,7 @@ class Run:
         said = screen(times.length.steps, log) if console else None
         models = assembly.built_models(model, seed=seed, device=place, fp8=precision == "fp8")
         equal_from_main(models, world)
-        notes = assembly.set_to_train(models)
+        notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
         if sync_batch_norm:
             models, more = assembly.with_synchronised_norms(models, sizes, world)
             notes += more
@@ -293,7 +294,7 @@ class Run:
                 "seed": seed,
                 "length": f"{times.length.steps} steps",
                 **sizes.described(),
-                "optimizer": assembly.described_optimizers(optimizer, state),
+                "optimizer": assembly.described_optimizers(decisions, state),
                 "schedule": in_steps.described(),
                 "schedule_of_steps": times.length.steps,
                 "clip": clip,

@@ -32,6 +32,7 @@ _OF_STATE = {
     "aliases",
     "optimizer",
     "groups",
+    "trainable",
     "evaluating",
     "watch",
     "plateau",
@@ -117,6 +118,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         "aliases": {name: aliases[file_name("model", name)] for name in state.models},
         "optimizer": optimizer,
         "groups": numbers,
+        "trainable": state.trainable.state(),
         "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
         "watch": None if whole.watch is None else whole.watch.state(),
         "plateau": None if whole.feedback is None else whole.feedback.state(),
@@ -171,6 +173,7 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         evaluating = set(found.state["evaluating"][name])
         for part, module in model.named_modules():
             module.training = part not in evaluating
+    state.trainable.load_state(found.state["trainable"], where=where)
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])
