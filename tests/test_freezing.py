@@ -228,7 +228,7 @@ def test_one_optimizer_beside_a_frozen_model_is_refused_with_what_to_write() -> 
     with pytest.raises(sf.ConfigError) as told:
         with_teacher(None, Statistics().requires_grad_(False), optimizer=sf.sgd(0.1))
     first, *_, last = str(told.value).splitlines()
-    assert first.startswith("teacher has no trainable parameter, and one optimizer was given for all models")
+    assert first == "teacher has no trainable parameter, and an optimizer was given for it (student, teacher)"
     assert last == "  name those that are trained: optimizer={'student': ...}"
 
 
@@ -342,6 +342,16 @@ def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_p
     assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
     made(build(tmp_path / "killed"), thaw_and_freeze)
     assert_equal_bits(everything(tmp_path / "killed"), everything(tmp_path / "whole"))
+
+
+def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
+    made(build(tmp_path, save_every="2 steps", keep=100), thaw)
+    verdict = sf.verify(build(tmp_path))
+    assert not verdict.problems
+    assert (
+        "steps 2 to 4: the loop's own body froze or unfroze parameters, which is not done again" in verdict.not_proved
+    )
+    assert "steps 4 to 8: 4 records and the checkpoints of steps 6 and 8, bit for bit" in verdict.proved
 
 
 def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself() -> None:
@@ -567,7 +577,7 @@ def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: R
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
 
 
-def unlike_on_ranks(what: str) -> None:
+def unlike_on_ranks(what: str, out: str) -> None:
     """Rank 1, or both, do what several processes cannot follow."""
 
     def body(run: sf.Run, index: int) -> None:
@@ -579,8 +589,11 @@ def unlike_on_ranks(what: str) -> None:
         own_steps(build(), before=body)
     elif what == "unused":
         made(build(model=with_spare), lambda run, _: run.state.models["model"].requires_grad_(True))
+    elif what == "fsdp resumes":
+        made(build(out, model=smooth, parallel="ddp", stop_after="4 steps"), body)
+        made(build(out, model=smooth, parallel="fsdp"), body)
     else:
-        made(build(parallel="fsdp" if what == "fsdp" else "ddp"), body)
+        made(build(model=smooth, parallel="fsdp" if what == "fsdp" else "ddp"), body)
 
 
 def with_spare() -> nn.Module:
@@ -601,14 +614,23 @@ def with_spare() -> nn.Module:
             "after step 3 rank 1 and others train different parameters; here: 2 parameters frozen: hidden.0.weight",
         ),
         ("unused", "1 parameter gets no gradient, and other processes would wait for it: hidden.spare"),
-        ("own steps", "requires_grad of backbone.0.weight changed inside a step, before its gradients"),
+        (
+            "own steps",
+            "requires_grad of 4 parameters changed inside a step, before its gradients (backbone.0.weight ... backbone.1.bias)",
+        ),
         (
             "fsdp",
-            "requires_grad of 4 parameters changed (backbone.0.weight ... backbone.1.bias), which FSDP cannot follow",
+            "requires_grad of 4 parameters is not what it was (backbone.0.weight ... backbone.1.bias), which FSDP cannot follow",
+        ),
+        (
+            "fsdp resumes",
+            "cannot resume step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
         ),
     ],
 )
-def test_what_several_processes_cannot_follow_ends_all_of_them(what: str, says: str, ranks: Ranks) -> None:
-    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what), within_s=60)
+def test_what_several_processes_cannot_follow_ends_all_of_them(
+    what: str, says: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, out=str(tmp_path)), within_s=60)
     assert all(outcome.status > 0 for outcome in outcomes)
     assert says in outcomes[1].text

@@ -37,23 +37,20 @@ class Agreement:
         self.work = dist.all_reduce(self.told, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
         return heard
 
-    def heard_now(self) -> dict[str, int]:
-        """What all ranks say in the last exchange, waited for by this rank alone; the next call hears it too."""
-        if self.work is None or self.told is None:
-            return dict.fromkeys(self.names, 0)
-        self.work.wait()
-        return dict(zip(self.names, self.told.tolist(), strict=True))
-
     def now(self, **own: int) -> dict[str, int]:
         """As `exchange`, but wait for what the others say in this very call; what was still on its way is in it too."""
         before = self.exchange(**own)
         after = self._heard() if self.world.side is not None else before
         return {name: max(before[name], after[name]) for name in self.names}
 
-    def _heard(self) -> dict[str, int]:
+    def peek(self) -> dict[str, int]:
+        """What all ranks say in the last exchange, waited for by this one alone; the next call hears it too."""
         if self.work is None or self.told is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
-        heard = dict(zip(self.names, self.told.tolist(), strict=True))
+        return dict(zip(self.names, self.told.tolist(), strict=True))
+
+    def _heard(self) -> dict[str, int]:
+        heard = self.peek()
         self.work = self.told = None
         return heard

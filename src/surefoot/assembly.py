@@ -22,6 +22,7 @@ from surefoot.optimizers import on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
 from surefoot.optimizers.clipping import Clip, limited
 from surefoot.optimizers.ema import Ema
+from surefoot.optimizers.gradients import clear
 from surefoot.optimizers.groups import parameter_groups
 from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.rates import factors_of, freeze
@@ -71,10 +72,7 @@ def built_models(
 
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
-    """Put models that are trained and in evaluation mode as a whole into training mode, and say so.
-
-    Parts of others stay as they are, and so does a model that no optimizer trains: its mode is its owner's.
-    """
+    """Put `trained` models that are in evaluation mode as a whole into training mode, and say so; all other modes stay."""
     found = [name for name in models if name in trained and not any(part.training for part in models[name].modules())]
     for name in found:
         models[name].train()
@@ -119,7 +117,7 @@ def decided(
         )
     found: dict[str, Decided] = {}
     for name, spec in named.items():
-        found[name] = _decided(name, models, spec, clip=clip, shared=not isinstance(optimizer, Mapping))
+        found[name] = _decided(name, models, spec, clip=clip)
         own_mean = isinstance(spec, OptimizerSpec) and spec.name == "schedule-free"
         if own_mean and ema is not None:
             raise _nothing_to_average(ema)
@@ -135,12 +133,8 @@ def _decided(
     *,
     clip: Clip,
     trained: set[str] | None = None,
-    shared: bool = False,
 ) -> Decided:
-    """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on.
-
-    shared: the specification was given for all models.
-    """
+    """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model = models[name]
     factors = factors_of(model, spec.rates if isinstance(spec, OptimizerSpec) else ())
     stays = [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]
@@ -156,22 +150,21 @@ def _decided(
     groups = parameter_groups(model, decay or 0.0, rates=factors, trained=trained)
     parameters = [parameter for group in groups for parameter in group.parameters]
     if not parameters:
-        raise _nothing_to_train(name, models, shared=shared)
+        raise _nothing_to_train(name, models)
     if isinstance(spec, OptimizerSpec) and spec.name == "muon":
         groups = split(groups, hidden_matrices(model, excepted=spec.settings["adamw_for"]))  # type: ignore[arg-type]
     return Decided(spec, factors, groups, limited(clip, model, parameters), None)
 
 
-def _nothing_to_train(name: str, models: Mapping[str, nn.Module], *, shared: bool) -> ConfigError:
+def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
     """One optimizer for several models is each one's; a teacher that is frozen needs none."""
-    if len(models) == 1:
+    others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
+    if not others:
         kind = type(models[name]).__name__
         return ConfigError(f"{kind} has no trainable parameter: nothing to train (is every requires_grad False?)")
-    others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
-    wanted = ", ".join(f"{each!r}: ..." for each in others if each != name) or "'student': ..."
-    given = "one optimizer was given for all models" if shared else "an optimizer was given for it"
+    wanted = ", ".join(f"{each!r}: ..." for each in others)
     return ConfigError(
-        f"{name} has no trainable parameter, and {given} ({', '.join(models)})\n"
+        f"{name} has no trainable parameter, and an optimizer was given for it ({', '.join(models)})\n"
         "  a model that nothing trains, such as a frozen teacher, needs no optimizer, and keeps its mode\n"
         f"  name those that are trained: optimizer={{{wanted}}}"
     )
@@ -227,11 +220,12 @@ def built_state(
 
     def rebuild(name: str, trained: set[str]) -> None:
         known = set(state.trained[name].parameters)
-        decision = replace(
-            _decided(name, models, decisions[name].spec, clip=clip, trained=trained), twin=decisions[name].twin
-        )
-        if decision.twin is not None:
-            decision.twin.copy_parameters([each for each in decision.parameters if each not in known])
+        spec, twin = decisions[name].spec, decisions[name].twin
+        decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
+        joining = set(decision.parameters) - known
+        clear([*joining])  # of gradients of a step that did not train them
+        if twin is not None:
+            twin.copy_parameters(joining)
         build(name, decision)
 
     for name, decision in decisions.items():
@@ -255,7 +249,7 @@ def _averages(
         if ema is not None:
             raise _nothing_to_average(ema)
         return ScheduleFreeAverage(twin or twin_of(model), optimizer)
-    return None if ema is None or twin is None else Ema(twin, ema, trained=decision.parameters)
+    return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
 
 
 def _nothing_to_average(ema: float) -> ConfigError:

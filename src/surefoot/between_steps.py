@@ -182,13 +182,10 @@ class BetweenSteps:
             )
         if parts.world.size > 1:
             if parts.task.loss is not None:
+                models, first = self.state.models, parts.supply.first(self.state.step)
+                precision, unused = self.whole.precision, parts.parallel.unused
                 check_first_pass(
-                    self.state.models,
-                    parts.task.loss,
-                    parts.supply.first(self.state.step),
-                    precision=self.whole.precision,
-                    world=parts.world,
-                    allow_unused=parts.parallel.unused,
+                    models, parts.task.loss, first, precision=precision, world=parts.world, allow_unused=unused
                 )
             parts.task.ranks.follow_trainable()
             make_ready(parts)
@@ -216,5 +213,6 @@ class BetweenSteps:
     def _packed(self) -> Contents:
         owed = self.evaluations
         self.whole.meter.collect(self.parts.world)
+        self.state.trainable.follow()  # scores after the last step may have frozen something
         contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())

@@ -219,28 +219,26 @@ class Ddp:
 
     def follow_trainable(self) -> None:
         """Have DDP watch the parameters that are trainable now, those of a single model; anew where they were others."""
-        for called in self.called.values() if len(self.called) == 1 else ():
-            trainable = [parameter for parameter in called.model.parameters() if parameter.requires_grad]
-            if [*map(id, trainable)] == [*map(id, self.watched)]:
-                continue
-            if self.wrapped:
-                called.through = self.wrapped.pop().module  # DDP's hooks on parameters go with it
-            self.watched = trainable
-            if trainable:
-                called.through = self._wrapped(called.through)
-                self.wrapped.append(called.through)
-
-    def _wrapped(self, model: Any) -> DistributedDataParallel:
+        called = next(iter(self.called.values()))
+        trainable = [parameter for parameter in called.model.parameters() if parameter.requires_grad]
+        if len(self.called) > 1 or [*map(id, trainable)] == [*map(id, self.watched)]:
+            return
+        if self.wrapped:
+            called.through = self.wrapped.pop().module  # DDP's hooks on parameters go with it
+        self.watched = trainable
+        if not trainable:
+            return
         with warnings.catch_warnings():
             # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-            return DistributedDataParallel(
-                model,
+            called.through = DistributedDataParallel(
+                called.through,
                 broadcast_buffers=False,
                 init_sync=False,
                 find_unused_parameters=self.parallel.unused,
                 gradient_as_bucket_view=True,
             )
+        self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""

@@ -130,7 +130,7 @@ class Parts:
     def compared(self) -> dict[str, Any]:
         """What must be the same on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
-        frozen = {f"frozen in {name}": ", ".join(of["frozen"]) for name, of in self.state.trainable.state().items()}
+        frozen = {"frozen": ", ".join(self.state.trainable.state()["frozen"])}
         out = None if self.directory is None else str(self.directory.path)
         kind = {"parallel": str(self.parallel), "out": out, "deterministic": self.deterministic}
         every = {f"{name}_every": text for name, text in self.timetable.written.items()}

@@ -41,10 +41,7 @@ class Wishes:
         return self._save_wanted if self.world.size == 1 else self.save_agreed
 
     def stopping(self, *, trainable: int) -> bool:
-        """Whether no further step is to be made; asked once before each step, by all ranks.
-
-        trainable: a number that says which parameters this rank trains (`alike`).
-        """
+        """Whether no further step is to be made; asked once before each step, by all ranks, with what each trains (`alike`)."""
         if self.ended_by is not None or self.stop_agreed:
             return True
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
@@ -55,15 +52,14 @@ class Wishes:
             return asked
         tells = self._save_wanted and not self.save_told
         self.save_told |= tells  # once: until it is done the wish stands
-        most, least = trainable, _ABOVE - trainable  # the largest of each say whether all are the same
-        own = {"signal": self._own_signal, "stop": int(asked), "save": int(tells), "most": most, "least": least}
-        self._heard(self.agreement.exchange(**own))
+        own = {"signal": self._own_signal, "stop": int(asked), "save": int(tells)}
+        self._heard(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
         return self.ended_by is not None or self.stop_agreed
 
     def alike(self) -> bool:
         """Whether all ranks came to this step with the same number; only a rank whose own has changed asks, and waits."""
-        told = self.agreement.heard_now()
-        return self.world.size == 1 or told["most"] + told["least"] == _ABOVE
+        largest = self.agreement.peek()
+        return self.world.size == 1 or largest["most"] + largest["least"] == _ABOVE
 
     def told_to_stop(self) -> bool:
         """Whether a signal has come, on any rank; asked by all of them, where a step is given up for it."""

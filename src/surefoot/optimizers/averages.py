@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,10 +39,10 @@ class Twin:
     pairs: list[tuple[nn.Parameter, nn.Parameter]]
 
     @torch.no_grad()
-    def copy_parameters(self, parameters: Collection[nn.Parameter] | None = None) -> None:
+    def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
         """Take over these parameters of the live model, or all: frozen ones too, since no average ever moves those."""
         for live, own in self.pairs:
-            if parameters is None or live in set(parameters):
+            if parameters is None or live in parameters:
                 own.copy_(live)
 
 

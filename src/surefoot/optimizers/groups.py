@@ -7,7 +7,7 @@ an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -34,11 +34,7 @@ class Group:
 
 
 def parameter_groups(
-    model: nn.Module,
-    weight_decay: float,
-    *,
-    rates: Mapping[str, float] | None = None,
-    trained: Collection[str] | None = None,
+    model: nn.Module, weight_decay: float, *, rates: Mapping[str, float] | None = None, trained: set[str] | None = None
 ) -> list[Group]:
     """The trainable parameters of `model`, those with the same decay and the same rate in one group.
 

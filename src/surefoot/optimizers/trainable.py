@@ -7,7 +7,7 @@ state waits. One that is unfrozen for the first time joins: its model's optimize
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -68,73 +68,56 @@ class Decided:
         return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
 
 
+@dataclass
 class Trainable:
     """Notices between steps what user code has frozen, unfrozen or replaced; looks at flags and identities, never at numbers.
 
-    trained: the parameters that an optimizer holds, for each model that has one. rebuild: builds the optimizer of one model
-    again, for these parameters. joins_in_step: whether that may be done inside a step, where no other process waits.
-    sharded: parameters lie over several ranks, as they were divided for what was trained at first.
+    trained: names of the parameters that an optimizer has, for each model with one; `rebuild` builds that for others of it.
+    joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks,
+    divided for what is trained at first.
     """
 
-    def __init__(
-        self,
-        models: dict[str, nn.Module] | None = None,
-        trained: Mapping[str, set[str]] | None = None,
-        *,
-        rebuild: Callable[[str, set[str]], None] = lambda name, trained: None,  # noqa: ARG005
-        joins_in_step: bool = True,
-        sharded: bool = False,
-    ) -> None:
-        self.models, self.trained, self.rebuild = models or {}, dict(trained or {}), rebuild
-        self.joins_in_step, self.sharded = joins_in_step, sharded
-        self.names: list[str] = []
-        self.settled = True  # False: flags were put back by a resume, and nobody knows what they were before
+    models: dict[str, nn.Module] = field(default_factory=dict)
+    trained: dict[str, set[str]] = field(default_factory=dict)
+    rebuild: Callable[[str, set[str]], None] = lambda model, trained: None  # noqa: ARG005
+    joins_in_step: bool = True
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
         self._look()
 
     def follow(self, *, in_step: bool = False) -> None:
         """Train what is trainable now; `ConfigError` for what cannot be trained. About a microsecond where nothing changed."""
-        if tuple(map(_requires_grad, self._parameters)) != self.flags or not self.settled:
+        if tuple(map(_requires_grad, self._every)) != self.flags or (not in_step and self._replaced()):
             self._follow(in_step=in_step)
-        elif not in_step and self._replaced():
-            self._follow(in_step=False)
 
-    def state(self) -> dict[str, dict[str, list[str]]]:
-        """What a checkpoint holds of it: by model, what is frozen now, and what no optimizer has."""
-        every = {name: dict(model.named_parameters()) for name, model in self.models.items()}
-        return {
-            name: {
-                "frozen": [each for each, parameter in parameters.items() if not parameter.requires_grad],
-                "in_no_optimizer": [each for each in parameters if each not in self.trained.get(name, ())],
+    def state(self) -> dict[str, list[str]]:
+        """What a checkpoint holds of it: which parameters are frozen now, and which no optimizer has."""
+        frozen = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
+        return {"frozen": frozen, "in_no_optimizer": [self._full(model, name) for model, name, _ in self._outside]}
+
+    def load_state(self, state: Mapping[str, list[str]], *, where: str) -> None:
+        """Freeze and unfreeze as a checkpoint says, and build optimizers again that had other parameters."""
+        now, frozen, outside = self.state(), set(state["frozen"]), set(state["in_no_optimizer"])
+        if self.sharded and state != now:
+            other = sorted(frozen ^ set(now["frozen"]) | outside ^ set(now["in_no_optimizer"]))
+            raise CheckpointError(f"cannot resume {where}: {_not_under_fsdp(other)}")
+        for name, parameter in () if self.sharded else self.parameters.items():
+            parameter.requires_grad_(name not in frozen)
+        for model, before in self.trained.items():
+            names = {
+                name for name, _ in self.models[model].named_parameters() if self._full(model, name) not in outside
             }
-            for name, parameters in every.items()
-        }
-
-    def load_state(self, state: Mapping[str, Mapping[str, list[str]]], *, where: str) -> None:
-        """Freeze and unfreeze as a checkpoint says, and build optimizers again whose parameters were others."""
-        if self.sharded and state != self.state():
-            other = next(name for name, now in self.state().items() if state[name] != now)
-            raise CheckpointError(
-                f"cannot resume {where}: it trains other parameters of {other} than this run, whose code froze others at its start\n"
-                "  under FSDP parameters are divided among the ranks for what is trained, once and for all\n"
-                "  set requires_grad before Run(...) as it was at that step, or go on with --parallel ddp"
-            )
-        for name, model in self.models.items():
-            frozen, untrained = (set(state[name][key]) for key in ("frozen", "in_no_optimizer"))
-            for each, parameter in model.named_parameters():
-                parameter.requires_grad_(each not in frozen)
-            trained = {each for each, _ in model.named_parameters()} - untrained
-            if name in self.trained and trained != self.trained[name]:
-                self.trained[name] = trained
-                self.rebuild(name, trained)
+            if names != before:
+                self.trained[model] = names
+                self.rebuild(model, names)
         self._look()
-        self.settled = False
 
     def changes(self, before: tuple[bool, ...]) -> list[str]:
-        """In words, how the flags differ from those of another step."""
-        now = [(name, flag) for name, was, flag in zip(self.names, before, self.flags, strict=True) if was != flag]
-        thawed, frozen = ([name for name, flag in now if flag is kind] for kind in (True, False))
-        verbs = ((thawed, "unfrozen"), (frozen, "frozen"))
-        return [f"{_counted(names)} {verb}: {first_and_last(names)}" for names, verb in verbs if names]
+        """In words, how the flags differ from those `before`."""
+        now = [(name, flag) for name, was, flag in zip(self.parameters, before, self.flags, strict=True) if was != flag]
+        verbs = {"unfrozen": [name for name, flag in now if flag], "frozen": [name for name, flag in now if not flag]}
+        return [f"{_counted(names)} {verb}: {first_and_last(names)}" for verb, names in verbs.items() if names]
 
     def _look(self) -> None:
         """Remember what there is, and what of it is trained."""
@@ -145,58 +128,51 @@ class Trainable:
             *chain.from_iterable(map(dict.values, self._owners))
         ]  # kept, so that no other can have their ids
         self._ids = [*map(id, self._parts)]
-        self.names, self._parameters = _named(self.models)
-        self._outside = [
-            (model, name, parameter)
-            for model, module in self.models.items()
-            for name, parameter in module.named_parameters()
-            if name not in self.trained.get(model, ())
-        ]
+        self._outside = [each for each in self._named() if each[1] not in self.trained.get(each[0], ())]
+        self.parameters = {self._full(model, name): parameter for model, name, parameter in self._named()}
+        self._every = list(self.parameters.values())
         self._take_flags()
 
     def _take_flags(self) -> None:
-        self.flags = tuple(map(_requires_grad, self._parameters))
+        self.flags = tuple(map(_requires_grad, self._every))
         self.fingerprint = crc32(bytes(self.flags))  # the same on every rank that has frozen the same
 
     def _replaced(self) -> bool:
-        """Whether there are other modules or parameters now; under FSDP, which replaces them in every pass, that is not asked."""
+        """Whether there are other modules or parameters now; FSDP replaces them in every pass."""
         now = [*map(id, chain.from_iterable(map(dict.values, self._owners)))]
         return (now != self._ids or any(self._empty)) and not self.sharded
 
     def _follow(self, *, in_step: bool) -> None:
-        if in_step and self.sharded:
-            return  # what still differs after the step is refused then
+        before = dict(zip(self.parameters, self.flags, strict=True))
+        changed = [name for name, parameter in self.parameters.items() if parameter.requires_grad is not before[name]]
+        if self.sharded:
+            if not in_step:  # what still differs after the step
+                raise ConfigError(_not_under_fsdp(changed))
+            return
         replaced = self._replaced()
         if replaced:
             self._refuse_other_parameters()
-        before = dict(zip(self.names, self.flags, strict=True)) if self.settled else {}
-        pairs = zip(self.names, self._parameters, strict=True)
-        changed = [name for name, held in pairs if self.settled and before[name] is not held.requires_grad]
-        if changed:
-            self._refuse_changes(changed, in_step=in_step)
-        joining: dict[str, list[str]] = {}
-        for model, name, parameter in self._outside:
-            if parameter.requires_grad:
-                joining.setdefault(model, []).append(name)
-                parameter.grad = None  # of a step that did not train it
-        for model, names in joining.items():
-            self._join(model, names, before, in_step=in_step)
+        joining = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
+        if in_step and not self.joins_in_step and (joining or len(self.models) == 1):
+            raise ConfigError(  # DDP of a single model waits for all that was trained before
+                f"requires_grad of {_counted(changed)} changed inside a step, before its gradients ({first_and_last(changed)})\n"
+                "  the other processes wait for the gradients of what was trained when the step began\n"
+                "  change it after update(step), at the end of the loop's body: it then counts from the next step on"
+            )
+        for model in dict.fromkeys(model for model, _ in joining):
+            self._join(model, [name for other, name in joining if other == model], before)
         if replaced or joining:
             self._look()
         else:
             self._take_flags()
-        self.settled = True
 
-    def _join(self, model: str, names: list[str], before: Mapping[str, bool], *, in_step: bool) -> None:
-        """Train parameters that no optimizer has yet; what nobody ever froze in a model without one is its owner's choice."""
+    def _join(self, model: str, names: list[str], before: Mapping[str, bool]) -> None:
+        """Train parameters that no optimizer has; what nobody froze in a model without one is its owner's choice."""
         if model in self.trained:
-            if in_step and not self.joins_in_step:
-                raise _within_a_step(names[0])
-            trained = self.trained[model] | set(names)
-            self.rebuild(model, trained)
-            self.trained[model] = trained
+            self.rebuild(model, self.trained[model].union(names))
+            self.trained[model].update(names)
             return
-        thawed = [name for name in names if before.get(self._full_name(model, name)) is False]
+        thawed = [name for name in names if before.get(self._full(model, name)) is False]
         if thawed:
             raise ConfigError(
                 f"requires_grad of {_counted(thawed)} of {model} is True now ({first_and_last(thawed)}), and it has no optimizer\n"
@@ -206,8 +182,7 @@ class Trainable:
 
     def _refuse_other_parameters(self) -> None:
         """Raise `ConfigError` where a model has other parameters than it had; other modules around them are its own business."""
-        names, parameters = _named(self.models)
-        then, now = dict(zip(self.names, self._parameters, strict=True)), dict(zip(names, parameters, strict=True))
+        then, now = self.parameters, {self._full(model, name): parameter for model, name, parameter in self._named()}
         other = [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]
         if not other:
             return
@@ -218,18 +193,10 @@ class Trainable:
             "  change the model before Run(...); new numbers for it: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
         )
 
-    def _refuse_changes(self, changed: list[str], *, in_step: bool) -> None:
-        """Raise `ConfigError` where processes that share the work cannot follow."""
-        if self.sharded:
-            raise ConfigError(
-                f"requires_grad of {_counted(changed)} changed ({first_and_last(changed)}), which FSDP cannot follow:\n"
-                "  parameters are divided among the ranks for what is trained, once and for all\n"
-                "  set requires_grad before Run(...), or use --parallel ddp"
-            )
-        if in_step and not self.joins_in_step and len(self.models) == 1:  # DDP waits for what was trained before
-            raise _within_a_step(changed[0])
+    def _named(self) -> list[tuple[str, str, nn.Parameter]]:
+        return [(model, *pair) for model, module in self.models.items() for pair in module.named_parameters()]
 
-    def _full_name(self, model: str, name: str) -> str:
+    def _full(self, model: str, name: str) -> str:
         return name if list(self.models) == ["model"] else f"{model}.{name}"
 
 
@@ -239,10 +206,8 @@ def trained_by(
     """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
     spec, parameters = decision.spec, decision.parameters
     with without_compiler():
-        if isinstance(spec, OptimizerSpec):
-            optimizer = spec.build(decision.groups)
-        else:
-            optimizer = spec([{"params": group.parameters} for group in decision.groups])
+        plain = [{"params": group.parameters} for group in decision.groups]
+        optimizer = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else spec(plain)
     if holders(parameters) is not None:
         on_shards.refuse_optimizer(optimizer)
     for group in optimizer.param_groups:
@@ -296,23 +261,13 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: held for key, held in group.items() if key != "params"}
 
 
-def _named(models: Mapping[str, nn.Module]) -> tuple[list[str], list[nn.Parameter]]:
-    """All parameters of some models by name, under the model's where there are several."""
-    pairs = [
-        (name if list(models) == ["model"] else f"{model}.{name}", parameter)
-        for model, module in models.items()
-        for name, parameter in module.named_parameters()
-    ]
-    return [name for name, _ in pairs], [parameter for _, parameter in pairs]
-
-
 def _counted(names: list[str]) -> str:
     return f"{len(names)} parameter{'s' * (len(names) != 1)}"
 
 
-def _within_a_step(name: str) -> ConfigError:
-    return ConfigError(
-        f"requires_grad of {name} changed inside a step, before its gradients\n"
-        "  the other processes wait for the gradients of what was trained when the step began\n"
-        "  change it after update(step), at the end of the loop's body: it then counts from the next step on"
+def _not_under_fsdp(names: list[str]) -> str:
+    return (
+        f"requires_grad of {_counted(names)} is not what it was ({first_and_last(names)}), which FSDP cannot follow\n"
+        "  it divides parameters among the ranks for what is trained, once and for all\n"
+        "  set requires_grad before Run(...), or use --parallel ddp"
     )

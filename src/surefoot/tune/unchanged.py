@@ -47,8 +47,6 @@ def unchanged(run: Run) -> Iterator[Parts]:
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
     buffers = [(buffer, buffer.detach().clone()) for model in _models(state) for buffer in model.buffers()]
     found = tried.packed()  # which copies the buffers of models to their averages: `buffers` are from before
-    groups = [group for trained in state.trained.values() for group in trained.optimizer.param_groups]
-    plain = [dict(group) for group in groups]
     format_before = precision.name, precision.open
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
     clock = parts.whole.clock
@@ -65,9 +63,6 @@ def unchanged(run: Run) -> Iterator[Parts]:
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
-            for group, before_group in zip(groups, plain, strict=True):
-                for name in group.keys() - before_group.keys():
-                    del group[name]
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.described.clear()
