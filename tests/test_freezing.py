@@ -18,6 +18,7 @@ import surefoot as sf
 from forked import Forked
 from ranks import Ranks
 from surefoot.checkpoint.store import Store
+from surefoot.optimizers.skipping import skipping
 
 SAMPLES, BATCH, STEPS = 32, 8, 8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -32,6 +33,8 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "schedule-free": lambda: sf.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: torch.optim.RMSprop(groups, lr=1e-3),
 }
+
+FAST = ("adamw", "sgd", "muon", "schedule-free", "a user's")
 
 
 class Net(nn.Sequential):
@@ -109,7 +112,7 @@ def everything(out: Path) -> dict[str, Any]:
         for file, named in contents.files.items()
         for name, held in named.items()
     }
-    return tensors | {key: contents.state[key] for key in ("groups", "trainable", "optimizer", "evaluating")}
+    return tensors | {key: contents.state.get(key) for key in ("groups", "trainable", "optimizer", "evaluating")}
 
 
 def assert_equal_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -264,7 +267,9 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
         torch.testing.assert_close(held, plain.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+)
 def test_what_was_frozen_and_unfrozen_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     """Stopped in the very step of each change, and before and after it."""
     settings = {"optimizer": OPTIMIZERS[name](), "ema": None if name == "schedule-free" else 0.9, "clip": "auto 0.9"}
@@ -341,6 +346,7 @@ def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_p
     assert process.wait() == -signal.SIGKILL
     assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
     made(build(tmp_path / "killed"), thaw_and_freeze)
+    assert int(everything(tmp_path / "killed")["optimizer/backbone.0.weight/step"]) == 5
     assert_equal_bits(everything(tmp_path / "killed"), everything(tmp_path / "whole"))
 
 
@@ -392,8 +398,37 @@ def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
             counted.append(float(run.state.trained["model"].bad_in_a_row))
             thaw(run, step.index)
             remembered.append(int(run.state.trained["model"].clipping.remembered["entered"]))
+    weight = run.state.models["model"].get_parameter("backbone.0.weight")
+    assert int(run.state.trained["model"].optimizer.state[weight]["step"]) == 4
     assert counted == [0, 1, 2, 3, 0, 0, 0, 0]
     assert remembered == [1, 1, 1, 1, 2, 3, 4, 5]
+
+
+def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
+    def fill_and_thaw(run: sf.Run, index: int) -> None:
+        thaw(run, index - 5)
+        torch.nn.init.ones_(run.state.models["model"].get_parameter("backbone.0.weight"))
+
+    run = made(build(ema=0.9), fill_and_thaw)
+    assert torch.equal(run.state.averages["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
+
+
+def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> None:
+    settings = {"optimizer": sf.schedule_free(1e-2), "stop_after": "3 steps"}
+    averages = []
+    for body in (thaw, lambda run, index: None):
+        run = made(build(**settings), body)
+        run.state.averages["model"].refresh(run.state.models["model"])
+        averages.append(dict(run.state.averages["model"].model.state_dict()))
+    assert_equal_bits(*averages)
+
+
+def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
+    run, called = build(), []
+    run.state.trained["model"].optimizer.register_step_post_hook(lambda *_: called.append(run.state.step))
+    run.state.trained["model"].skip = skipping(run.state.trained["model"].optimizer, torch.device("cpu"))
+    made(run, thaw)
+    assert called == list(range(STEPS))
 
 
 # --- steps of one's own, and several models --------------------------------------------------------------------------
@@ -413,7 +448,13 @@ def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_
     def one_later(run: sf.Run, index: int) -> None:
         thaw(run, index - 1)
 
+    untouched = dict(build().state.models["model"].named_parameters())
     runs = [own_steps(build(), before=one_later), own_steps(build(), after=thaw), made(build(), thaw)]
+    assert not any(
+        torch.equal(held, untouched[name])
+        for name, held in runs[0].state.models["model"].named_parameters()
+        if "0" in name
+    )
     for other in runs[1:]:
         assert_equal_bits(
             dict(runs[0].state.models["model"].state_dict()), dict(other.state.models["model"].state_dict())
@@ -551,11 +592,15 @@ def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return samples[0].double(), samples[1]
 
 
-def on_a_rank(out: str | None = None, until: int = STEPS) -> dict[str, Tensor]:
-    """Unfrozen after step 3, a part frozen after step 5 and no longer after step 7; in float64, the averages too."""
+def on_a_rank(out: str | None = None, until: int = STEPS, *, early: bool = False) -> dict[str, Tensor]:
+    """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and no longer after step 7.
+
+    In float64, the averages too.
+    """
     run = build(
         out, model=lambda: frozen_backbone().double(), train=widened(data()), ema=0.9, stop_after=f"{until} steps"
     )
+    run.state.models["model"].get_submodule("backbone").requires_grad_(early)
     made(run, thaw_and_freeze)
     return {
         **run.state.models["model"].state_dict(),
@@ -564,14 +609,13 @@ def on_a_rank(out: str | None = None, until: int = STEPS) -> dict[str, Tensor]:
 
 
 def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
-    alone = on_a_rank()
-    cases = [{"out": str(tmp_path / "whole")}] + [
-        {"out": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)
-    ]
-    whole, *_, last = ranks.each(2, on_a_rank, cases)
-    for of_rank in whole:
-        for name, held in alone.items():
-            torch.testing.assert_close(of_rank[name], held, rtol=1e-9, atol=1e-9)
+    cases: list[dict[str, Any]] = [{"early": True}, {"out": str(tmp_path / "whole")}]
+    cases += [{"out": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
+    early, whole, *_, last = ranks.each(2, on_a_rank, cases)
+    for together, alone in ((early, on_a_rank(early=True)), (whole, on_a_rank())):
+        for of_rank in together:
+            for name, held in alone.items():
+                torch.testing.assert_close(of_rank[name], held, rtol=1e-9, atol=1e-9)
     for one, other in zip(whole, last, strict=True):
         assert_equal_bits(one, other)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
@@ -585,7 +629,11 @@ def unlike_on_ranks(what: str, out: str) -> None:
         if index == 2 and not (first and what in ("unfreezes", "freezes")):
             model.get_submodule("hidden" if what == "freezes" else "backbone").requires_grad_(what != "freezes")
 
-    if what == "own steps":
+    if what == "starts":
+        run = build()
+        run.state.models["model"].get_submodule("backbone").requires_grad_(not run.parts.world.is_main)
+        run.train()
+    elif what == "own steps":
         own_steps(build(), before=body)
     elif what == "unused":
         made(build(model=with_spare), lambda run, _: run.state.models["model"].requires_grad_(True))
@@ -613,6 +661,7 @@ def with_spare() -> nn.Module:
             "freezes",
             "after step 3 rank 1 and others train different parameters; here: 2 parameters frozen: hidden.0.weight",
         ),
+        ("starts", "frozen: rank 0 has 'backbone.0.weight, backbone.0.bias, backbone.1.weight, back"),
         ("unused", "1 parameter gets no gradient, and other processes would wait for it: hidden.spare"),
         (
             "own steps",
