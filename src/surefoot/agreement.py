@@ -43,10 +43,14 @@ class Agreement:
         after = self._heard() if self.world.side is not None else before
         return {name: max(before[name], after[name]) for name in self.names}
 
-    def _heard(self) -> dict[str, int]:
+    def peek(self) -> dict[str, int]:
+        """What all ranks say in the last exchange, waited for by this one alone; the next call hears it too."""
         if self.work is None or self.told is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
-        heard = dict(zip(self.names, self.told.tolist(), strict=True))
+        return dict(zip(self.names, self.told.tolist(), strict=True))
+
+    def _heard(self) -> dict[str, int]:
+        heard = self.peek()
         self.work = self.told = None
         return heard

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching
 from surefoot.config.strategy import Strategy
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError
 from surefoot.fp8 import with_fp8
-from surefoot.loop import State, Trained
-from surefoot.optimizers import flat, on_shards
+from surefoot.loop import State
+from surefoot.optimizers import on_shards
 from surefoot.optimizers.averages import Averages, Twin, twin_of
-from surefoot.optimizers.clipping import Clip, clipping_of, limited
+from surefoot.optimizers.clipping import Clip, limited
 from surefoot.optimizers.ema import Ema
-from surefoot.optimizers.fused_adamw import StraightToKernel
-from surefoot.optimizers.gradients import present
-from surefoot.optimizers.groups import Group, parameter_groups
+from surefoot.optimizers.gradients import clear
+from surefoot.optimizers.groups import parameter_groups
 from surefoot.optimizers.hidden import hidden_matrices, split
 from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
-from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.optimizers.without_compiler import without_compiler
+from surefoot.optimizers.trainable import Built, Decided, Trainable, Trained, trained_by
 from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -43,7 +40,6 @@ from surefoot.world import World
 if TYPE_CHECKING:
     from surefoot.fully_sharded import Fsdp
 
-Built = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Model = nn.Module | Callable[[], nn.Module]
 
 
@@ -75,9 +71,9 @@ def built_models(
     return built
 
 
-def set_to_train(models: Mapping[str, nn.Module]) -> list[str]:
-    """Put models that are in evaluation mode as a whole into training mode, and say so; parts of others stay as they are."""
-    found = [name for name, model in models.items() if not any(part.training for part in model.modules())]
+def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
+    """Put `trained` models that are in evaluation mode as a whole into training mode, and say so; all other modes stay."""
+    found = [name for name in models if name in trained and not any(part.training for part in models[name].modules())]
     for name in found:
         models[name].train()
     how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
@@ -97,26 +93,6 @@ def with_synchronised_norms(
             "  leave it out, or give batch_size in samples"
         )
     return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""
-
-    spec: OptimizerSpec | Built
-    groups: list[Group]
-    limited: list[nn.Parameter]
-    twin: Twin | None  # for averages of its weights
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All that are trained."""
-        return [parameter for group in self.groups for parameter in group.parameters]
-
-    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
-        """The same of what this rank holds of each parameter, and of a twin of that."""
-        groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
-        return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
 
 
 def decided(
@@ -141,23 +117,57 @@ def decided(
         )
     found: dict[str, Decided] = {}
     for name, spec in named.items():
-        decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
-        factors = factors_of(models[name], spec.rates if isinstance(spec, OptimizerSpec) else ())
-        freeze(models[name], factors)
-        groups = parameter_groups(models[name], decay or 0.0, rates=factors)
-        parameters = [parameter for group in groups for parameter in group.parameters]
-        if not parameters:
-            raise ConfigError(
-                f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
-            )
-        if isinstance(spec, OptimizerSpec) and spec.name == "muon":
-            groups = split(groups, hidden_matrices(models[name], excepted=spec.settings["adamw_for"]))  # type: ignore[arg-type]
+        found[name] = _decided(name, models, spec, clip=clip)
         own_mean = isinstance(spec, OptimizerSpec) and spec.name == "schedule-free"
         if own_mean and ema is not None:
             raise _nothing_to_average(ema)
-        twin = twin_of(models[name]) if own_mean or ema is not None else None
-        found[name] = Decided(spec, groups, limited(clip, models[name], parameters), twin)
+        if own_mean or ema is not None:
+            found[name] = replace(found[name], twin=twin_of(models[name]))
     return found
+
+
+def _decided(
+    name: str,
+    models: Mapping[str, nn.Module],
+    spec: OptimizerSpec | Built,
+    *,
+    clip: Clip,
+    trained: set[str] | None = None,
+) -> Decided:
+    """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
+    model = models[name]
+    factors = factors_of(model, spec.rates if isinstance(spec, OptimizerSpec) else ())
+    stays = [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]
+    if stays:
+        raise ConfigError(
+            f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
+            "  leave it out of surefoot.frozen(...), or whatever gives it a rate of 0,\n"
+            "  and freeze it by requires_grad_(False) before Run(...): then it can be unfrozen on the way"
+        )
+    if trained is None:
+        freeze(model, factors)
+    decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
+    groups = parameter_groups(model, decay or 0.0, rates=factors, trained=trained)
+    parameters = [parameter for group in groups for parameter in group.parameters]
+    if not parameters:
+        raise _nothing_to_train(name, models)
+    if isinstance(spec, OptimizerSpec) and spec.name == "muon":
+        groups = split(groups, hidden_matrices(model, excepted=spec.settings["adamw_for"]))  # type: ignore[arg-type]
+    return Decided(spec, factors, groups, limited(clip, model, parameters), None)
+
+
+def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
+    """One optimizer for several models is each one's; a teacher that is frozen needs none."""
+    others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
+    if not others:
+        kind = type(models[name]).__name__
+        return ConfigError(f"{kind} has no trainable parameter: nothing to train (is every requires_grad False?)")
+    wanted = ", ".join(f"{each!r}: ..." for each in others)
+    return ConfigError(
+        f"{name} has no trainable parameter, and an optimizer was given for it ({', '.join(models)})\n"
+        "  a model that nothing trains, such as a frozen teacher, needs no optimizer, and keeps its mode\n"
+        f"  name those that are trained: optimizer={{{wanted}}}"
+    )
 
 
 def spread_models(
@@ -199,59 +209,47 @@ def built_state(
     world: World,
 ) -> State:
     """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
-    trained: dict[str, Trained] = {}
-    averages: dict[str, Averages] = {}
+    state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
+
+    def build(name: str, decision: Decided) -> None:
+        before = state.trained.get(name)
+        state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=before)
+        average = _averages(models[name], decision, state.trained[name].optimizer, ema)
+        if average is not None:
+            state.averages[name] = average
+
+    def rebuild(name: str, trained: set[str]) -> None:
+        known = set(state.trained[name].parameters)
+        spec, twin = decisions[name].spec, decisions[name].twin
+        decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
+        joining = set(decision.parameters) - known
+        clear([*joining])  # of gradients of a step that did not train them
+        if twin is not None:
+            twin.copy_parameters(joining)
+        build(name, decision)
+
     for name, decision in decisions.items():
-        spec, parameters = decision.spec, decision.parameters
-        plain = [{"params": group.parameters} for group in decision.groups]
-        with without_compiler():
-            made = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plain)
-        if holders(parameters) is not None:
-            on_shards.refuse_optimizer(made)
-        for group in made.param_groups:
-            group["initial_lr"] = float(group["lr"])
-        limits, device = clipping_of(clip, decision.limited), parameters[0].device
-        way = skipping(made, device)
-        gradients: Callable[[], list[Tensor]] = partial(present, parameters)
-        by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
-        if isinstance(way, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(made, models):
-            way = flat.FlatAdamW(made, way)
-            gradients = way.gradients
-        trained[name] = Trained(made, parameters, way, limits, torch.zeros((), device=device), gradients)
-        kept = _averages(models[name], decision.twin, made, ema)
-        if kept is not None:
-            averages[name] = kept
-    return State(models, trained, averages, buffers=BatchStatistics(models.values(), world=world))
-
-
-def _from_factory(factory: Built, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
-    try:
-        return factory(groups)
-    except ValueError as problem:  # what torch's optimizers raise for a setting outside of its range
-        raise ConfigError(
-            f"optimizer: the factory's optimizer refuses its settings: {first_line(problem)}\n"
-            "  give it another value: betas at least 0 and below 1, lr and eps at least 0, for example"
-        ) from problem
-
-
-def _may_lie_together(optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module]) -> bool:
-    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
-    if not all(flat.worth_it(group["params"]) for group in optimizer.param_groups):
-        return False
-    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
-    return flat.none_shared(held.values())
+        build(name, decision)
+    state.trainable = Trainable(
+        models,
+        {name: {each for group in decision.groups for each in group.names} for name, decision in decisions.items()},
+        rebuild=rebuild,
+        joins_in_step=world.size == 1,
+        sharded=any(holders(trained.parameters) is not None for trained in state.trained.values()),
+    )
+    return state
 
 
 def _averages(
-    model: nn.Module, twin: Twin | None, optimizer: torch.optim.Optimizer, ema: float | None
+    model: nn.Module, decision: Decided, optimizer: torch.optim.Optimizer, ema: float | None
 ) -> Averages | None:
     """What is evaluated in the model's place; None where that is the model itself."""
+    twin = decision.twin
     if isinstance(optimizer, ScheduleFree):
         if ema is not None:
             raise _nothing_to_average(ema)
         return ScheduleFreeAverage(twin or twin_of(model), optimizer)
-    return None if ema is None or twin is None else Ema(twin, ema)
+    return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
 
 
 def _nothing_to_average(ema: float) -> ConfigError:
@@ -273,18 +271,14 @@ def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> lis
 
 
 def printed(model: nn.Module) -> str:
-    """A model as it prints itself, without addresses, and its parts that are frozen or in evaluation mode."""
-    parts = [("frozen", name) for name, held in model.named_parameters() if not held.requires_grad]
-    parts += [("in evaluation mode", name) for name, part in model.named_modules() if not part.training]
-    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} {what}" for what, name in parts)])
+    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
+    parts = [name for name, part in model.named_modules() if not part.training]
+    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])
 
 
-def described_optimizers(
-    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built], state: State
-) -> dict[str, Any]:
+def described_optimizers(decisions: Mapping[str, Decided], state: State) -> dict[str, Any]:
     """Names and settings as JSON, to be compared at resume; by model where there are several."""
-    named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(state.trained, optimizer)
-    found = {name: _described(spec, state.trained[name].optimizer) for name, spec in named.items()}
+    found = {name: _described(decision, state.trained[name].optimizer) for name, decision in decisions.items()}
     return found["model"] if list(found) == ["model"] else found
 
 
@@ -294,10 +288,11 @@ def described_plateau(plateau: Plateau, times: Timetable, *, scored: Mapping[str
     return vars(plateau) | own
 
 
-def _described(spec: OptimizerSpec | Built, made: torch.optim.Optimizer) -> dict[str, Any]:
-    if isinstance(spec, OptimizerSpec):
-        rates = {"learning_rates": [group["initial_lr"] for group in made.param_groups]} if spec.rates else {}
-        return spec.described() | rates
+def _described(decision: Decided, made: torch.optim.Optimizer) -> dict[str, Any]:
+    spec = decision.spec
+    if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
+        rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
+        return spec.described() | ({"learning_rates": rates} if spec.rates else {})
     plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
     groups = [
         {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}

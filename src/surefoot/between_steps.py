@@ -13,11 +13,12 @@ from surefoot import divergence
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import ConfigError
 from surefoot.evaluations import Evaluations
-from surefoot.first_pass import StateCheck
+from surefoot.first_pass import StateCheck, check_first_pass
 from surefoot.journal import Journal
 from surefoot.layers import Layers
 from surefoot.loop import Step
 from surefoot.memory import used_bytes
+from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.replicas import Comparison
 from surefoot.watching import UNWATCHED, Watch, Watched
@@ -32,7 +33,7 @@ class BetweenSteps:
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
         self.comparison = Comparison(parts.world, parts.timetable.compare)
-        self.layers = self._layers()
+        self.layers, self.flags = self._layers(), self.state.trainable.flags
         self.alone = False
         self.state_check: StateCheck | None = None
         self.first_step = 0  # of the sitting
@@ -40,12 +41,12 @@ class BetweenSteps:
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
         self.looped_at = self.whole.clock.now()
+        self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, parts: Parts) -> None:
         """Begin where the run stands now; `parts` are those with which it goes on."""
         self.parts, self.first_step = parts, self.state.step
-        if parts.compiling.late:
-            self.layers = self._layers()
+        self.layers, self.flags = self._layers(), self.state.trainable.flags
 
     def started(self) -> None:
         """The loop runs from here on."""
@@ -60,7 +61,12 @@ class BetweenSteps:
     def stopping(self) -> bool:
         """True when no further step is to be made; asked once before each step, by all ranks."""
         made = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
-        return made or self.wishes.stopping()
+        trainable = self.state.trainable
+        if made or self.wishes.stopping(trainable=trainable.fingerprint):
+            return True
+        if trainable.flags is not self.flags and trainable.flags != self.flags:
+            self._follow_trainable()
+        return False
 
     def evaluate_due(self, done: int) -> bool:
         """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
@@ -196,6 +202,31 @@ class BetweenSteps:
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             self.evaluations.sample()
 
+    def _follow_trainable(self) -> None:
+        """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""
+        parts, trainable = self.parts, self.state.trainable
+        changes, self.flags = trainable.changes(self.flags), trainable.flags
+        if not self.wishes.alike():
+            raise ConfigError(
+                f"after step {self.state.step} rank {parts.world.rank} and others train different parameters; here: {changes[0]}\n"
+                "  gradients are added up over all ranks, which would wait for each other for ever\n"
+                "  freeze and unfreeze by step.index, the same on every rank"
+            )
+        if parts.world.size > 1:
+            if parts.task.loss is not None:
+                models, first = self.state.models, parts.supply.first(self.state.step)
+                precision, unused = self.whole.precision, parts.parallel.unused
+                check_first_pass(
+                    models, parts.task.loss, first, precision=precision, world=parts.world, allow_unused=unused
+                )
+            parts.task.ranks.follow_trainable()
+            make_ready(parts)
+        self.layers = self._layers()
+        for change in changes:
+            if change not in self.changes:  # of what alternates each is said once
+                parts.say(f"after step {self.state.step:,}: {change}")
+        self.changes.update(changes)
+
     def _layers(self) -> Layers:
         return Layers(
             self.state.models,
@@ -214,5 +245,6 @@ class BetweenSteps:
     def _packed(self) -> Contents:
         owed = self.evaluations
         self.whole.meter.collect(self.parts.world)
+        self.state.trainable.follow()  # scores after the last step may have frozen something
         contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())

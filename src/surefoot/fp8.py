@@ -31,7 +31,10 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
         )
     torchao = _torchao()
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
+    evaluating = [name for name, part in model.named_modules() if not part.training]
     torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)
+    for name in evaluating:  # what torchao makes is in training mode
+        model.get_submodule(name).training = False
     return model
 
 

@@ -197,6 +197,9 @@ class Fsdp:
             called.through = forwards[name]
         return self.called
 
+    def follow_trainable(self) -> None:
+        """Nothing: what is trained was settled when the models were sharded (`Trainable` refuses another)."""
+
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
         """Gather these models whole, and let them go at the end."""

@@ -20,10 +20,9 @@ from surefoot.loss_sum import LossSum
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers.averages import Averages
-from surefoot.optimizers.clipping import Clipping
 from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
 from surefoot.optimizers.latch import skipped_where_bad
-from surefoot.optimizers.skipping import Skip
+from surefoot.optimizers.trainable import Trainable, Trained
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
@@ -49,18 +48,6 @@ class Task:
 
 
 @dataclass
-class Trained:
-    """An optimizer with what its updates need."""
-
-    optimizer: torch.optim.Optimizer
-    parameters: list[nn.Parameter]
-    skip: Skip
-    clipping: Clipping
-    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
-    gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
-
-
-@dataclass
 class State:
     """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
 
@@ -70,6 +57,7 @@ class State:
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
     rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
+    trainable: Trainable = field(default_factory=Trainable)  # which parameters `trained` has
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -162,6 +150,7 @@ def steps(
         if not opened:
             clock("user")
             yield step
+        state.trainable.follow()
         if duties.log_due(state.step):
             clock("training")  # the device may still be busy with the steps that are read here
             duties.log()
@@ -183,6 +172,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
     scale, loss = task.precision.loss_scale, step.watch.over(loss, step.micro_batches)
+    state.trainable.follow(in_step=True)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
         counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]

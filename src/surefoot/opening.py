@@ -53,6 +53,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
 
     configuration: config.toml, where it is not to be written for a script.
     """
+    parts.follow_trainable()  # what was frozen since the run was built
     if parts.directory is None or parts.saving is None:
         return _begun(parts)
     if parts.world.is_main:
@@ -128,11 +129,13 @@ def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configurat
 
 def _going_on(before: Parts, found: Contents) -> Parts:
     """The run as it goes on from a checkpoint, restored."""
-    parts = before.going_on_from(found)
-    where, main = f"step-{found.step:08d}", parts.world.is_main
+    parts, trainable = before.going_on_from(found), before.state.trainable
+    where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
     parts = replace(parts, fingerprints=_fingerprints(parts, at_beginning=_at_beginning(parts, found)))
     snapshot.restore(parts.whole, found, where=where, main=main)
-    for line in [] if parts.finished else parts.notes(found):
+    parts.follow_trainable()
+    as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
+    for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
         parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, where)
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
@@ -228,7 +231,7 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
         return False
     try:
         for file, (name, model) in models.items():
-            contents.load_model(model, start.files[file], start.state["aliases"][name], where="step-00000000")
+            contents.load_model(model, snapshot.model_state(start, file, name), where="step-00000000")
             evaluating = set(start.state["evaluating"][name])
             for part, module in model.named_modules():
                 module.training = part not in evaluating

@@ -75,6 +75,10 @@ class Ranks(Protocol):
         """Have the models called through these from now on, such as the same ones compiled; what the loss calls, by name."""
         ...
 
+    def follow_trainable(self) -> None:
+        """Share the gradients of what is trainable now; every rank must have frozen the same."""
+        ...
+
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
         """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
         ...
@@ -116,6 +120,9 @@ class Alone:
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
         """These themselves."""
         return forwards
+
+    def follow_trainable(self) -> None:
+        """Nothing is shared."""
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
         """They are whole."""
@@ -188,6 +195,7 @@ class Ddp:
     nominal: float | None
     called: dict[str, Called] = field(default_factory=dict)
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
+    watched: list[nn.Parameter] = field(default_factory=list)  # whose gradients DDP adds up
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
@@ -205,22 +213,32 @@ class Ddp:
                 "  leave it out, or use --parallel fsdp"
             )
         for name, model in models.items():
-            trained = any(parameter.requires_grad for parameter in model.parameters())
-            through = compiled[name]
-            if trained and len(models) == 1:
-                with warnings.catch_warnings():
-                    # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
-                    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-                    through = DistributedDataParallel(
-                        compiled[name],
-                        broadcast_buffers=False,
-                        init_sync=False,
-                        find_unused_parameters=self.parallel.unused,
-                        gradient_as_bucket_view=True,
-                    )
-                self.wrapped.append(through)
-            self.called[name] = Called(model, through)
+            self.called[name] = Called(model, compiled[name])
+        self.follow_trainable()
         return self.called
+
+    def follow_trainable(self) -> None:
+        """Have DDP watch the parameters that are trainable now, those of a single model; anew where they were others."""
+        called = next(iter(self.called.values()))
+        trainable = [parameter for parameter in called.model.parameters() if parameter.requires_grad]
+        if len(self.called) > 1 or [*map(id, trainable)] == [*map(id, self.watched)]:
+            return
+        if self.wrapped:
+            called.through = self.wrapped.pop().module  # DDP's hooks on parameters go with it
+        self.watched = trainable
+        if not trainable:
+            return
+        with warnings.catch_warnings():
+            # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+            called.through = DistributedDataParallel(
+                called.through,
+                broadcast_buffers=False,
+                init_sync=False,
+                find_unused_parameters=self.parallel.unused,
+                gradient_as_bucket_view=True,
+            )
+        self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""

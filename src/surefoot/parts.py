@@ -135,11 +135,12 @@ class Parts:
     def compared(self) -> dict[str, Any]:
         """What must be the same on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
+        frozen = {"frozen": ", ".join(self.state.trainable.state()["frozen"])}
         out = None if self.directory is None else str(self.directory.path)
         kind = {"parallel": str(self.parallel), "out": out, "deterministic": self.deterministic}
         every = {f"{name}_every": text for name, text in self.timetable.written.items()}
         kept = {"save_every": self.timetable.save.described(), "stop_after": self.timetable.stop_step}
-        return flat(self.described) | printed | kind | every | kept
+        return flat(self.described) | printed | frozen | kind | every | kept
 
     def going_on_from(self, found: Contents) -> Parts:
         """The same run as it goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
@@ -179,6 +180,11 @@ class Parts:
         task = replace(self.task, factors=schedule.factors(self.length))
         now_on = replace(self, task=task, schedule=schedule, timetable=times, described=described)
         return now_on.with_compiled() if self.compiling.late else now_on
+
+    def follow_trainable(self) -> None:
+        """Train what is trainable now, on this rank and with the others; what all of them have frozen must be the same."""
+        self.state.trainable.follow()
+        self.task.ranks.follow_trainable()
 
     def with_compiled(self) -> Parts:
         """The same run with its models compiled for training."""

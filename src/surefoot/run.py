@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from surefoot import assembly, ordering, snapshot
 from surefoot.activations import How, compute_again, in_words
 from surefoot.alike import as_given, equal_from_main, refuse_unequal
-from surefoot.assembly import Built, Model
+from surefoot.assembly import Model
 from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.disk import DISK, Files
@@ -35,6 +35,7 @@ from surefoot.gallery import Makes, made
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.memory_format import layout
 from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.optimizers.trainable import Built
 from surefoot.panels import Panels
 from surefoot.parallel import spread
 from surefoot.parts import Parts
@@ -224,7 +225,7 @@ class Run:
         said = screen(times.length.steps, log) if console else None
         models = assembly.built_models(model, seed=seed, device=place, fp8=precision == "fp8")
         equal_from_main(models, world)
-        notes = assembly.set_to_train(models)
+        notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
         if sync_batch_norm:
             models, more = assembly.with_synchronised_norms(models, sizes, world)
             notes += more
@@ -303,7 +304,7 @@ class Run:
                 "seed": seed,
                 "length": f"{times.length.steps} steps",
                 **sizes.described(),
-                "optimizer": assembly.described_optimizers(optimizer, state),
+                "optimizer": assembly.described_optimizers(decisions, state),
                 "schedule": in_steps.described(),
                 "schedule_of_steps": times.length.steps,
                 "clip": clip,

@@ -34,6 +34,7 @@ _OF_STATE = {
     "aliases",
     "optimizer",
     "groups",
+    "trainable",
     "evaluating",
     "watch",
     "plateau",
@@ -123,6 +124,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         "extra": {file: each.extra for file, each in models.items()},
         "optimizer": optimizer,
         "groups": numbers,
+        "trainable": state.trainable.state(),
         "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
         "watch": None if whole.watch is None else whole.watch.state(),
         "plateau": None if whole.feedback is None else whole.feedback.state(),
@@ -179,6 +181,7 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         evaluating = set(found.state["evaluating"][name])
         for part, module in model.named_modules():
             module.training = part not in evaluating
+    state.trainable.load_state(found.state["trainable"], where=where)
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])
@@ -227,7 +230,7 @@ def load_weights(model: nn.Module, found: Contents, *, name: str = "model", devi
     file = averaged if averaged in found.files else file_name("model", name)
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
-    contents.load_model(model, _model_state(found, file, name), where=f"step {found.step}")()
+    contents.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
     model.to(device_called(device)).eval()
 
 
@@ -239,7 +242,7 @@ def weights_of(state: State, found: Contents) -> Iterator[None]:
     own = [(kind, name, model, contents.model_tensors(model)) for kind, name, model in _models(state)]
     try:
         loaded = [
-            contents.load_model(model, _model_state(found, file_name(kind, name), name), where=f"step {found.step}")
+            contents.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
             for kind, name, model, _ in own
         ]
         for check in loaded:
@@ -262,7 +265,7 @@ def _load_models(state: State, found: Contents, *, where: str) -> list[Callable[
     checks = []
     for kind, name, model in _models(state):
         trained, before = _trained(state.models[name]), dict(model.named_parameters())
-        checks.append(contents.load_model(model, _model_state(found, file_name(kind, name), name), where=where))
+        checks.append(contents.load_model(model, model_state(found, file_name(kind, name), name), where=where))
         now = dict(model.named_parameters())
         replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
         if replaced is not None:
@@ -284,7 +287,7 @@ def _trained(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _model_state(found: Contents, file: str, name: str) -> contents.ModelState:
+def model_state(found: Contents, file: str, name: str) -> contents.ModelState:
     """What a checkpoint holds of a model."""
     extra = found.state.get("extra", {}).get(file, {})
     return contents.ModelState(found.files[file], found.state["aliases"].get(name, {}), extra)

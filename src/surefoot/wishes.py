@@ -13,13 +13,15 @@ from surefoot.saving import Saving
 from surefoot.signals import Signals, called
 from surefoot.world import World
 
+_ABOVE = 1 << 32  # every fingerprint of 32 bits
+
 
 class Wishes:
     """To stop and to save, in one sitting. One process agrees with itself at once, and nothing is exchanged."""
 
     def __init__(self, world: World, signals: Signals, saving: Saving | None, *, limit_s: float | None) -> None:
         self.world, self.signals, self.saving = world, signals, saving
-        self.agreement = Agreement(world, names=("signal", "stop", "save"))
+        self.agreement = Agreement(world, names=("signal", "stop", "save", "most", "least"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
         self.asked_to_stop = self.asked_to_save = False  # by the user's code, here
         self.agreed_signal: int | None = None
@@ -38,8 +40,8 @@ class Wishes:
         """Whether all ranks save after this step."""
         return self._save_wanted if self.world.size == 1 else self.save_agreed
 
-    def stopping(self) -> bool:
-        """Whether no further step is to be made; asked once before each step, by all ranks."""
+    def stopping(self, *, trainable: int) -> bool:
+        """Whether no further step is to be made; asked once before each step, by all ranks, with what each trains (`alike`)."""
         if self.ended_by is not None or self.stop_agreed:
             return True
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
@@ -50,8 +52,14 @@ class Wishes:
             return asked
         tells = self._save_wanted and not self.save_told
         self.save_told |= tells  # once: until it is done the wish stands
-        self._heard(self.agreement.exchange(signal=self._own_signal, stop=int(asked), save=int(tells)))
+        own = {"signal": self._own_signal, "stop": int(asked), "save": int(tells)}
+        self._heard(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
         return self.ended_by is not None or self.stop_agreed
+
+    def alike(self) -> bool:
+        """Whether all ranks came to this step with the same number; only a rank whose own has changed asks, and waits."""
+        largest = self.agreement.peek()
+        return self.world.size == 1 or largest["most"] + largest["least"] == _ABOVE
 
     def told_to_stop(self) -> bool:
         """Whether a signal has come, on any rank; asked by all of them, where a step is given up for it."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.checkpoint.contents import shortened
+from surefoot.checkpoint.compare import shortened
 from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")

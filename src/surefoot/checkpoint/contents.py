@@ -259,11 +259,10 @@ def _own_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each group holds besides parameters and learning rates: some optimizers count there."""
-    ours = {"params", "lr", "initial_lr"}
+    """What each group holds besides parameters: rates and decays, which user code may change, and what some optimizers count."""
     kinds = (bool, int, float, str, Tensor, tuple)
     return [
-        {key: value for key, value in group.items() if key not in ours and isinstance(value, kinds)}
+        {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
         for group in optimizer.param_groups
     ]
 

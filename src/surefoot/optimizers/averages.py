@@ -42,10 +42,11 @@ class Twin:
     pairs: list[tuple[nn.Parameter, nn.Parameter]]
 
     @torch.no_grad()
-    def copy_parameters(self) -> None:
-        """Take over the parameters of the live model, frozen ones too: no average ever moves those."""
+    def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
+        """Take over these parameters of the live model, or all: frozen ones too, since no average ever moves those."""
         for live, own in self.pairs:
-            own.copy_(live)
+            if parameters is None or live in parameters:
+                own.copy_(live)
 
 
 def twin_of(model: nn.Module) -> Twin:

@@ -20,7 +20,8 @@ class Ema:
 
     After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after
     update k). `model` is the twin: score it, sample from it, save it, but do not train it. Its buffers are
-    those of the live model as of the last `refresh` (batch statistics are averages already).
+    those of the live model as of the last `refresh` (batch statistics are averages already). Averaged are the parameters that
+    are `trained`, frozen for a while or not; None: those that have `requires_grad` now.
 
     >>> from surefoot.optimizers.averages import twin_of
     >>> live = nn.Linear(1, 1, bias=False)
@@ -31,12 +32,13 @@ class Ema:
     (None, 0.25)
     """
 
-    def __init__(self, twin: Twin, decay: float) -> None:
+    def __init__(self, twin: Twin, decay: float, *, trained: set[nn.Parameter] | None = None) -> None:
         check_decay(decay)
         self.decay, self.twin, self.model = decay, twin, twin.model
-        # frozen ones stay as they are; they may be infinite (a mask), whose average would not be a number
-        self._live = [live.detach() for live, _ in twin.pairs if live.requires_grad]
-        self._averages = [average.detach() for live, average in twin.pairs if live.requires_grad]
+        # all others stay as they are; they may be infinite (a mask), whose average would not be a number
+        averaged = {live for live, _ in twin.pairs if live.requires_grad} if trained is None else trained
+        self._live = [live.detach() for live, _ in twin.pairs if live in averaged]
+        self._averages = [average.detach() for live, average in twin.pairs if live in averaged]
         # Adding 0 * difference changes no finite number but -0.0, so there must be none at the start; a sum
         # is -0.0 only where both terms are, so there is none later either.
         torch._foreach_add_(self._averages, 0.0)

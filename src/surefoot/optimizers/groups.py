@@ -33,12 +33,14 @@ class Group:
     rate: float = 1.0
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, *, rates: Mapping[str, float] | None = None) -> list[Group]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, *, rates: Mapping[str, float] | None = None, trained: set[str] | None = None
+) -> list[Group]:
     """The trainable parameters of `model`, those with the same decay and the same rate in one group.
 
     `rates` are factors on the base learning rate, by name; what it does not name has 1. Groups of rate 1 come first, then by
     falling rate; of one rate first the group that decays, then the one that does not. A tied parameter stands once, and its
-    first owner decides. A parameter with `requires_grad=False` at this moment is frozen and left out.
+    first owner decides. `trained` names those that are taken; None takes all that have `requires_grad` at this moment.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -50,10 +52,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, rates: Mapping[st
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter in seen or not parameter.requires_grad:
+            whole = f"{path}.{name}" if path else name
+            if parameter in seen or not (parameter.requires_grad if trained is None else whole in trained):
                 continue
             seen.add(parameter)
-            whole = f"{path}.{name}" if path else name
             spared = bool(weight_decay) and _is_spared(module, name, parameter)
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"

@@ -101,7 +101,7 @@ class ScheduleFreeAverage:
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
-        self._moved = False
+        self._moved = bool(optimizer.state)  # True where the optimizer was built again on the way
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it before the first step."""

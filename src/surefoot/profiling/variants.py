@@ -19,8 +19,9 @@ from surefoot import ordering
 from surefoot.batching import Batching
 from surefoot.compiling import compiled
 from surefoot.data.buckets import Buckets
-from surefoot.loop import State, Task, Trained
+from surefoot.loop import State, Task
 from surefoot.optimizers.skipping import skipping
+from surefoot.optimizers.trainable import Trained
 from surefoot.parts import Parts
 from surefoot.profiling.flops import computed_again, kept_activations
 from surefoot.profiling.stopwatch import stopwatch

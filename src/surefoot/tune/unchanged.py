@@ -26,8 +26,8 @@ from surefoot.snapshot import Kept, Whole
 def unchanged(run: Run) -> Iterator[Parts]:
     """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
 
-    That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes
-    and kept objects are in it. Besides it come back the rates of the groups, buffers that no checkpoint holds, gradients,
+    That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes,
+    rates of the groups and kept objects are in it. Besides it come back buffers that no checkpoint holds, gradients,
     the clock and the three random generators. A run that is not open is begun as if it were: with its starting weights,
     its precision settled. Its meter and its data are not to be used inside: read data through a feed of your own.
 
@@ -47,8 +47,6 @@ def unchanged(run: Run) -> Iterator[Parts]:
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
     buffers = [(buffer, buffer.detach().clone()) for model in _models(state) for buffer in model.buffers()]
     found = tried.packed()  # which copies the buffers of models to their averages: `buffers` are from before
-    groups = [group for trained in state.trained.values() for group in trained.optimizer.param_groups]
-    plain = [dict(group) for group in groups]
     format_before = precision.name, precision.open
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
     clock = parts.whole.clock
@@ -65,11 +63,6 @@ def unchanged(run: Run) -> Iterator[Parts]:
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
-            for group, before_group in zip(groups, plain, strict=True):
-                for name in group.keys() - before_group.keys():
-                    del group[name]
-                for name in ("lr", "initial_lr"):  # no part of a checkpoint: every step sets them
-                    group[name] = before_group[name]
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.described.clear()

@@ -22,7 +22,16 @@ from surefoot.verifying.verdict import Largest, Problem
 TOLERANCE = 1e-2  # relative; over a hundred steps rounding has been seen to grow to a tenth of it
 _COUNTED = ("skipped", "targets")  # equal on any machine
 _BY_THRESHOLD = ("clipped",)  # rounding may put a step on the other side, so a fraction of steps says nothing there
-_PLAIN = ("aliases", "extra", "optimizer", "groups", "evaluating", "skipped_in_a_row", "plateau")  # of state.json
+_PLAIN = (
+    "aliases",
+    "extra",
+    "optimizer",
+    "groups",
+    "trainable",
+    "evaluating",
+    "skipped_in_a_row",
+    "plateau",
+)  # of state.json
 _OF_THE_USER = ("kept/", "meter/logged/")  # what a loop's own body does is not done again
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -102,6 +103,8 @@ def verify(
                     f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
                 )
             chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s, since=since)
+            chosen, doubts = _without_freezing(chosen, files)
+            not_proved += doubts
             if chosen and say is not None:
                 say(sentences.cost(chosen, files, end=end, step_s=step_s))
             try:
@@ -223,6 +226,22 @@ def _chosen(
     )
 
 
+def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Window], list[str]]:
+    """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, and a line for each of these."""
+    windows, doubts = list(chosen), []
+    for start, stop in pairwise(sorted(files.checkpoints)):
+        if files.checkpoints[start].found.state["trainable"] != files.checkpoints[stop].found.state["trainable"]:
+            cut = [
+                (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
+                for each in windows
+            ]
+            windows = [part for both in cut for part in both if part.start < part.stop]
+            doubts.append(
+                f"steps {start:,} to {stop:,}: the loop's own body froze or unfroze parameters, which is not done again"
+            )
+    return windows, doubts
+
+
 def _made(
     parts: Parts, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
@@ -261,11 +280,7 @@ def _of_targets(parts: Parts, files: Files, outcomes: Sequence[Outcome]) -> list
 def _as_before(parts: Parts) -> Iterator[None]:
     """Whatever is done with a run, afterwards its weights and all else that changes are what they were."""
     before = parts.packed()
-    groups = [group for trained in parts.state.trained.values() for group in trained.optimizer.param_groups]
-    rates = [group["lr"] for group in groups]
     try:
         yield
     finally:
         snapshot.restore(parts.whole, before, where="what was before")
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
