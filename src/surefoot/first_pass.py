@@ -7,8 +7,10 @@ processes, sharded weights are not gathered for it, and a parameter that gets no
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from surefoot.errors import ConfigError
 from surefoot.loop import State, Step, Task, forward_backward
 from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.gradients import clear
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.precision import Precision
 from surefoot.seeding import untouched
@@ -76,6 +79,25 @@ def check_first_pass(
     every = list(dict.fromkeys(problem for of_rank, _ in told for problem in of_rank))
     if every or (every := _about_order([order for _, order in told])):
         raise ConfigError("\n".join(every))
+
+
+def make_ready(task: Task, state: State, first: Callable[[int], MicroBatch | None], *, world: World) -> None:
+    """If several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
+
+    DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
+    resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
+    """
+    if world.size == 1 or task.loss is None:
+        return
+    micro_batch = first(state.step)
+    if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
+        return
+    with untouched(), warnings.catch_warnings():
+        # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
+    clear(state.parameters)
+    state.buffers.undo()
 
 
 def _passed(

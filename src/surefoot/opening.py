@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot import narration, snapshot
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
-from surefoot.compile_choice import settle_compile
+from surefoot.config import with_choices
 from surefoot.directory import RunDirectory, environment
-from surefoot.pace import settle_precision
+from surefoot.pace import Chosen, settle_choices
 from surefoot.parts import Parts
 from surefoot.saving import Saving
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The parts of a run where it stands now, the checkpoint that it goes on from, and why its precision was chosen, and whether
-    to compile, if that was now.
-    """
+    """The parts of a run where it stands now, the checkpoint that it goes on from, and what was chosen for it, if that was now."""
 
     parts: Parts
     found: Contents | None = None
-    precision_chosen: str | None = None
-    compile_chosen: str | None = None
+    chosen: Chosen = field(default_factory=Chosen)
 
 
 def opened(parts: Parts, *, configuration: str | None) -> Opened:
@@ -43,7 +40,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
         now = Opened(_going_on(parts, found), found)
         parts.saving.resumed(found.step)
         if parts.world.is_main and configuration is not None:
-            parts.directory.write_text("config.toml", configuration)
+            parts.directory.write_text("config.toml", with_choices(configuration, _choices(now.parts)))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
@@ -54,24 +51,30 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
 
 def _begun(before: Parts) -> Opened:
     """Settle what is left open until a run begins."""
-    precision_chosen = settle_precision(before)
-    parts, compile_chosen = settle_compile(before)
+    chosen = settle_choices(before)
+    parts = before.with_compiled() if before.compiling.late else before
     if parts.init is not None and parts.state.step == 0:
         parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return Opened(parts, None, precision_chosen, compile_chosen)
+    return Opened(parts, None, chosen)
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
     now = _begun(before)
     parts = now.parts
     if parts.world.is_main:
-        directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
+        text = configuration or narration.script_toml(parts.described)
+        directory.write_text("config.toml", with_choices(text, _choices(parts)))
         for name, held in parts.files.items():
             directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
     saving.finish(0, parts.packed)
     return now
+
+
+def _choices(parts: Parts) -> dict[str, str | bool]:
+    """What settings that say "auto" came to, by name."""
+    return {"precision": parts.whole.precision.name, "compile": parts.compiling.on}
 
 
 def _going_on(before: Parts, found: Contents) -> Parts:

@@ -16,10 +16,10 @@ from surefoot.between_steps import BetweenSteps
 from surefoot.clock import Phase
 from surefoot.data.first_look import first_look
 from surefoot.failing import left, reported, told_to_others
+from surefoot.first_pass import make_ready
 from surefoot.loop import Step, steps
 from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
-from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.remarks import Remarks, remarks_of
 from surefoot.reporting.writing import report_at_end
@@ -70,7 +70,7 @@ class Sitting:
             self.journal.sinks[1:1] = self.remarks  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
-            make_ready(self.parts)
+            make_ready(self.parts.task, self.parts.state, self.parts.supply.first, world=self.parts.world)
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
             self.release()
@@ -78,9 +78,7 @@ class Sitting:
                 raise lost from problem
             raise
         self.between.opened(self.parts)
-        self.parts.say(
-            narration.header(self.parts, precision_chosen=now.precision_chosen, compile_chosen=now.compile_chosen)
-        )
+        self.parts.say(narration.header(self.parts, chosen=now.chosen))
 
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
