@@ -77,13 +77,10 @@ def settle_choices(parts: Parts) -> Chosen:
         why, silent = choice.why, not choice.known
     parts.layout.settle(False)
     if parts.compiling.open:
-        device = parts.device.type
-        parts.compiling.settle(COMPILE.get(device, False))
-        parts.described["compile"] = parts.compiling.on
-        why_compile = f"not measured on {device}"
-        if device in COMPILE:
-            why_compile = f"{'faster' if parts.compiling.on else 'no faster'} where it was measured"
-        silent = silent or device not in COMPILE
+        on, known, why_compile = _compile_choice(parts)
+        parts.compiling.settle(on)
+        parts.described["compile"] = on
+        silent = silent or not known
     return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
 
 
@@ -93,6 +90,18 @@ def _choice(parts: Parts) -> tuple[str, bool, bool, str]:
         return "fp32", False, False, facts
     choice = look_up(facts, layout_open=parts.layout.open)
     return choice.precision, choice.channels_last, choice.known, choice.why
+
+
+def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
+    """Whether to compile, whether that is known, and why: by facts that all ranks share."""
+    on = COMPILE.get(parts.device.type)
+    if parts.task.loss is None:
+        return False, True, "the steps are the program's own"
+    if isinstance(parts.supply.plan, Buckets):
+        return False, True, "batches by tokens have another shape in almost every step"
+    if on is None or parts.parallel.kind == "fsdp":
+        return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
+    return on, True, f"{'faster' if on else 'no faster'} where it was measured"
 
 
 def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
