@@ -256,7 +256,7 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
         said.train()
         lines = [line for line in capsys.readouterr().out.splitlines() if "surefoot profile" in line]
         assert lines == [
-            "note: `surefoot profile` measures what bf16, another layout of images and compiling would gain here"
+            "note: `surefoot profile` measures what could be gained here (by compiling too: --tries all)"
         ]
     assert "`surefoot profile` measures" in str(plan.sections(built().parts)[-1])
     built(console=True, precision="fp32").train()

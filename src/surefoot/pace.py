@@ -51,9 +51,7 @@ class Chosen:
     def lines(self, parts: Parts) -> list[str]:
         """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
         compiled = [f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})"] if self.compile else []
-        profile = [
-            "note: `surefoot profile` measures what bf16, another layout of images and compiling would gain here"
-        ]
+        profile = ["note: `surefoot profile` measures what could be gained here (by compiling too: --tries all)"]
         slow = (
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
             " --precision fp32 is quicker, and another run"
