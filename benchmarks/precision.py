@@ -1,7 +1,6 @@
 """The table that `precision` and `channels_last` = "auto" read: what bf16 and channels last gain in whole steps, by kind and size.
 
     python benchmarks/precision.py [--seconds 20] [--only NAME ...] [--write]
-    ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 python benchmarks/precision.py --write
 
 For each shape one run of surefoot for each number format (and layout of images) makes steps in turn in one process, on one
 thread. Times are seconds of the processor (`time.process_time`), which other processes disturb less than those of a clock; each
@@ -11,13 +10,16 @@ lies with 19 chances in 20.
 A region is the range of sizes between the shapes that are listed for it; its smallest width and fewest rows are of one of them.
 It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a region without a gain if all upper
 ends are less (1.1 for layouts of images); else it stays out, and "auto" is fp32 there. With --write the rows of this instruction
-set and version of torch are replaced in src/surefoot/config/speed_table.py, and its part of results/precision.txt. The second
-command measures a processor without AMX on one that has it: the library that multiplies matrices leaves its instructions alone.
+set and version of torch are replaced in src/surefoot/config/speed_table.py, and its part of results/precision.txt.
+
+With ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 the library that multiplies matrices leaves AMX alone. That is not what a processor
+without AMX does, which may multiply bfloat16 at another speed, so nothing is written then.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +190,7 @@ REGIONS: tuple[tuple[str, ...], ...] = (
     ("perceptron 32-64", "perceptron 784-256"),
     ("perceptron 784-256", "perceptron 784-512-512-10, batch 128"),
     ("perceptron 784-512-512-10, batch norm", "perceptron 1024-2048-2048-10, batch 1024"),
+    ("perceptron 784-1024",),
     ("perceptron 784-1024", "perceptron 1024-2048"),
     ("GPT 2 x 64",),
     ("GPT-2 4 x 128", "GPT 4 x 128"),
@@ -289,19 +292,25 @@ def row_of(corners: list[Measured]) -> str | None:
     )
     rows = min(each.rows for each in facts if each.width == width[0]), max(each.rows for each in facts)
     written = ", ".join(f'"{name}": {gain:.2f}' for name, gain in gains.items())
-    key = f'"{date.today()}", "{facts[0].instructions}", "{facts[0].torch}", "{layers}"'
-    return f"    Row({key}, {width}, {rows}, {positions}, {{{written}}}),"
+    return f'Row("{layers}", {width}, {rows}, {positions}, {{{written}}}),'
 
 
-def rewrite(rows: list[str], lines: list[str], *, instructions: str, version: str) -> None:
-    """Replace the rows of this instruction set and version, and the part of the results that is theirs."""
-    head, body, tail = re.split(r"(?<=do not edit\n)|(?=# end of rows)", TABLE.read_text())
-    same = f'"{instructions}", "{version}"'
-    held = [line for line in body.splitlines() if line.startswith("    Row(") and same not in line]
-    TABLE.write_text(f"{head}TABLE: tuple[Row, ...] = (\n" + "\n".join(sorted(held + rows)) + f"\n)\n{tail}")
-    parts = RESULTS.read_text().split("\n\n") if RESULTS.exists() else []
-    others = [part.strip("\n") for part in parts if f"{instructions}, torch {version}" not in part.splitlines()[0]]
-    RESULTS.write_text("\n\n".join([*others, "\n".join(lines)]) + "\n")
+def rewrite(rows: list[str], lines: list[str], *, instructions: str, version: str, table: Path, results: Path) -> None:
+    """Replace the rows of this instruction set and version in the table, and the part of the results that is theirs."""
+    found = re.fullmatch(r"(.*?\nTABLE[^\n]* = \{\n)(.*)(\}\n# fmt: on.*)", table.read_text(), re.DOTALL)
+    assert found is not None, table
+    head, body, tail = found.groups()
+    held = dict(re.findall(r'^    (\(".*"\)): (\(.*?^    \),\n)', body, re.MULTILINE | re.DOTALL))
+    own = "".join(f"            {row}\n" for row in rows)
+    held[f'("{instructions}", "{version}")'] = f'(\n        "{date.today()}",\n        (\n{own}        ),\n    ),\n'
+    table.write_text(head + "".join(f"    {key}: {part}" for key, part in sorted(held.items())) + tail)
+    parts = results.read_text().strip().split("\n\n") if results.exists() else []
+    others = [part for part in parts if f"{instructions}, torch {version} " not in part.splitlines()[0]]
+    results.write_text("\n\n".join([*others, "\n".join(lines)]) + "\n")
+
+
+def load() -> str:
+    return f"load average {os.getloadavg()[0]:.1f}"
 
 
 def main() -> None:
@@ -313,9 +322,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
+    limited = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    if limited and arguments.write:
+        parser.error(f"--write: ONEDNN_MAX_CPU_ISA={limited} makes this another processor than it is")
+    facts = f"{instructions}, torch {version} ({torch.__version__}), {torch.cpu.get_capabilities()['cpu_name']}"
     lines = [
-        f"# {date.today()}, benchmarks/precision.py, {instructions}, torch {version} ({torch.__version__}), 1 thread; whole"
-        " steps, seconds of the processor, medians of ratios (and their intervals)"
+        f"# {date.today()}, benchmarks/precision.py, {facts}, {os.cpu_count()} cores, 1 thread, {load()} at the start; whole"
+        " steps, seconds of the processor, medians of ratios and their intervals"
     ]
     print(lines[0], flush=True)
     measured: dict[str, Measured] = {}
@@ -328,11 +341,12 @@ def main() -> None:
     for region in REGIONS:
         corners = [each for name, each in measured.items() if name.startswith(region)]
         row = row_of(corners) if corners else None
-        lines.append(f"{' | '.join(region)}: {'not in the table' if row is None else row.strip()}")
+        lines.append(f"{' | '.join(region)}: {'not in the table' if row is None else row}")
         print(lines[-1])
         rows += [] if row is None else [row]
+    lines.append(f"{load()} at the end")
     if arguments.write:
-        rewrite(rows, lines, instructions=instructions, version=version)
+        rewrite(rows, lines, instructions=instructions, version=version, table=TABLE, results=RESULTS)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up, measured_with
+from surefoot.config import speed_table
+from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
 from surefoot.models.gpt import Attention
 from surefoot.models.resnet import ResNet
@@ -113,7 +114,7 @@ def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
     if parts.device.type != "cpu":
         return f"not measured on this {parts.device.type} device"
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
-    if not unmeasured and not measured_with(instructions, version):
+    if not unmeasured and (instructions, version) not in speed_table.TABLE:
         return f"not measured with torch {version} on a CPU with bf16 instructions: {instructions}"
     kind = model_facts(parts.state.models)
     if kind is None:

@@ -43,9 +43,6 @@ class Row:
     gains: times as fast as fp32 with images as they come, by "bf16", "channels last" and "bf16, channels last".
     """
 
-    measured: str  # the date
-    instructions: str
-    torch: str
     layers: str
     width: tuple[int, int]
     rows: tuple[int, int]
@@ -54,9 +51,8 @@ class Row:
 
     def holds(self, facts: Facts) -> bool:
         """Whether these facts lie in the region."""
-        same = (self.instructions, self.torch, self.layers) == (facts.instructions, facts.torch, facts.layers)
         sizes = ((self.width, facts.width), (self.rows, facts.rows), (self.positions, facts.positions))
-        return same and all(low <= size <= high for (low, high), size in sizes)
+        return self.layers == facts.layers and all(low <= size <= high for (low, high), size in sizes)
 
 
 @dataclass(frozen=True)
@@ -69,26 +65,21 @@ class Choice:
     why: str
 
 
-# rows: written by benchmarks/precision.py, do not edit
-TABLE: tuple[Row, ...] = ()
-# end of rows
+# By instructions and version of torch: the date, and what was measured then. Written by benchmarks/precision.py --write.
+# fmt: off
+TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
+}
+# fmt: on
 
 
-def measured_with(instructions: str, torch: str, *, table: Sequence[Row] | None = None) -> bool:
-    """Whether the table has any row for such a processor and this version of torch."""
-    return any((row.instructions, row.torch) == (instructions, torch) for row in (TABLE if table is None else table))
+def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
+    """What the table has for these facts: the least gains of all rows that hold them; fp32 and no layout if none does.
 
-
-def look_up(facts: Facts, *, layout_open: bool = True, table: Sequence[Row] | None = None) -> Choice:
-    """What the table has for these facts: the least gains of all rows that hold them; fp32 and no layout where none does.
-
-    >>> row = Row("2026-11-22", "amx_bf16", "2.13", "linear", (128, 512), (64, 256), (1, 1), {"bf16": 1.4})
-    >>> look_up(Facts("amx_bf16", "2.13", "linear", 256, 100), table=[row])
-    Choice(precision='bf16', channels_last=False, known=True, why='1.4 times as fast as fp32 where it was measured')
-    >>> look_up(Facts("amx_bf16", "2.13", "linear", 64, 100), table=[row]).known
-    False
+    >>> look_up(Facts("amx_bf16", "1.0", "linear", width=256, rows=100))
+    Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')
     """
-    rows = [row for row in (TABLE if table is None else table) if row.holds(facts)]
+    _, measured = TABLE.get((facts.instructions, facts.torch), ("", ()))
+    rows = [row for row in measured if row.holds(facts)]
     if not rows:
         return Choice("fp32", False, False, "models of this kind and size were not measured")
     names = {"bf16"} | ({"channels last", "bf16, channels last"} if layout_open else set())
