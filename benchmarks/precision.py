@@ -7,8 +7,8 @@ thread. Times are seconds of the processor (`time.process_time`), which other pr
 turn gives the ratio to fp32 with images as they come. Printed are the median of these ratios, and between which two of them it
 lies with 19 chances in 20.
 
-A region is the range of sizes between the shapes that are listed for it; its smallest width and fewest rows are of one of them.
-It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a region without a gain if all upper
+A region is the range of sizes between the shapes that are listed for it; of its least and its largest width the fewest rows were
+measured. It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a region without a gain if all upper
 ends are less (1.1 for layouts of images); else it stays out, and "auto" is fp32 there. With --write the rows of this instruction
 set and version of torch are replaced in src/surefoot/config/speed_table.py, and its part of results/precision.txt.
 
@@ -47,7 +47,7 @@ from surefoot.recipes.target_tokens import smoothed, targets_of
 TABLE = Path(__file__).parents[1] / "src" / "surefoot" / "config" / "speed_table.py"
 RESULTS = Path(__file__).parent / "results" / "precision.txt"
 TURN_S = 0.15  # of steps in fp32, at least
-FEWEST_TURNS = 9
+FEWEST_TURNS = 11
 
 Build = Callable[..., sf.Run]  # takes settings of the run
 Ratios = dict[str, list[float]]
@@ -135,6 +135,7 @@ SHAPES: dict[str, Callable[[], Build]] = {
     "perceptron 784-1024-1024-10, batch 128": lambda: classifier(layers_of(784, 1024, 1024, 10), (784,), batch=128),
     "perceptron 784-1024-1024-10, batch 256": lambda: classifier(layers_of(784, 1024, 1024, 10), (784,), batch=256),
     "perceptron 1024-2048-2048-10, batch 128": lambda: classifier(layers_of(1024, 2048, 2048, 10), (1024,), batch=128),
+    "perceptron 1024-2048-2048-10, batch 512": lambda: classifier(layers_of(1024, 2048, 2048, 10), (1024,), batch=512),
     "perceptron 1024-2048-2048-10, batch 1024": lambda: classifier(
         layers_of(1024, 2048, 2048, 10), (1024,), batch=1024
     ),
@@ -161,8 +162,9 @@ SHAPES: dict[str, Callable[[], Build]] = {
         4, 128, 5000, tokens=4096, longest=60, dropout=0.25, activation="relu2"
     ),
     "encoder-decoder 3+3 x 256, 2,048 tokens": lambda: translation(3, 256, 8000, tokens=2048, longest=60, norm="post"),
-    "encoder-decoder 2+2 x 512, 4,096 tokens": lambda: translation(
-        2, 512, 8000, tokens=4096, longest=60, norm="post", dropout=0.1
+    "encoder-decoder 3+3 x 256, 4,096 tokens": lambda: translation(3, 256, 8000, tokens=4096, longest=60, norm="post"),
+    "encoder-decoder 2+2 x 512, 2,048 tokens": lambda: translation(
+        2, 512, 8000, tokens=2048, longest=60, norm="post", dropout=0.1
     ),
     "SimpleCNN of width 32, 1 x 8 x 8, batch 64": lambda: classifier(
         lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True), (1, 8, 8), batch=64
@@ -189,21 +191,26 @@ SHAPES: dict[str, Callable[[], Build]] = {
 REGIONS: tuple[tuple[str, ...], ...] = (
     ("perceptron 32-64", "perceptron 784-256"),
     ("perceptron 784-256", "perceptron 784-512-512-10, batch 128"),
-    ("perceptron 784-512-512-10, batch norm", "perceptron 1024-2048-2048-10, batch 1024"),
     ("perceptron 784-1024",),
-    ("perceptron 784-1024", "perceptron 1024-2048"),
+    (
+        "perceptron 784-512-512-10, batch norm",
+        "perceptron 1024-2048-2048-10, batch 512",
+        "perceptron 1024-2048-2048-10, batch 1024",
+    ),
     ("GPT 2 x 64",),
     ("GPT-2 4 x 128", "GPT 4 x 128"),
     ("GPT-2 4 x 128", "GPT 4 x 128", "GPT-2 6 x 384"),
     ("GPT-2 6 x 384", "GPT 4 x 512", "GPT-2 2 x 768", "GPT 2 x 768"),
-    ("encoder-decoder 2+2 x 128", "encoder-decoder 4+4 x 128"),
-    ("encoder-decoder 2+2 x 128", "encoder-decoder 4+4 x 128", "encoder-decoder 3+3 x 256"),
+    ("encoder-decoder 2+2 x 128",),
+    ("encoder-decoder 4+4 x 128",),
     ("encoder-decoder 3+3 x 256", "encoder-decoder 2+2 x 512"),
     ("SimpleCNN of width 32, 1 x 8 x 8",),
+    ("SimpleCNN of width 32, 1 x 28",),
     ("SimpleCNN of width 32, 1 x 28", "SimpleCNN of width 64"),
-    ("SimpleCNN of width 32, 1 x 28", "SimpleCNN of width 64", "ResNet-18, 3"),
-    ("a user's CNN 32-64", "a user's CNN 64-128-128, 3 x 32 x 32, batch 128"),
-    ("a user's CNN 64-128-128", "ResNet-18 as images come"),
+    ("ResNet-18, 3",),
+    ("a user's CNN",),
+    ("a user's CNN 64-128-128",),
+    ("ResNet-18 as images come",),
 )
 
 
@@ -290,7 +297,8 @@ def row_of(corners: list[Measured]) -> str | None:
     width, positions = (
         (min(held), max(held)) for held in zip(*((each.width, each.positions) for each in facts), strict=True)
     )
-    rows = min(each.rows for each in facts if each.width == width[0]), max(each.rows for each in facts)
+    fewest = max(min(each.rows for each in facts if each.width == end) for end in width)
+    rows = fewest, max(each.rows for each in facts)
     written = ", ".join(f'"{name}": {gain:.2f}' for name, gain in gains.items())
     return f'Row("{layers}", {width}, {rows}, {positions}, {{{written}}}),'
 

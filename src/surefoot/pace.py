@@ -147,8 +147,8 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     other = sum(_own_numbers(part) for part in parts if not isinstance(part, measured))
     if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
         return None
-    width = _middle_width(matrices)
     convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
+    width = _middle_width(convolutions or matrices)
     if not convolutions:
         crossed = any(isinstance(part, CrossAttention) for part in parts)
         return "encoder-decoder" if crossed else "attention" if attention else "linear", width
