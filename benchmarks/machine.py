@@ -11,8 +11,8 @@ of similar length and computes its head over real tokens. There a step is as man
 
 Data are synthetic: only time is measured, and no length or size of theirs depends on what they say. Times are seconds of the
 processor, which other processes disturb less than those of a clock; each is the median over rounds of some steps.
-`length` is how long such a run would be: by that "auto" estimates whether compiling could be earned back. With --short runs are a
-hundredth as long, so that nothing is compiled, and rounds fewer.
+What "auto" chooses is looked up in a table that benchmarks/precision.py makes, so that it is the same in every run of this script.
+With --short rounds are fewer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from plain_translator import Translator
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.compile_choice import settle_compile
-from surefoot.pace import settle_precision
+from surefoot.pace import settle_choices
 from surefoot.recipes.target_tokens import smoothed, targets_of
 
 Step = Callable[[], int]  # makes one and says how many targets it had
@@ -219,10 +218,9 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
         )
 
     auto = run("auto", "auto")
-    why = settle_precision(auto.parts) or "auto: a model so small is not asked"
-    _, why_compiled = settle_compile(auto.parts)
-    name = f"{auto.parts.whole.precision.name}{', channels last' * auto.parts.layout.channels_last}"
-    chosen = f"{name} ({why}), {'' if auto.parts.compiled else 'not '}compiled ({why_compiled})"
+    auto_came_to = settle_choices(auto.parts)
+    name = auto_came_to.in_words(auto.parts.whole.precision, channels_last=auto.parts.layout.channels_last)
+    chosen = f"{name}, {'' if auto.parts.compiled else 'not '}compiled (auto: {auto_came_to.compile})"
     seconds: dict[str, list[float]] = {"plain": [], "fp32": [], "auto": []}
     with ExitStack() as open_runs:
         ways = {

@@ -14,8 +14,7 @@ import surefoot as sf
 from surefoot.dry_pass import dry_pass
 from surefoot.memory import peak
 from surefoot.on_paper import OnPaper
-from surefoot.pace import passed
-from surefoot.plan import measure
+from surefoot.plan import measure, passed
 from surefoot.recipes import gpt, images, translation
 from surefoot.world import on_paper
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from surefoot.config import speed_table
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,9 +53,48 @@ def test_each_way_of_a_shape_is_timed_and_what_was_chosen_is_said(benchmark: Any
         lambda: script["perceptron"](8), lambda: script["perceptron"](8), (32,), batch=4, length=10, steps=1
     )
     chosen, times = script["measured"](case, rounds=1, length=10)
-    assert "fp32 (auto: a model so small is not asked), not compiled (auto: a run of about 0s is too short" in chosen
+    assert re.fullmatch(r"  auto: fp32 \(auto: .+\), not compiled \(auto: no faster where it was measured\)", chosen)
     plain, fp32, auto, over_plain, over_fp32 = (
         float(number) for number in re.findall(r"\d[\d.e+]*(?= times|,|;)", times.replace("fp32", ""))
     )
     assert over_plain == pytest.approx(plain / auto, rel=0.05)
     assert over_fp32 == pytest.approx(fp32 / auto, rel=0.05)
+
+
+def measured_shape(script: Any, width: int, rows: int, *bf16: float) -> Any:
+    facts = speed_table.Facts("amx_bf16", "2.13", "linear", width, rows)
+    return script["Measured"](facts, 1.0, {"bf16": list(bf16)})
+
+
+def test_a_region_is_in_the_table_if_all_its_shapes_gain_or_none_does(benchmark: Any) -> None:
+    script = benchmark("precision")
+    much, little = (measured_shape(script, 64, 32, 1.3, 1.2, 1.4), measured_shape(script, 8, 16, 1.1, 0.9, 1.0))
+    wide = measured_shape(script, 128, 16, 2.0, 2.0, 2.0)
+    assert script["row_of"]([much, wide]) == 'Row("linear", (64, 128), (32, 32), (1, 1), {"bf16": 1.20}),'
+    wider = [measured_shape(script, 128, rows, 2.0, 2.0) for rows in (50, 99)]
+    assert script["row_of"]([much, *wider]) == 'Row("linear", (64, 128), (50, 99), (1, 1), {"bf16": 1.20}),'
+    assert script["row_of"]([little]) == 'Row("linear", (8, 8), (16, 16), (1, 1), {"bf16": 1.10}),'
+    assert script["row_of"]([little, much]) is None
+    assert script["row_of"]([measured_shape(script, 64, 32, 1.3, 1.1, 1.4)]) is None  # not clear
+
+
+def test_measuring_again_replaces_the_rows_of_that_processor_alone(benchmark: Any, tmp_path: Path) -> None:
+    rewrite = benchmark("precision")["rewrite"]
+    table, results = tmp_path / "speed_table.py", tmp_path / "precision.txt"
+    source = Path(str(speed_table.__file__)).read_text()
+    table.write_text(source)
+    for instructions, gain in (("slow", 1.0), ("fast", 1.5), ("slow", 1.2)):
+        row = f'Row("linear", (1, 9), (1, 9), (1, 1), {{"bf16": {gain:.2f}}}),'
+        lines = [
+            f"# 2026-11-22, benchmarks/precision.py, {instructions}, torch 0.1 (0.1.2), 1 thread",
+            f"region: {row}",
+        ]
+        rewrite([row], lines, instructions=instructions, version="0.1", table=table, results=results)
+    found = runpy.run_path(str(table))["TABLE"]
+    gains = {key: [row.gains["bf16"] for row in rows] for key, (_, rows) in found.items() if key[1] == "0.1"}
+    assert gains == {("slow", "0.1"): [1.2], ("fast", "0.1"): [1.5]}
+    assert {key: len(rows) for key, (_, rows) in found.items() if key[1] != "0.1"} == {
+        key: len(rows) for key, (_, rows) in speed_table.TABLE.items()
+    }
+    assert results.read_text().count("# 2026-11-22") == 2
+    assert '"bf16": 1.00' not in results.read_text()

@@ -18,7 +18,6 @@ from surefoot.journal import Journal
 from surefoot.layers import Layers
 from surefoot.loop import Step
 from surefoot.memory import used_bytes
-from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.replicas import Comparison
 from surefoot.watching import UNWATCHED, Watch, Watched
@@ -220,7 +219,7 @@ class BetweenSteps:
                     models, parts.task.loss, first, precision=precision, world=parts.world, allow_unused=unused
                 )
             parts.task.ranks.follow_trainable()
-            make_ready(parts)
+            parts.make_ready()
         self.layers = self._layers()
         for change in changes:
             if change not in self.changes:  # of what alternates each is said once

@@ -1,6 +1,6 @@
 """Models as torch.compile makes them, and whether a run's are: as was asked for, or as "auto" came to.
 
-What "auto" comes to is found in `compile_choice.py`.
+What "auto" comes to is looked up in `pace.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def compiling(asked: object) -> Compiling:
             return Compiling(asked, on=asked)
         case "auto":
             return Compiling("auto", open=True)
-    raise ConfigError(f"compile = {asked!r}: True, False, or 'auto', which measures where a run is long enough")
+    raise ConfigError(f"compile = {asked!r}: True, False, or 'auto', which looks it up in a table")
 
 
 def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:

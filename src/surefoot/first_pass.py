@@ -8,6 +8,7 @@ loss or an optimizer remembers beside its checkpoint is lost with the process.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
@@ -23,6 +24,7 @@ from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
+from surefoot.optimizers.gradients import clear
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.parallel import Alone
 from surefoot.precision import Precision
@@ -191,6 +193,37 @@ def first_loss(
                 continue
             return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
     return None, False
+
+
+def make_ready(
+    task: Task,
+    state: State,
+    first: Callable[[int], MicroBatch | None],
+    *,
+    user_state: Mapping[str, Any],
+    world: World,
+) -> None:
+    """If several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
+
+    DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
+    resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
+    """
+    if world.size == 1 or task.loss is None:
+        return
+    micro_batch = first(state.step)
+    if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
+        return
+    before = Observation(state.models, task.loss, user_state=user_state)
+    extras = [each for model in state.models.values() for each in extra_states(model)]
+    with untouched(), warnings.catch_warnings():
+        # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
+    before.put_back()
+    clear(state.parameters)
+    state.buffers.undo()
+    for module, extra in extras:
+        module.set_extra_state(extra)
 
 
 def _passed(

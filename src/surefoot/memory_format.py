@@ -37,9 +37,9 @@ class Layout:
 
 
 def layout(asked: bool | Literal["auto"], models: Iterable[nn.Module]) -> Layout:
-    """The layout that a run's models will find their images in; "auto" is measured beside the precision, else as they come.
+    """The layout that a run's models will find their images in; "auto" is looked up beside the precision, else as they come.
 
-    It is open too where the precision is named: a run that began with both measured may go on so. Models without a
+    It is open too where the precision is named: a run that began with both left open may go on so. Models without a
     2-dimensional convolution are left alone.
 
     >>> convolution = nn.Conv2d(2, 3, 1)
@@ -48,7 +48,7 @@ def layout(asked: bool | Literal["auto"], models: Iterable[nn.Module]) -> Layout
     """
     if not isinstance(asked, bool) and asked != "auto":
         raise ConfigError(
-            f"channels_last = {asked!r}: True, False, or 'auto', which measures beside precision = 'auto'"
+            f"channels_last = {asked!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
         )
     with_images = [model for model in models if asked and any(isinstance(part, nn.Conv2d) for part in model.modules())]
     found = Layout(asked is True and bool(with_images), open=asked == "auto" and bool(with_images))

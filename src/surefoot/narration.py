@@ -16,6 +16,7 @@ from surefoot.data.buckets import Buckets
 from surefoot.diagnosis.finding import Finding
 from surefoot.directory import RunDirectory
 from surefoot.evaluations import Evaluations
+from surefoot.pace import Chosen
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.sharding import class_name
@@ -26,11 +27,8 @@ _MUCH_OF_THE_START = 0.1
 _NAMED = 3  # findings at the end of a run
 
 
-def header(parts: Parts, *, precision_chosen: str | None, compile_chosen: str | None = None) -> str:
-    """Five lines: model, data, plan, device, directory; said before the first step of a sitting.
-
-    `precision_chosen`: why that precision, where it was chosen now; `compile_chosen`: why compiled, or why not, likewise.
-    """
+def header(parts: Parts, *, chosen: Chosen) -> str:
+    """Five lines: model, data, plan, device, directory; said before the first step of a sitting. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
     models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
     sizes, plan = parts.supply.sizes, parts.supply.plan
@@ -44,15 +42,15 @@ def header(parts: Parts, *, precision_chosen: str | None, compile_chosen: str | 
         start += f" with {parts.state.rate_factor:.3g} of the schedule's rate"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
-    why = "" if precision_chosen is None else f" ({precision_chosen})"
+    precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     lines = [
         f"model   {models}",
         f"data    {''.join(f'{line}; ' for line in parts.about_data[:1])}{plan.samples:,} samples a pass; "
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
-        f" {parts.whole.precision.name}{', channels last' * parts.layout.channels_last}{why}{', compiled' * parts.compiled}{threads}",
-        *([] if compile_chosen is None else [f"compile {'on' if parts.compiled else 'off'} ({compile_chosen})"]),
+        f" {precision}{', compiled' * parts.compiled}{threads}",
+        *chosen.lines(parts),
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
     if sizes.unit == "samples" and sizes.batch_size > plan.samples:

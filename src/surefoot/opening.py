@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from surefoot.checkpoint.changes import Change, find_changes, refuse_changes
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
-from surefoot.compile_choice import settle_compile
+from surefoot.config import with_choices
 from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.directory import RunDirectory, environment
 from surefoot.errors import CheckpointError, first_line
 from surefoot.first_pass import StateCheck, first_loss
 from surefoot.loss_contract import loss_contract
-from surefoot.pace import settle_precision
+from surefoot.pace import Chosen, settle_choices
 from surefoot.parts import Parts
 from surefoot.saving import Saving
 from surefoot.sharding import held_of
@@ -36,14 +36,11 @@ _MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for
 
 @dataclass(frozen=True)
 class Opened:
-    """The parts of a run where it stands now, the checkpoint that it goes on from, and why its precision was chosen, and whether
-    to compile, if that was now.
-    """
+    """The parts of a run where it stands now, the checkpoint that it goes on from, and what was chosen for it, if that was now."""
 
     parts: Parts
     found: Contents | None = None
-    precision_chosen: str | None = None
-    compile_chosen: str | None = None
+    chosen: Chosen = field(default_factory=Chosen)
     state_check: StateCheck | None = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
@@ -67,7 +64,8 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
         parts.saving.resumed(found.step)
         accepted = _accepted_now(now.parts, found)
         if parts.world.is_main and (configuration is not None or accepted):
-            parts.directory.write_text("config.toml", configuration or narration.script_toml(now.parts.described))
+            text = configuration or narration.script_toml(now.parts.described)
+            parts.directory.write_text("config.toml", with_choices(text, _choices(now.parts)))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
@@ -80,13 +78,13 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
 
 def _begun(before: Parts) -> Opened:
     """Settle what is left open until a run begins."""
-    precision_chosen = settle_precision(before)
-    parts, compile_chosen = settle_compile(before)
+    chosen = settle_choices(before)
+    parts = before.with_compiled() if before.compiling.late else before
     if parts.init is not None and parts.state.step == 0:
         parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return Opened(parts, None, precision_chosen, compile_chosen, *_checked(parts))
+    return Opened(parts, None, chosen, *_checked(parts))
 
 
 def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
@@ -120,11 +118,17 @@ def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configurat
         )
     now = replace(now, parts=parts)
     if parts.world.is_main:
-        directory.write_text("config.toml", configuration or narration.script_toml(parts.described))
+        text = configuration or narration.script_toml(parts.described)
+        directory.write_text("config.toml", with_choices(text, _choices(parts)))
         for name, held in parts.files.items():
             directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
     saving.finish(0, parts.packed)
     return now
+
+
+def _choices(parts: Parts) -> dict[str, str | bool]:
+    """What settings that say "auto" came to, by name."""
+    return {"precision": parts.whole.precision.name, "compile": parts.compiling.on}
 
 
 def _going_on(before: Parts, found: Contents) -> Parts:

@@ -1,179 +1,195 @@
-"""Passes before the first step: how long one takes here, which number format is quickest where a run leaves that open, and
-one that makes ranks ready.
+"""What a run computes in where its settings say "auto": facts of the machine and of the model, looked up in a table.
 
-Whatever is measured changes nothing: parameters, buffers, gradients and the random generators are as they were.
+The table is `config/speed_table.py`. No clock is read and the loss is not called, so two starts of one command choose alike.
+Only a run that has not begun chooses: one that goes on keeps what it began with.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from time import perf_counter, process_time
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from surefoot.checkpoint.unsaved import Observation
-from surefoot.loop import Step, forward_backward
-from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import clear
-from surefoot.parallel import Alone
-from surefoot.parts import Parts
-from surefoot.seeding import untouched
-from surefoot.sharding import extra_states
+from surefoot.config import speed_table
+from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
+from surefoot.data.buckets import Buckets
+from surefoot.models.gpt import Attention
+from surefoot.models.resnet import ResNet
+from surefoot.models.rms_norm import RMSNorm
+from surefoot.models.seq2seq_blocks import CrossAttention, SelfAttention
+from surefoot.models.simple_cnn import SimpleCNN
+from surefoot.precision import Precision, instruction_set
 
-_WORTH_ASKING = 100_000  # parameters: of a smaller model's pass too little is multiplication for casts to pay
-_WORTH_IT = 1.2  # so many times as fast must bf16 be, since it costs digits
-_LAYOUT_WORTH_IT = 1.1  # and another layout of images, which costs none
-_ROUNDS = 5
-_ENOUGH_S = 10.0  # of measuring
+if TYPE_CHECKING:  # the rest of a run has clocks
+    from surefoot.micro_batch import MicroBatch
+    from surefoot.parts import Parts
 
-Name = Literal["fp32", "bf16"]
+_OTHER_SHARE = 0.01  # of a model's numbers may be in layers of kinds that were not measured
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, RMSNorm)
 
 
-def passed(parts: Parts, micro_batch: MicroBatch) -> tuple[float, int, float]:
-    """Seconds of one forward and backward pass, the targets that it counted, and its loss; waits for the device.
+@dataclass(frozen=True)
+class Chosen:
+    """Why a run that left them open has its precision (and layout of images), and why it is compiled or not; None if named.
 
-    On one thread of the CPU these are the processor's seconds, which other processes do not lengthen.
+    unknown: the table has nothing for the run, and `surefoot profile` could tell more.
     """
-    clock = process_time if parts.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
-    begun, step = clock(), Step(0, [micro_batch], parts.task, parts.state)
-    loss = float(forward_backward(step))
-    took_s = clock() - begun
-    clear(parts.state.parameters)
-    parts.state.buffers.undo()
-    return took_s, int(step.count), loss
+
+    precision: str | None = None
+    compile: str | None = None
+    unknown: bool = False
+
+    def in_words(self, precision: Precision, *, channels_last: bool) -> str:
+        """A precision and a layout, with the reason if they were chosen now."""
+        why = "" if self.precision is None else f" (auto: {self.precision})"
+        return f"{precision.name}{', channels last' * channels_last}{why}"
+
+    def lines(self, parts: Parts) -> list[str]:
+        """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
+        compiled = [f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})"] if self.compile else []
+        profile = ["note: `surefoot profile` measures what could be gained here (by compiling too: --tries all)"]
+        slow = (
+            f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
+            " --precision fp32 is quicker, and another run"
+        )
+        return [*compiled, *(profile if self.unknown else []), *([slow] if parts.whole.precision.emulated else [])]
 
 
-def alone(parts: Parts) -> Parts:
-    """The same run for passes that this process makes by itself, of the plain models, whatever else shares or compiles them."""
-    models: dict[str, Any] = dict(parts.state.models)
-    forward = models["model"] if list(models) == ["model"] else models
-    return replace(parts, task=replace(parts.task, ranks=Alone(), forward=forward))
+def settle_choices(parts: Parts) -> Chosen:
+    """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
 
-
-def make_ready(parts: Parts) -> None:
-    """Where several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
-
-    DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
-    resumed run, whose first pass is another, would round otherwise.
+    Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
+    precision that is named, images stay as they come. Models are not compiled here: see `Parts.with_compiled`.
     """
-    if parts.world.size == 1 or parts.task.loss is None:
-        return
-    micro_batch = parts.supply.first(parts.state.step)
-    if any(parts.world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
-        return
-    before = Observation(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects)
-    extras = [each for model in parts.state.models.values() for each in extra_states(model)]
-    with untouched(), parts.numerics(), warnings.catch_warnings():
-        # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        forward_backward(Step(parts.state.step, [replace(micro_batch, count=0)], parts.task, parts.state))
-    before.put_back()
-    clear(parts.state.parameters)
-    parts.state.buffers.undo()
-    for module, extra in extras:
-        module.set_extra_state(extra)
+    precision, why, why_compile, silent = parts.whole.precision, None, None, False
+    if precision.open:
+        choice = Choice(*parts.world.from_main(_choice(parts) if parts.world.is_main else None))
+        precision.settle(choice.precision)
+        parts.layout.settle(choice.channels_last)
+        parts.described["precision"] = precision.name
+        parts.described.update({"channels_last": True} if parts.layout.channels_last else {})
+        why, silent = choice.why, not choice.known
+    parts.layout.settle(False)
+    if parts.compiling.open:
+        on, known, why_compile = _compile_choice(parts)
+        parts.compiling.settle(on)
+        parts.described["compile"] = on
+        silent = silent or not known
+    return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
 
 
-def settle_precision(parts: Parts) -> str | None:
-    """Choose between fp32 and bf16 for a run that has not begun and says "auto", and say why; None where it is settled.
+def _choice(parts: Parts) -> tuple[str, bool, bool, str]:
+    facts = run_facts(parts)
+    if isinstance(facts, str):
+        return "fp32", False, False, facts
+    choice = look_up(facts, layout_open=parts.layout.open)
+    return choice.precision, choice.channels_last, choice.known, choice.why
 
-    On the CPU that is measured, with the first micro-batch: some machines multiply bfloat16 sixteen times as fast as
-    float32, others emulate it. For models with convolutions so is the layout of images (`memory_format.py`), where that is open
-    too. What was chosen is part of the run from then on. fp32 without measuring have models of less than 100,000 parameters,
-    those under FSDP, which no process can pass by itself, and those without a loss of their own. Runs that are compiled are
-    measured uncompiled, since each format would be compiled.
+
+def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
+    """Whether to compile, whether that is known, and why: by facts that all ranks share."""
+    on = COMPILE.get(parts.device.type)
+    if parts.task.loss is None:
+        return False, True, "the steps are the program's own"
+    if isinstance(parts.supply.plan, Buckets):
+        return False, True, "batches by tokens have another shape in almost every step"
+    if on is None or parts.parallel.kind == "fsdp":
+        return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
+    return on, True, f"{'faster' if on else 'no faster'} where it was measured"
+
+
+def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
+    """What the choice for a run depends on; else why there is nothing to look up, in words.
+
+    The first micro-batch is read for its shapes if the table has a row for the processor and the version of torch, or if facts
+    are wanted that were not measured yet (`unmeasured`).
     """
-    precision = parts.whole.precision
-    if not precision.open:
-        parts.layout.settle(False)
+    if parts.task.loss is None:
+        return "the steps are the program's own"
+    if parts.device.type != "cpu":
+        return f"not measured on this {parts.device.type} device"
+    instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
+    if not unmeasured and (instructions, version) not in speed_table.TABLE:
+        return f"not measured with torch {version} on a CPU with bf16 instructions: {instructions}"
+    kind = model_facts(parts.state.models)
+    if kind is None:
+        return "layers of these kinds were not measured"
+    layers, width = kind
+    if layers == "convolution" and parts.layout.channels_last:
+        layers = "convolution, channels last"
+    plan = parts.supply.plan
+    if isinstance(plan, Buckets):  # micro-batches differ in shape
+        return Facts(instructions, version, layers, width, parts.supply.sizes.micro_batch_size, int(plan.longest.max()))
+    sizes = _sizes(layers, parts.supply.first())
+    if sizes is None:
+        return "data of these shapes were not measured"
+    return Facts(instructions, version, layers, width, *sizes)
+
+
+def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
+    """The kind of a model's layers and the width of most of its matrices; None for what cannot be told or was never measured.
+
+    >>> model_facts({"model": nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 200))})
+    ('linear', 200)
+    >>> model_facts({"model": nn.LSTM(8, 8)})
+    """
+    parts = [part for model in models.values() for part in model.modules()]
+    matrices = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
+    if len(models) != 1 or not matrices or any(isinstance(part, nn.Conv2d) and part.groups > 1 for part in matrices):
         return None
-    numbers = sum(parameter.numel() for parameter in parts.state.parameters)
-    spread = parts.parallel.kind == "fsdp"
-    if parts.task.loss is None or numbers < _WORTH_ASKING or spread:
-        precision.settle("fp32")
-        parts.layout.settle(False)
-        return "auto: not measured where the model is spread over ranks" if spread else None
-    name, channels_last, why = parts.world.from_main(_measured(parts) if parts.world.is_main else None)
-    if name is None:
+    attention = any(isinstance(part, Attention | SelfAttention) for part in parts)
+    measured = (nn.Linear, nn.Conv2d, *_NORMS, *((nn.Embedding,) if attention else ()))
+    other = sum(_own_numbers(part) for part in parts if not isinstance(part, measured))
+    if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
         return None
-    precision.settle(name)
-    parts.layout.settle(channels_last)
-    parts.described["precision"] = name
-    parts.described.update({"channels_last": True} if parts.layout.channels_last else {})
-    return str(why)
+    convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
+    width = _middle_width(convolutions or matrices)
+    if not convolutions:
+        crossed = any(isinstance(part, CrossAttention) for part in parts)
+        return "encoder-decoder" if crossed else "attention" if attention else "linear", width
+    if attention or 4 * sum(map(_own_numbers, convolutions)) < sum(map(_own_numbers, matrices)):
+        return None
+    own_layout = any(isinstance(part, SimpleCNN | ResNet) and part.channels_last for part in parts)
+    return f"convolution{', channels last' * own_layout}", width
 
 
-def _measured(parts: Parts) -> tuple[Name | None, bool, str]:
-    """Measure here, in this process alone: the number format, whether channels are last, and why."""
-    micro_batch = next((held for held in parts.supply.again(0) if held.count), None)
-    if micro_batch is None:  # the data cannot be read; the first step will say why
-        return None, False, ""
-    try:
-        with untouched(), parts.numerics(), _left_open(parts):
-            return _quickest(alone(parts), micro_batch)
-    except Exception:  # it will come again in the first step, where it is explained and reported
-        clear(parts.state.parameters)
-        parts.state.buffers.undo()
-        return "fp32", False, "auto: not measured"
+def _middle_width(matrices: Sequence[nn.Linear | nn.Conv2d]) -> int:
+    """The smaller side of a matrix, such that half of all numbers are in matrices at least as wide."""
+    widths = [
+        (min(part.in_features, part.out_features), part.in_features * part.out_features)
+        if isinstance(part, nn.Linear)
+        else (
+            min(part.in_channels, part.out_channels),
+            part.in_channels * part.out_channels * math.prod(part.kernel_size),
+        )
+        for part in matrices
+    ]
+    left = sum(size for _, size in widths) / 2
+    for width, size in sorted(widths, reverse=True):
+        left -= size
+        if left <= 0:
+            return width
+    raise AssertionError("no matrix")
 
 
-def _quickest(parts: Parts, micro_batch: MicroBatch) -> tuple[Name, bool, str]:
-    layouts = (False, True) if parts.layout.open and _laid_otherwise(parts, micro_batch) else (False,)
-    ways: list[tuple[Name, bool]] = [("fp32", last) for last in layouts] + [("bf16", last) for last in layouts]
-    least_s = dict.fromkeys(ways, math.inf)  # the least is what noise of other processes moves least
-    begun = perf_counter()
-    for place in range(_ROUNDS + 1):
-        for name, last in ways:
-            parts.whole.precision.name, parts.layout.channels_last = name, last
-            took_s, _, loss = passed(parts, micro_batch)
-            if name == "bf16" and not math.isfinite(loss):
-                return "fp32", False, "auto: the loss is not finite in bf16"
-            if place:  # the first of each allocates
-                least_s[name, last] = min(least_s[name, last], took_s)
-        if place and perf_counter() - begun > _ENOUGH_S:
-            break
-    fp32, bf16 = _with_layout("fp32", least_s), _with_layout("bf16", least_s)
-    faster = least_s[fp32] / least_s[bf16]
-    if faster >= _WORTH_IT:
-        return *bf16, f"auto: {least_s['fp32', False] / least_s[bf16]:.1f} times as fast as fp32"
-    sooner = f", and channels last {least_s['fp32', False] / least_s[fp32]:.1f} times as fast as not" * fp32[1]
-    return *fp32, f"auto: bf16 is {faster:.1f} times as fast{sooner}"
+def _own_numbers(part: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in part.parameters(recurse=False))
 
 
-def _with_layout(name: Name, least_s: Mapping[tuple[Name, bool], float]) -> tuple[Name, bool]:
-    """A number format with the layout that is quicker in it."""
-    last = least_s.get((name, True), math.inf)
-    return name, last * _LAYOUT_WORTH_IT <= least_s[name, False]
-
-
-def _laid_otherwise(parts: Parts, micro_batch: MicroBatch) -> bool:
-    """Whether any convolution is given images whose channels are not last: a model may see to that itself."""
-    found: list[bool] = []
-
-    def look(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        found.append(any(not held.is_contiguous(memory_format=torch.channels_last) for held in inputs))
-
-    parts_of = [part for model in parts.state.models.values() for part in model.modules()]
-    with ExitStack() as hooks:
-        for part in parts_of:
-            if isinstance(part, nn.Conv2d):
-                hooks.callback(part.register_forward_pre_hook(look).remove)
-        passed(parts, micro_batch)
-    return any(found)
-
-
-@contextmanager
-def _left_open(parts: Parts) -> Iterator[None]:
-    """Precision and layout as they were before, whatever happens: a loss that fails fails in the first step, where it is explained."""
-    precision, layout = parts.whole.precision, parts.layout
-    before = precision.name, layout.channels_last
-    try:
-        yield
-    finally:
-        precision.name, layout.channels_last = before
+def _sizes(layers: str, micro_batch: MicroBatch | None) -> tuple[int, int] | None:
+    """Rows that a layer is given at once, and positions in a row of tokens; None for data of another shape than was measured."""
+    leaves = [] if micro_batch is None else pytree.tree_leaves(micro_batch.batch)
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    match (layers, None if first is None else first.is_floating_point(), () if first is None else tuple(first.shape)):
+        case ("linear", True, (samples, _)):
+            return samples, 1
+        case ("attention" | "encoder-decoder", False, (samples, positions)):
+            return samples * positions, positions
+        case ("convolution" | "convolution, channels last", True, (samples, _, height, width)):
+            return samples * height * width, 1
+    return None

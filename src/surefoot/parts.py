@@ -27,6 +27,7 @@ from surefoot.config.strategy import Strategy
 from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.first_pass import make_ready
 from surefoot.gallery import Makes
 from surefoot.loop import State, Task
 from surefoot.memory_format import Layout
@@ -126,6 +127,11 @@ class Parts:
             machine=self.machine(),
             stopped_early=self.out_of_patience,
         )
+
+    def make_ready(self) -> None:
+        """Make passes of several ranks alike from the first step on (`first_pass.make_ready`). Collective."""
+        user_state = self.whole.kept.objects
+        make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
 
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""

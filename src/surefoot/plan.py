@@ -10,18 +10,21 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter, process_time
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.compile_choice import expected
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
+from surefoot.loop import Step, forward_backward
 from surefoot.memory import in_words, peak, tensor_bytes
+from surefoot.micro_batch import MicroBatch
 from surefoot.optimizers import on_shards
+from surefoot.optimizers.gradients import clear
 from surefoot.optimizers.groups import first_and_last
 from surefoot.optimizers.memory import state_bytes
-from surefoot.pace import passed, settle_precision
+from surefoot.pace import Chosen, settle_choices
 from surefoot.parts import Parts
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import untouched
@@ -47,7 +50,7 @@ class Section:
 def sections(parts: Parts) -> list[Section]:
     """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
     where = _directory(parts)  # a run that is there has its precision already
-    why = settle_precision(parts)
+    auto = settle_choices(parts)
     found = [
         *([Section("data", list(parts.about_data))] if parts.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
@@ -62,8 +65,7 @@ def sections(parts: Parts) -> list[Section]:
         found.append(Section("memory and time", [*memory_and_time(parts, measured), *evaluating]))
     place = [section.title for section in found].index("learning rate")
     found.insert(place, Section("batches", batch_arithmetic(parts, measured)))
-    open_until_then = [f"compile {expected(parts)}"] if parts.compiling.open else []
-    return [*found, Section("chosen", chosen(parts, [*open_until_then, *where], precision_chosen=why))]
+    return [*found, Section("chosen", chosen(parts, where, auto))]
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,22 @@ def measure(parts: Parts) -> Measured:
         with peak(parts.device) as found:
             passed(parts, micro_batch)
         activation_bytes = found.memory_bytes
-    times, counts, _ = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
+    times, counts = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
     return Measured(counts[0], activation_bytes, median(times))
+
+
+def passed(parts: Parts, micro_batch: MicroBatch) -> tuple[float, int]:
+    """Seconds of one forward and backward pass, and the targets that it counted; waits for the device.
+
+    On one thread of the CPU these are the processor's seconds, which other processes do not lengthen.
+    """
+    clock = process_time if parts.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
+    begun, step = clock(), Step(0, [micro_batch], parts.task, parts.state)
+    float(forward_backward(step))
+    took_s = clock() - begun
+    clear(parts.state.parameters)
+    parts.state.buffers.undo()
+    return took_s, int(step.count)
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
@@ -277,13 +293,10 @@ def _evaluations(parts: Parts) -> int:
     return round(sum(map(due, range(1, seen + 1))) * steps / seen)
 
 
-def chosen(parts: Parts, where: list[str], *, precision_chosen: str | None = None) -> list[str]:
-    """What settings that say "auto" came to, and why where that was measured; and `where` the run would go."""
-    why = "" if precision_chosen is None else f" ({precision_chosen})"
-    return [
-        f"device {parts.device}, precision {parts.whole.precision.name}{', channels last' * parts.layout.channels_last}{why}",
-        *where,
-    ]
+def chosen(parts: Parts, where: list[str], auto: Chosen) -> list[str]:
+    """What settings that say "auto" came to, and why; and `where` the run would go."""
+    precision = auto.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
+    return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 
 
 def _directory(parts: Parts) -> list[str]:

@@ -6,6 +6,7 @@ its overflow flag on the host in every step (law 12) and passes over the gradien
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from surefoot.config.speed_table import CUDA_BF16_FROM
 from surefoot.errors import ConfigError
 
 Name = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -49,13 +51,22 @@ class Precision:
     name: Name
     device: torch.device
     loss_scale: LossScale | None = None
-    open: bool = False  # "auto", where only measuring can tell: see `pace.settle_precision`
+    open: bool = False  # "auto", until a run begins: see `pace.settle_choices`
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
 
     def settle(self, name: Name) -> None:
         """Compute in this format from now on, if that was left open; else nothing changes."""
         if self.open:
             self.name, self.open = name, False
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the device has no instructions for bf16 and is known to lack them, so that computing in it is slow."""
+        if self.name != "bf16" or self.device.type not in ("cpu", "cuda"):
+            return False
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_capability(self.device) < CUDA_BF16_FROM
+        return instruction_set() == "none"
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which a forward pass runs."""
@@ -91,19 +102,38 @@ class Precision:
             self.loss_scale.good_steps = tensors["good_steps"].to(self.device)
 
 
+def instruction_set() -> str:
+    """The processor's best instructions for bf16: "amx_bf16", "avx512_bf16", "arm_bf16", "none", or "unknown".
+
+    `ONEDNN_MAX_CPU_ISA` takes instructions away from the library that multiplies matrices, as they are here then.
+    """
+    try:
+        has = torch.cpu.get_capabilities()
+    except AttributeError:  # torch 2.11 may lack it; drop when a later one is the minimum
+        return "unknown"
+    if has.get("architecture") != "x86_64":
+        return "arm_bf16" if has.get("bf16") else "none" if "bf16" in has else "unknown"
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    unlimited = limit in ("", "ALL", "DEFAULT")
+    if has.get("amx_bf16") and (unlimited or "AMX" in limit):
+        return "amx_bf16"
+    allowed = unlimited or any(name in limit for name in ("AMX", "AVX10", "BF16", "FP16"))
+    return "avx512_bf16" if has.get("avx512_bf16") and allowed else "none"
+
+
 def precision(name: str, device: torch.device) -> Precision:
-    """The number format called `name`; "auto" is bf16 on a CUDA device that computes in it, on the CPU what is quicker.
+    """The number format called `name`; "auto" is bf16 on a CUDA device of compute capability 8.0 or more, else left open.
 
     On the meta device, on which nothing is computed, it is what it would be on such a CUDA device.
 
     >>> precision("auto", torch.device("cpu")).open
     True
     """
-    if name == "auto" and device.type == "cpu":
-        return Precision("fp32", device, open=True)
     if name == "auto":
-        bf16 = device.type == "meta" or (device.type == "cuda" and torch.cuda.is_bf16_supported())
-        name = "bf16" if bf16 else "fp32"
+        capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CUDA_BF16_FROM
+        if not capable and device.type != "meta":
+            return Precision("fp32", device, open=True)
+        name = "bf16"
     match name:
         case "fp32" | "tf32" | "bf16":
             if name == "tf32" and device.type not in ("cuda", "meta"):

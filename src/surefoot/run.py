@@ -74,9 +74,9 @@ class Run:
     best: "min SPLIT/SCORE" or "max ...": the checkpoint of the best value is kept. `early_stopping` watches a score too.
     watch_every: of which steps gradient, weights and update of every layer are recorded (docs/watching.md); None: of none.
     channels_last: whether images (B, C, H, W) are laid out with the channels of a pixel side by side before a model with convolutions
-        has them; changes rounding and no weight's shape. "auto" is measured beside precision = "auto" on the CPU, elsewhere False.
-    compile: whether torch.compile makes the model quicker: True, False, or "auto", which tries it where the run is long enough to earn
-        that back, and keeps it where a pass is at least 1.1 times as fast. What it chose is part of the run.
+        has them; changes rounding and no weight's shape. "auto" is looked up beside precision = "auto" on the CPU, elsewhere False.
+    compile: whether to use torch.compile: True, False, or "auto", which does if the table of what was measured says that it is
+        faster. What it chose is part of the run.
     plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
     sample: a function of the model that returns text to show after the last step, and every `sample_every`.

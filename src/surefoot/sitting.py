@@ -21,7 +21,6 @@ from surefoot.failing import left, reported, told_to_others
 from surefoot.loop import Step, steps
 from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
-from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.remarks import Remarks, remarks_of
 from surefoot.reporting.writing import report_at_end
@@ -74,7 +73,7 @@ class Sitting:
             self.journal.sinks[1:1] = self.remarks  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
-            make_ready(self.parts)
+            self.parts.make_ready()
         except BaseException as problem:
             lost = told_to_others(problem, self.parts)
             self.release()
@@ -82,9 +81,7 @@ class Sitting:
                 raise lost from problem
             raise
         self.between.opened(self.parts)
-        self.parts.say(
-            narration.header(self.parts, precision_chosen=now.precision_chosen, compile_chosen=now.compile_chosen)
-        )
+        self.parts.say(narration.header(self.parts, chosen=now.chosen))
         if now.loss_contract is not None:
             self.parts.say(now.loss_contract)
 

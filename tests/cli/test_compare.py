@@ -447,27 +447,27 @@ def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> No
     assert any(line.startswith("out = ") and line.endswith("# of each its own") for line in lines)
 
 
-def test_the_precision_that_was_measured_is_in_the_settings_of_every_run(here: Path) -> None:
-    """What a run leaves open is measured once, and said wherever the settings are."""
+def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:
+    """What a run leaves open is chosen once, and said wherever the settings are."""
     changed = PROGRAM.replace('precision="fp32"', "precision=config.precision")
     (here / "program.py").write_text(changed.replace("width: int = 8", 'width: int = 8\n    precision: str = "auto"'))
     program = programs.found("program.py")
     rest, asked = asked_of(["--vary", "optimizer.lr=0.01,0.02", "--out", "out"])
     plan, _ = planned_of(program, rest, asked, verb="surefoot compare")
-    plan = replace(plan, found={"precision": "bf16", "measured": "auto: 1.3 times as fast as fp32"})
+    plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
     run = variant._built(plan, here / "out", "lr=0.02")
     assert run.parts.described["precision"] == "bf16"
-    assert 'precision = "bf16" # measured' in str(run.configuration)
+    assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}
     chooser = InOrder(plan.names, here / "out")
     assert said_first(plan, here / "out", chooser, jobs=1).splitlines() == [
         f"2 runs; 1 at once, each with {plan.threads} thread{'s' * (plan.threads > 1)}; in {here / 'out'}",
-        "precision: bf16, measured once for all runs (1.3 times as fast as fp32); another time it may come out otherwise:"
+        "precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise:"
         " --precision bf16 fixes it",
     ]
     laid = replace(plan, found=plan.found | {"channels_last": True, "compile": True})
     assert said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:] == [
-        "precision: bf16, channels last, measured once for all runs (1.3 times as fast as fp32); another time it may come out"
-        " otherwise",  # a precision that is named leaves images as they come
-        "compile: True, chosen once for all runs that leave it open; another time it may come out otherwise",
+        "precision: bf16, channels last, chosen once for all runs (1.3 times as fast as fp32);"
+        " another machine may choose otherwise",  # a precision that is named leaves images as they come
+        "compile: True, chosen once for all runs; another machine may choose otherwise",
     ]

@@ -284,6 +284,7 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
         "--precision bf16",
         "AdamW(..., fused=True)",
         "model.to(memory_format=torch.channels_last), and the pictures too",
+        "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too",
         "--micro-batch-size 2",
         "--micro-batch-size 8",
     ]

@@ -61,16 +61,11 @@ def _wait_until_free(path: Path) -> None:
 
 
 def look(plan: Planned, directory: Path, name: str) -> None:
-    """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, measured where that is
-    open, its score, its splits.
-    """
-    from surefoot.compile_choice import settle_compile
-    from surefoot.pace import settle_precision
+    """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
+    from surefoot.pace import settle_choices
 
     run = _built(plan, directory, name)
-    why = settle_precision(run.parts)
-    open_until_now = run.parts.compiling.open
-    settle_compile(run.parts)
+    auto = settle_choices(run.parts)
     watch = run.parts.whole.watch
     score = None if watch is None else f"{watch.direction} {watch.score}"
     found: dict[str, Any] = {
@@ -78,9 +73,9 @@ def look(plan: Planned, directory: Path, name: str) -> None:
         "score": score,
         "splits": list(run.parts.scoring.splits),
     }
-    found |= {"compile": run.parts.compiled} if open_until_now else {}
+    found |= {"compile": run.parts.compiled} if auto.compile is not None else {}
     found |= {"channels_last": True} if run.parts.layout.channels_last else {}
-    print(json.dumps(found | ({"measured": why} if why is not None else {})), flush=True)
+    print(json.dumps(found | ({"chosen": auto.precision} if auto.precision is not None else {})), flush=True)
 
 
 def _built(plan: Planned, directory: Path, name: str) -> Run:
@@ -102,20 +97,20 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     run = program.run(config)
     precision = run.parts.whole.precision
     if precision.open and "precision" in plan.found:
-        # what is measured may come out otherwise for each, and then they would not be alike
+        # models of other sizes would choose otherwise, and then they would not be alike
         precision.settle(plan.found["precision"])
         run.parts.described["precision"] = precision.name
         run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
         run.parts.described.update({"channels_last": True} if run.parts.layout.channels_last else {})
         if (values := flatten(config)).get("precision") == "auto":
             config, _ = layered(program.config, [("comparison", {**values, "precision": precision.name})])
-            kept["precision"] = "measured" if "measured" in plan.found else "auto"
+            kept["precision"] = "auto"
     if run.parts.compiling.open and "compile" in plan.found:  # likewise
         run.parts.compiling.settle(plan.found["compile"])
         run.parts.described["compile"] = run.parts.compiled
         if (values := flatten(config)).get("compile") == "auto":
             config, _ = layered(program.config, [("comparison", {**values, "compile": run.parts.compiled})])
-            kept["compile"] = "measured"
+            kept["compile"] = "auto"
     run.configuration = to_toml(config, kept, program.described)
     run.parts.scoring.leave_out_end()
     return run

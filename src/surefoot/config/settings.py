@@ -33,11 +33,11 @@ class Settings:
     clip: str = "norm 1.0"
     """Limit on the gradient: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
-    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, and on the CPU where that is measured
-    to be quicker, else fp32. What it chose stays with the run. fp8 is bf16 with linear layers in 8 bits (extra `fp8`)."""
+    """Number format of the passes; auto is bf16 on a CUDA device that computes in it, and on a CPU if a table of what was measured
+    says that it is faster, else fp32. What it chose stays with the run. fp8 is bf16 with linear layers in 8 bits (extra `fp8`)."""
     compile: bool | Literal["auto"] = False
-    """Compile the model with torch.compile; auto tries that where the run is long enough to earn it back, and keeps it where
-    that is measured to be quicker. What it chose stays with the run."""
+    """Compile the model with torch.compile; auto does if a table of what was measured says that it is faster. What it chose stays
+    with the run."""
     activation_checkpointing: Literal["off", "blocks", "selective"] = "off"
     """What the backward pass computes again instead of keeping it: blocks, or (selective) all in them but the results of matrix
     products and attention. Saves memory, costs time, changes no bit."""

@@ -23,12 +23,18 @@ from surefoot.loop import State, Task
 from surefoot.optimizers.skipping import skipping
 from surefoot.optimizers.trainable import Trained
 from surefoot.parts import Parts
+from surefoot.precision import Precision
 from surefoot.profiling.flops import computed_again, kept_activations
 from surefoot.profiling.stopwatch import stopwatch
 from surefoot.profiling.tries import Variant
 from surefoot.profiling.watched import Stepping
 from surefoot.supply import Supply
 
+_DIGITS = {
+    "bf16": "bf16 has 3 digits where fp32 has 7",
+    "tf32": "products have 4 digits where fp32 has 7",
+    "fp32": "more digits",
+}
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -68,26 +74,22 @@ def _precisions(parts: Parts) -> list[Variant]:
     if precision.name == "fp16":  # whose loss scale would be in the way
         return []
 
-    @contextmanager
-    def using(name: Literal["fp32", "tf32", "bf16"]) -> Iterator[None]:
-        before = precision.name
-        precision.name = name
-        try:
-            with precision.numerics():
-                yield
-        finally:
-            precision.name = before
-
-    digits = {
-        "bf16": "bf16 has 3 digits where fp32 has 7",
-        "tf32": "products have 4 digits where fp32 has 7",
-        "fp32": "more digits",
-    }
     return [
-        Variant(name, f"--precision {name}", partial(stepping, parts), partial(using, name), digits[name])
+        Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
         for name in names
         if name != precision.name
     ]
+
+
+@contextmanager
+def _using(precision: Precision, name: Literal["fp32", "tf32", "bf16"]) -> Iterator[None]:
+    before = precision.name
+    precision.name = name
+    try:
+        with precision.numerics():
+            yield
+    finally:
+        precision.name = before
 
 
 def _workers(parts: Parts) -> list[Variant]:
@@ -176,8 +178,17 @@ def _channels_last(parts: Parts) -> list[Variant]:
             for part, weight in zip(modules, before, strict=True):
                 part.weight.data = weight
 
+    @contextmanager
+    def in_bf16() -> Iterator[None]:
+        with entered(), _using(parts.whole.precision, "bf16"):
+            yield
+
     how = "model.to(memory_format=torch.channels_last), and the pictures too"
-    return [Variant("channels last", how, partial(stepping, parts), entered, "equal to rounding")]
+    alone = Variant("channels last", how, partial(stepping, parts), entered, "equal to rounding")
+    if parts.whole.precision.name != "fp32":
+        return [alone]
+    both = f"--precision bf16 with {how}"  # what "auto" chooses between
+    return [alone, Variant("bf16, channels last", both, partial(stepping, parts), in_bf16, _DIGITS["bf16"])]
 
 
 def _kept(parts: Parts) -> list[Variant]:

@@ -138,6 +138,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.activation": "swiglu",
         "model.smear": True,
         "length": "1700 steps",
+        "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
         "clip": "off",
         "optimizer.name": "muon",
         "optimizer.lr": 0.015,

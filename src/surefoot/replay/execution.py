@@ -20,7 +20,6 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.loop import Step, forward_backward, update
 from surefoot.optimizers.gradients import clear
-from surefoot.pace import make_ready
 from surefoot.parts import Parts
 from surefoot.record import Record
 from surefoot.seeding import untouched
@@ -172,7 +171,7 @@ def execution(
                 parts.refuse_another_architecture(found)
             clear(parts.state.parameters)
             parts.state.buffers.undo()
-            make_ready(parts)
+            parts.make_ready()
             yield Execution(parts, found, records=records, workers=workers)
     finally:
         torch.set_num_threads(threads)

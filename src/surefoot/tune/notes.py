@@ -24,28 +24,27 @@ def of_target(target: float | None, first: Row, *, is_first: bool) -> str:
 
 
 def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
-    """Which precision was measured for all runs (`found` of a plan), and whether they are compiled, where these were left open.
+    """Which precision was chosen for all runs (`found` of a plan), and whether they are compiled, where these were left open.
 
     How to have it so again is said where it is one of the `settings`.
 
-    >>> of_what_was_open({"precision": "bf16", "measured": "auto: 1.3 times as fast as fp32"}, settings=())
-    ['precision: bf16, measured once for all runs (1.3 times as fast as fp32); another time it may come out otherwise']
+    >>> of_what_was_open({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
+    ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise']
     >>> of_what_was_open({"precision": "fp32", "compile": False}, settings={"compile"})
-    ['compile: False, chosen once for all runs that leave it open; another time it may come out otherwise: --compile False fixes it']
+    ['compile: False, chosen once for all runs; another machine may choose otherwise: --compile False fixes it']
     """
     said = []
-    if "measured" in found:
+    if "chosen" in found:
         name, last = found["precision"], found.get("channels_last", False)
         fixed = f": --precision {name} fixes it" if "precision" in settings and not last else ""
-        why = found["measured"].removeprefix("auto: ")
         said.append(
-            f"precision: {name}{', channels last' * last}, measured once for all runs ({why}); another time it may come out"
-            f" otherwise{fixed}"
+            f"precision: {name}{', channels last' * last}, chosen once for all runs ({found['chosen']});"
+            f" another machine may choose otherwise{fixed}"
         )
     if "compile" in found:
         fixed = f": --compile {found['compile']} fixes it" if "compile" in settings else ""
         said.append(
-            f"compile: {found['compile']}, chosen once for all runs that leave it open; another time it may come out otherwise{fixed}"
+            f"compile: {found['compile']}, chosen once for all runs; another machine may choose otherwise{fixed}"
         )
     return said
 

@@ -27,7 +27,7 @@ class Planned:
     each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
     which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
     found: what building one of the runs has told: `score` that they watch, `splits`, `precision` and `compile`
-    for those that leave them open; and, if that one did for its precision, `measured`: why.
+    for those that leave them open; and, if that one did for its precision, `chosen`: why.
     """
 
     program: Mapping[str, Any]
@@ -52,9 +52,9 @@ class Planned:
         """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
         those names.
         """
-        measured = "measured" in self.found and self.base.get("precision") == "auto"
+        chosen = "chosen" in self.found and self.base.get("precision") == "auto"
         compiled = "compile" in self.found and self.base.get("compile") == "auto"
-        return ({"precision": self.found["precision"]} if measured else {}) | (
+        return ({"precision": self.found["precision"]} if chosen else {}) | (
             {"compile": self.found["compile"]} if compiled else {}
         )
 

@@ -15,7 +15,7 @@ from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.errors import ConfigError
 from surefoot.loop import State
 from surefoot.optimizers.gradients import clear
-from surefoot.pace import settle_precision
+from surefoot.pace import settle_choices
 from surefoot.parts import Parts
 from surefoot.run import Run
 from surefoot.seeding import untouched
@@ -72,7 +72,7 @@ def unchanged(run: Run) -> Iterator[Parts]:
 
 def _begin(parts: Parts) -> None:
     """What opening a run does before its first step."""
-    settle_precision(parts)
+    settle_choices(parts)
     if parts.init is not None and parts.state.step == 0:
         load_initial_weights(parts.state.models, Path(parts.init), world=parts.world)
         for name, average in parts.state.averages.items():

@@ -1,0 +1,98 @@
+"""How many times as fast bf16 and channels last were where they were measured: the table that "auto" reads.
+
+`benchmarks/precision.py --write` writes the rows, and what it measured into benchmarks/results/precision.txt. Nothing here reads
+a clock or imports torch, so the same facts give the same choice in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+BF16_WORTH_IT = 1.15  # times as fast as fp32, since bf16 costs digits
+LAYOUT_WORTH_IT = 1.1  # times as fast as images as they come; another layout costs no digits
+CUDA_BF16_FROM = (8, 0)  # compute capability, Ampere: a fact of the hardware, not measured here
+
+# Compiling takes 20 to 35 s of a CPU core and made GPTs and networks of images no faster (benchmarks/results/machine.txt). A
+# device that is absent was not measured.
+COMPILE: Mapping[str, bool] = {"cpu": False}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice of a number format and a layout of images depends on.
+
+    instructions: of the processor, for bf16. torch: its version, such as "2.13". layers: "linear", "attention",
+    "encoder-decoder", "convolution", or "convolution, channels last" for a network that lays out its images itself. width: the
+    smaller side of most of the matrices. rows: samples, tokens or pixels of a micro-batch. positions: tokens in a row.
+    """
+
+    instructions: str
+    torch: str
+    layers: str
+    width: int
+    rows: int
+    positions: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A region of sizes, between the smallest and the largest that were measured, and the gains that all of these had.
+
+    gains: times as fast as fp32 with images as they come, by "bf16", "channels last" and "bf16, channels last".
+    """
+
+    layers: str
+    width: tuple[int, int]
+    rows: tuple[int, int]
+    positions: tuple[int, int]
+    gains: Mapping[str, float]
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether these facts lie in the region."""
+        sizes = ((self.width, facts.width), (self.rows, facts.rows), (self.positions, facts.positions))
+        return self.layers == facts.layers and all(low <= size <= high for (low, high), size in sizes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A number format and a layout of images; `known` where the table has a row, and `why` in words."""
+
+    precision: Literal["fp32", "bf16"]
+    channels_last: bool
+    known: bool
+    why: str
+
+
+# By instructions and version of torch: the date, and what was measured then. Written by benchmarks/precision.py --write.
+# fmt: off
+TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
+}
+# fmt: on
+
+
+def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
+    """What the table has for these facts: the least gains of all rows that hold them; fp32 and no layout if none does.
+
+    >>> look_up(Facts("amx_bf16", "1.0", "linear", width=256, rows=100))
+    Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')
+    """
+    _, measured = TABLE.get((facts.instructions, facts.torch), ("", ()))
+    rows = [row for row in measured if row.holds(facts)]
+    if not rows:
+        return Choice("fp32", False, False, "models of this kind and size were not measured")
+    names = {"bf16"} | ({"channels last", "bf16, channels last"} if layout_open else set())
+    gains = {name: min(row.gains.get(name, 0.0) for row in rows) for name in names} | {"": 1.0}
+    fp32, bf16 = _with_layout(gains, ""), _with_layout(gains, "bf16")
+    if gains[bf16] >= BF16_WORTH_IT * gains[fp32]:
+        faster = f"{gains[bf16]:.1f} times as fast as fp32 where it was measured"
+        return Choice("bf16", bf16.endswith("channels last"), True, faster)
+    sooner = f", and channels last {gains[fp32]:.1f} times as fast" if fp32 else ""
+    return Choice("fp32", bool(fp32), True, f"bf16 is hardly faster where it was measured{sooner}")
+
+
+def _with_layout(gains: Mapping[str, float], precision: str) -> str:
+    """A number format ("" for fp32) with the layout that is faster in it."""
+    name = f"{precision}, channels last".removeprefix(", ")
+    return name if gains.get(name, 0.0) >= LAYOUT_WORTH_IT * gains[precision] else precision
