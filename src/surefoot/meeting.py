@@ -1,11 +1,17 @@
-"""How processes find each other, and what ends with them: the two groups, the store, the heartbeat."""
+"""How processes find each other, and what ends with them: the two groups, the store, the heartbeat.
+
+torchrun's store outlives the ranks of an attempt. So every key of a start stands behind a nonce: no rank hears a dead one.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import socket
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -15,18 +21,19 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_group, _get_default_store, _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
-from surefoot.errors import ConfigError, RankLostError
-from surefoot.heartbeat import MAILBOX, Heartbeat, Unheard
+from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
+from surefoot.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, Lines, Unheard
 from surefoot.interfaces import towards
-from surefoot.placement import Placement
+from surefoot.placement import Placement, end_with_torchrun
 
 _PATIENCE = timedelta(
     days=1
 )  # of collectives: compiling and long evaluations take their time; who is dead is seen otherwise
 _START = timedelta(minutes=5)  # until all ranks are there
+_CONNECT = timedelta(minutes=1)  # to ranks that are there, for which gloo multiplies it by five; to a launcher's store
 
 
 class Met(NamedTuple):
@@ -62,6 +69,11 @@ def speaks_of(problem: Exception) -> bool:
     return all(heart.speaks_of(problem) for _, _, heart in _met)
 
 
+def has_met() -> bool:
+    """Whether this process has found other ranks."""
+    return bool(_met)
+
+
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Two groups that this rank is in, where so many of neighbouring ranks hold the same: across those, and its own.
 
@@ -81,57 +93,144 @@ _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further o
 
 
 def _meet(device: torch.device, place: Placement) -> None:
+    end_with_torchrun(os.environ)
     rank, size = place.rank, place.world_size
+    main_host = urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", "")
     if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
-        interface = towards(urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", ""))
+        interface = towards(main_host)
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    theirs = dist.is_initialized()  # by the user's script: its default group is used, and left as it is
+    theirs = dist.is_initialized()  # by the user's script: its default group is used
+    heart: Heartbeat | Unheard = Unheard()
     try:
-        if theirs:
-            store: Store = _get_default_store()
-        elif size == 1:
-            store = HashStore()
-        else:
-            store, _, _ = next(rendezvous(place.meeting, rank=rank, world_size=size, timeout=_START))
-        if not theirs:
-            dist.init_process_group(
-                backend,
-                store=PrefixStore("device", store),
-                rank=rank,
-                world_size=size,
-                timeout=_START,
-                device_id=device if device.type == "cuda" else None,
-            )
-        side = dist.new_group(backend="gloo", timeout=_START)
-        for group in (side,) if theirs else (dist.group.WORLD, side):
-            _set_pg_timeout(_PATIENCE, group)  # only now: who cannot connect at the start is not waited for that long
+        store: Store = _get_default_store() if theirs else _open_store(place)
+        if size > 1:
+            nonce, heart = _agree_on_nonce(store, rank=rank, size=size, main_host=main_host)
+            store = PrefixStore(nonce, store)
+        side = _make_groups(device, store, place, theirs=theirs)
     except (dist.DistError, RuntimeError, ValueError) as problem:
+        if (lost := heart.cause(problem)) is not None:
+            raise lost from problem
         reason = str(problem).split("\n", maxsplit=1)[0]
-        raise ConfigError(
+        refusal = ConfigError(
             f"rank {rank} of {size} does not find the others: {reason}\n"
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
-        ) from problem
-    _met.append(Met(side, store, Unheard() if size == 1 else _beating(store, rank=rank, size=size)))
+        )
+        heart.failed(refusal)
+        heart.stop()
+        raise refusal from problem
+    _met.append(Met(side, store, heart))
     if size > 1:
         _tell_of_uncaught()
     atexit.register(_fall_silent if theirs else _part)
 
 
-def _beating(store: Store, *, rank: int, size: int) -> Heartbeat:
-    """The heart of this process, which beats from now on."""
-    in_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    mailbox = PrefixStore(MAILBOX, store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
-    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=in_launcher)
+def _open_store(place: Placement) -> Store:
+    """The store at which the ranks of this start meet; rank 0 serves it where no launcher does."""
+    if place.world_size == 1:
+        return HashStore()
+    wait = _CONNECT if _in_launcher() else _START  # a launcher serves its store before it starts a rank
+    store, _, _ = next(
+        rendezvous(place.meeting, rank=place.rank, world_size=place.world_size, timeout=min(wait, _START))
+    )
+    return store  # type: ignore[no-any-return]
+
+
+def _make_groups(device: torch.device, store: Store, place: Placement, *, theirs: bool) -> dist.ProcessGroup:
+    """Make the default group, where the user's script has not, and the one on the CPU, which is returned; collective."""
+    connect = min(_CONNECT, _START)
+    if (
+        theirs
+    ):  # what it is called stays, but groups are made at this store from now on, away from keys of an earlier start
+        group = _get_default_group()
+        _world.pg_map[group] = (_world.pg_map[group][0], store)
+    else:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("device", store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=connect,
+            device_id=device if device.type == "cuda" else None,
+        )
+    side = dist.new_group(backend="gloo", timeout=connect)
+    for each in (side,) if theirs else (dist.group.WORLD, side):
+        _set_pg_timeout(_PATIENCE, each)  # only now: who cannot connect at the start is not waited for that long
+    return side  # type: ignore[no-any-return]
+
+
+def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
+    """What stands before all keys of this start, drawn by rank 0, and the heart of this process, which beats; collective.
+
+    Each other rank leaves a word that it has drawn, and rank 0 answers it with the nonce. A word that a dead rank has left
+    is answered too, and nobody reads that. (The default group cannot carry the nonce: it is made by keys itself.)
+    """
+    letters = PrefixStore(MEETING, store)
+    word, deadline = secrets.token_hex(8), time.monotonic() + _START.total_seconds()
+    if rank == 0:
+        watched = letters.check([NONCE])  # by our own launcher, which has drawn it and sees processes end
+        nonce = letters.get(NONCE).decode() if watched else word
+        lines = None if watched else Lines.listening(nonce)
+        heart = _start_heart(store, nonce, lines, rank=0, size=size)
+        try:
+            _answer(letters, f"{nonce} {lines.port if lines else 0}", heart, size=size, deadline=deadline)
+        except RuntimeError:
+            heart.stop()
+            raise
+        return nonce, heart
+    letters.set(f"word-{rank}", word)
+    _wait(lambda: letters.check([word]), "rank 0 does not answer", deadline=deadline)
+    nonce, port = letters.get(word).decode().split()
+    lines = Lines.leading_to(main_host, int(port), nonce, rank=rank) if int(port) else None
+    return nonce, _start_heart(store, nonce, lines, rank=rank, size=size)
+
+
+def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int, deadline: float) -> None:
+    """Answer the word of every other rank, until each has told that it lives."""
+    missing, answered = set(range(1, size)), set[bytes]()
+
+    def all_live() -> bool:
+        for rank in sorted(missing):
+            if heart.hears(rank):
+                missing.discard(rank)
+            elif rank in heart.ended:
+                raise RuntimeError(f"rank {rank} ended while it came")
+            elif letters.check([f"word-{rank}"]) and (word := letters.get(f"word-{rank}")) not in answered:
+                answered.add(word)
+                letters.set(word.decode(), answer)
+        return not missing
+
+    _wait(all_live, "not all of them have come", deadline=deadline)
+
+
+def _wait(fact: Callable[[], bool], problem: str, *, deadline: float) -> None:
+    """Return when it is a fact; raises `RuntimeError` where it does not become one in time."""
+    pause_s = 0.002
+    while not fact():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{problem} within {_START.total_seconds():.0f} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+
+
+def _start_heart(store: Store, nonce: str, lines: Lines | None, *, rank: int, size: int) -> Heartbeat:
+    mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    host, in_launcher = socket.gethostname(), _in_launcher()
+    heart = Heartbeat(mailbox, rank=rank, size=size, host=host, in_launcher=in_launcher, lines=lines)
     heart.start()
     return heart
+
+
+def _in_launcher() -> bool:
+    """Whether the store is the launcher's, and lives as long as that."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def _tell_of_uncaught() -> None:
     """Tell the other ranks of an exception that ends this process; it ends with 7 where one of them is the cause.
 
-    The command line does so itself. This is for scripts, and for what happens there outside of a run.
+    The command line does so itself. This is for scripts, and for what happens there outside of a run. One rank says what all
+    of them end of; an error of ours needs no frames.
     """
     before = sys.excepthook
 
@@ -139,11 +238,14 @@ def _tell_of_uncaught() -> None:
         lost = problem if isinstance(problem, RankLostError) else None
         if lost is None and isinstance(problem, Exception) and (lost := told_to_ranks(problem)) is not None:
             lost.__cause__ = problem
-        if lost is None:
+        ends_by: BaseException = problem if lost is None else lost
+        speaks = not isinstance(ends_by, Exception) or speaks_of(ends_by)
+        if speaks and isinstance(ends_by, SurefootError):
+            print(error_lines(ends_by), file=sys.stderr)
+        elif speaks:
             before(kind, problem, trace)
-            return
-        before(RankLostError, lost, lost.__traceback__)
-        sys.exit(lost.exit_status)
+        if lost is not None:
+            sys.exit(lost.exit_status)
 
     sys.excepthook = uncaught
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -23,9 +24,11 @@ from surefoot.cli import (
     verbs,
     verify,
 )
-from surefoot.errors import ConfigError, RankLostError, SurefootError
+from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
 from surefoot.launch.rank import started_by_launcher
+from surefoot.placement import by_torchrun
 
+_TORCHRUN_ENDS_S = 3.0  # time for another rank to meet the same error, and for torchrun to see that it has ended
 _VERBS = {
     "train": verbs.train,
     "plan": verbs.plan,
@@ -129,13 +132,16 @@ def _told_to_ranks(problem: Exception) -> SurefootError | None:
 
 def _speaks_of(problem: Exception) -> bool:
     """Whether this process says of what it ends: one rank does, of several that end of the same."""
-    if "surefoot.meeting" not in sys.modules:
-        return True
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
-    from surefoot.meeting import speaks_of
+    if "surefoot.meeting" in sys.modules:
+        from surefoot.meeting import has_met, speaks_of
 
-    return speaks_of(problem)
+        if has_met():
+            return speaks_of(problem)
+    if by_torchrun(os.environ) and os.environ.get("LOCAL_RANK") != "0":
+        time.sleep(_TORCHRUN_ENDS_S)  # where local rank 0 ends of the same, torchrun ends this process meanwhile
+    return True
 
 
 def _verb(given: list[str]) -> None:
@@ -152,5 +158,4 @@ def _verb(given: list[str]) -> None:
 def _say(problem: BaseException, with_traceback: bool) -> None:
     if with_traceback:
         traceback.print_exception(problem)
-    for line in str(problem).splitlines():  # what is said of a problem further is indented
-        print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
+    print(error_lines(problem), file=sys.stderr)
