@@ -62,10 +62,5 @@ def first_line(problem: BaseException) -> str:
 
 
 def error_lines(problem: BaseException) -> str:
-    """What the command line prints of an error: what is said of it further is indented.
-
-    >>> print(error_lines(ConfigError("no verb 'trian'" + chr(10) + "  try: train")))
-    error: no verb 'trian'
-      try: train
-    """
+    """What is printed of an error that needs no traceback; what is said of it further is indented."""
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines())

@@ -11,7 +11,6 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -27,13 +26,16 @@ from torch.distributed.rendezvous import rendezvous
 from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
 from surefoot.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, Lines, Unheard
 from surefoot.interfaces import towards
-from surefoot.placement import Placement, end_with_torchrun
+from surefoot.placement import TORCHRUN, Placement, end_with_parent
 
 _PATIENCE = timedelta(
     days=1
 )  # of collectives: compiling and long evaluations take their time; who is dead is seen otherwise
 _START = timedelta(minutes=5)  # until all ranks are there
-_CONNECT = timedelta(minutes=1)  # to ranks that are there, for which gloo multiplies it by five; to a launcher's store
+_LOOK_S = 0.02  # between two looks for who has come
+_CONNECT = timedelta(
+    minutes=1
+)  # to ranks that are there, for which gloo multiplies it by five, and to the store of a launcher
 
 
 class Met(NamedTuple):
@@ -93,7 +95,8 @@ _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further o
 
 
 def _meet(device: torch.device, place: Placement) -> None:
-    end_with_torchrun(os.environ)
+    if TORCHRUN in os.environ:
+        end_with_parent(os.getppid())
     rank, size = place.rank, place.world_size
     main_host = urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", "")
     if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -108,7 +111,7 @@ def _meet(device: torch.device, place: Placement) -> None:
             nonce, heart = _agree_on_nonce(store, rank=rank, size=size, main_host=main_host)
             store = PrefixStore(nonce, store)
         side = _make_groups(device, store, place, theirs=theirs)
-    except (dist.DistError, RuntimeError, ValueError) as problem:
+    except (OSError, RuntimeError, ValueError) as problem:  # torch's DistError is a RuntimeError
         if (lost := heart.cause(problem)) is not None:
             raise lost from problem
         reason = str(problem).split("\n", maxsplit=1)[0]
@@ -117,7 +120,6 @@ def _meet(device: torch.device, place: Placement) -> None:
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         )
         heart.failed(refusal)
-        heart.stop()
         raise refusal from problem
     _met.append(Met(side, store, heart))
     if size > 1:
@@ -125,38 +127,37 @@ def _meet(device: torch.device, place: Placement) -> None:
     atexit.register(_fall_silent if theirs else _part)
 
 
-def _open_store(place: Placement) -> Store:
+def _open_store(placement: Placement) -> Store:
     """The store at which the ranks of this start meet; rank 0 serves it where no launcher does."""
-    if place.world_size == 1:
+    if placement.world_size == 1:
         return HashStore()
-    wait = _CONNECT if _in_launcher() else _START  # a launcher serves its store before it starts a rank
+    if _in_launcher() and (port := os.environ.get("MASTER_PORT", "")).isdigit():
+        # it serves the store before it starts a rank: where nobody listens it is gone, and torch would try for minutes
+        address = os.environ.get("MASTER_ADDR", ""), int(port)
+        socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
     store, _, _ = next(
-        rendezvous(place.meeting, rank=place.rank, world_size=place.world_size, timeout=min(wait, _START))
+        rendezvous(placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START)
     )
     return store  # type: ignore[no-any-return]
 
 
-def _make_groups(device: torch.device, store: Store, place: Placement, *, theirs: bool) -> dist.ProcessGroup:
+def _make_groups(device: torch.device, store: Store, placement: Placement, *, theirs: bool) -> dist.ProcessGroup:
     """Make the default group, where the user's script has not, and the one on the CPU, which is returned; collective."""
-    connect = min(_CONNECT, _START)
-    if (
-        theirs
-    ):  # what it is called stays, but groups are made at this store from now on, away from keys of an earlier start
-        group = _get_default_group()
-        _world.pg_map[group] = (_world.pg_map[group][0], store)
+    if theirs:  # it stays, and further groups are made at this store, away from the keys of an earlier start
+        _world.pg_map[_get_default_group()] = (_world.pg_map[_get_default_group()][0], store)
     else:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=PrefixStore("device", store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=connect,
+            rank=placement.rank,
+            world_size=placement.world_size,
+            timeout=_CONNECT,
             device_id=device if device.type == "cuda" else None,
         )
-    side = dist.new_group(backend="gloo", timeout=connect)
-    for each in (side,) if theirs else (dist.group.WORLD, side):
-        _set_pg_timeout(_PATIENCE, each)  # only now: who cannot connect at the start is not waited for that long
-    return side  # type: ignore[no-any-return]
+    side: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_CONNECT)
+    for group in (side,) if theirs else (dist.group.WORLD, side):
+        _set_pg_timeout(_PATIENCE, group)  # only now: who cannot connect at the start is not waited for that long
+    return side
 
 
 def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
@@ -165,60 +166,36 @@ def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tu
     Each other rank leaves a word that it has drawn, and rank 0 answers it with the nonce. A word that a dead rank has left
     is answered too, and nobody reads that. (The default group cannot carry the nonce: it is made by keys itself.)
     """
-    letters = PrefixStore(MEETING, store)
-    word, deadline = secrets.token_hex(8), time.monotonic() + _START.total_seconds()
-    if rank == 0:
-        watched = letters.check([NONCE])  # by our own launcher, which has drawn it and sees processes end
-        nonce = letters.get(NONCE).decode() if watched else word
-        lines = None if watched else Lines.listening(nonce)
-        heart = _start_heart(store, nonce, lines, rank=0, size=size)
-        try:
-            _answer(letters, f"{nonce} {lines.port if lines else 0}", heart, size=size, deadline=deadline)
-        except RuntimeError:
-            heart.stop()
-            raise
-        return nonce, heart
-    letters.set(f"word-{rank}", word)
-    _wait(lambda: letters.check([word]), "rank 0 does not answer", deadline=deadline)
-    nonce, port = letters.get(word).decode().split()
-    lines = Lines.leading_to(main_host, int(port), nonce, rank=rank) if int(port) else None
-    return nonce, _start_heart(store, nonce, lines, rank=rank, size=size)
-
-
-def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int, deadline: float) -> None:
-    """Answer the word of every other rank, until each has told that it lives."""
-    missing, answered = set(range(1, size)), set[bytes]()
-
-    def all_live() -> bool:
-        for rank in sorted(missing):
-            if heart.hears(rank):
-                missing.discard(rank)
-            elif rank in heart.ended:
-                raise RuntimeError(f"rank {rank} ended while it came")
-            elif letters.check([f"word-{rank}"]) and (word := letters.get(f"word-{rank}")) not in answered:
-                answered.add(word)
-                letters.set(word.decode(), answer)
-        return not missing
-
-    _wait(all_live, "not all of them have come", deadline=deadline)
-
-
-def _wait(fact: Callable[[], bool], problem: str, *, deadline: float) -> None:
-    """Return when it is a fact; raises `RuntimeError` where it does not become one in time."""
-    pause_s = 0.002
-    while not fact():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{problem} within {_START.total_seconds():.0f} s")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.1)
-
-
-def _start_heart(store: Store, nonce: str, lines: Lines | None, *, rank: int, size: int) -> Heartbeat:
+    letters, lines, nonce, port = PrefixStore(MEETING, store), Lines(), secrets.token_hex(8), "0"
+    if rank > 0:
+        letters.set(f"word-{rank}", nonce)
+        nonce, port = letters.get(nonce).decode().split()  # waits for it
+    elif ours := letters.check([NONCE]):  # a launcher of ours has drawn it, and sees by itself which process ends
+        nonce = letters.get(NONCE).decode()
+    if port != "0":
+        lines.connect(main_host, int(port), f"{nonce} {rank}")
     mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
-    host, in_launcher = socket.gethostname(), _in_launcher()
-    heart = Heartbeat(mailbox, rank=rank, size=size, host=host, in_launcher=in_launcher, lines=lines)
+    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
     heart.start()
-    return heart
+    if rank == 0:
+        with socket.create_server(("", 0), backlog=size) as server:
+            _answer(letters, f"{nonce} {0 if ours else server.getsockname()[1]}", heart, size=size)
+            lines.accept(server, nonce)
+    heart.follow(lines)
+    return nonce, heart
+
+
+def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None:
+    """Answer the word of every other rank, until each has told that it lives."""
+    missing, answered, start_s = set(range(1, size)), set[bytes](), time.monotonic()
+    while missing := {rank for rank in missing if not heart.hears(rank)}:
+        for rank in missing:
+            if letters.check([f"word-{rank}"]) and (word := letters.get(f"word-{rank}")) not in answered:
+                letters.set(word.decode(), answer)
+                answered.add(word)
+        if time.monotonic() - start_s > _START.total_seconds():
+            raise RuntimeError(f"rank {min(missing)} has not come within {_START.total_seconds():.0f} s")
+        time.sleep(_LOOK_S)
 
 
 def _in_launcher() -> bool:

@@ -9,14 +9,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from surefoot import slurm
 from surefoot.errors import ConfigError
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_LOOK_S = 0.5
 _MPI = (  # rank, size, and the same among those of the machine
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
@@ -67,26 +66,10 @@ def placed(environment: Mapping[str, str]) -> Placement:
     return mpi or Placement()
 
 
-def by_torchrun(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun started this process.
-
-    >>> by_torchrun({"TORCHELASTIC_RUN_ID": "17"}), by_torchrun({"RANK": "0"})
-    (True, False)
-    """
-    return "TORCHELASTIC_RUN_ID" in environment
-
-
-def end_with_torchrun(environment: Mapping[str, str]) -> None:
-    """End this process when the torchrun that started it is gone, if one did."""
-    if by_torchrun(environment):
-        end_with_parent(os.getppid())
-
-
-@cache
 def end_with_parent(parent: int) -> None:
     """End this process, by SIGKILL, when `parent`, which started it, is gone.
 
-    Linux does that itself, whatever this process is busy with. Elsewhere a thread looks. Not on Windows.
+    Linux does that itself, whatever this process is busy with; elsewhere a thread looks. Not on Windows.
     """
     if sys.platform == "win32":
         return
@@ -102,7 +85,7 @@ def end_with_parent(parent: int) -> None:
 
 def _look_for(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_S)
+        time.sleep(0.5)
     os._exit(1)
 
 

@@ -26,7 +26,7 @@ from surefoot.cli import (
 )
 from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
 from surefoot.launch.rank import started_by_launcher
-from surefoot.placement import by_torchrun
+from surefoot.placement import TORCHRUN
 
 _TORCHRUN_ENDS_S = 3.0  # time for another rank to meet the same error, and for torchrun to see that it has ended
 _VERBS = {
@@ -139,7 +139,7 @@ def _speaks_of(problem: Exception) -> bool:
 
         if has_met():
             return speaks_of(problem)
-    if by_torchrun(os.environ) and os.environ.get("LOCAL_RANK") != "0":
+    if TORCHRUN in os.environ and os.environ.get("LOCAL_RANK") != "0":
         time.sleep(_TORCHRUN_ENDS_S)  # where local rank 0 ends of the same, torchrun ends this process meanwhile
     return True
 

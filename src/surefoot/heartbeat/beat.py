@@ -137,14 +137,14 @@ class Watch:
         self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> for so many seconds
 
     def heard(
-        self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False, closed: Collection[int] = ()
+        self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False, dead: Collection[int] = ()
     ) -> Lost | None:
         """Take in what was told since the last time, `elapsed_s` ago; which rank is lost, if one is.
 
-        hurried: it is known that something has happened to one of them, so an error is believed at once. closed: the ranks
-        whose processes had ended before they were read.
+        hurried: it is known that something has happened to one of them, so an error is believed at once. dead: the ranks
+        whose processes had ended before their beats were read.
         """
-        found = dict(self._suspicions(beats, closed))
+        found = dict(self._suspicions(beats, dead))
         self.suspected = {which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in found}
         self.known = dict(beats)
         for (rank, why), seconds in sorted(self.suspected.items(), key=lambda item: -item[1]):
@@ -153,7 +153,7 @@ class Watch:
                 return found[rank, why]
         return None
 
-    def _suspicions(self, beats: Mapping[int, Beat], closed: Collection[int]) -> Iterator[tuple[tuple[int, str], Lost]]:
+    def _suspicions(self, beats: Mapping[int, Beat], dead: Collection[int]) -> Iterator[tuple[tuple[int, str], Lost]]:
         running = [beat for beat in beats.values() if beat.place == "running"]
         furthest = max((beat.begun for beat in running), default=-1)
         for rank, beat in beats.items():
@@ -167,7 +167,7 @@ class Watch:
                 yield (rank, "left"), Lost(rank, how, more=f"\n  {advice}")
             elif beat.place == "gone" and running:
                 yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
-            elif beat.place in _NEEDED and rank in closed:
+            elif beat.place in _NEEDED and rank in dead:
                 yield (rank, "ended"), beat.lost("has ended, and closed its connection", _KILLED)
             elif beat.place in _NEEDED and before is not None and before.number == beat.number:
                 lost = beat.lost(f"has been silent for {self.silent_s:.0f} s", _STOPPED)

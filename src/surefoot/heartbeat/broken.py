@@ -8,15 +8,11 @@ import selectors
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
-from typing import Self
-from weakref import WeakSet
 
 from torch.distributed import DistError
 
 _WORDS = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
 _CONNECT_S = 5.0
-_LOOK_S = 0.5  # from being told to close until the thread has seen it
 
 
 def of_connection(problem: BaseException) -> bool:
@@ -28,99 +24,49 @@ class Lines:
     """Connections between rank 0 and each other rank, which carry nothing: the system closes one when its process ends.
 
     So a rank that was killed is noticed at once. One that is stopped, or whose machine is lost, leaves its line open; and
-    where a network lets no line through, silence alone tells. Forked children do not hold lines open.
+    where a network lets no line through, silence alone tells. Forked children (a loader's workers) do not hold lines open.
     """
 
-    def __init__(self, own: socket.socket, nonce: str, *, rank: int) -> None:
-        self.own, self.nonce, self.rank = own, nonce, rank
-        self.sockets = {own}
-        self.closing = False
-        _all.add(self)
-        _leave_children_out()
+    def __init__(self) -> None:
+        self.ranks: dict[socket.socket, int] = {}  # who is at the other end
 
-    @classmethod
-    def listening(cls, nonce: str) -> Self:
-        """Rank 0's, to which the others come at `port`."""
-        if socket.has_dualstack_ipv6():
-            return cls(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True), nonce, rank=0)
-        return cls(socket.create_server(("", 0)), nonce, rank=0)
-
-    @classmethod
-    def leading_to(cls, host: str, port: int, nonce: str, *, rank: int) -> Self | None:
-        """Another rank's, to rank 0; None where none can be had."""
-        try:
+    def connect(self, host: str, port: int, hello: str) -> None:
+        """Connect another rank to rank 0, where that can be done."""
+        with suppress(OSError):
             line = socket.create_connection((host, port), timeout=_CONNECT_S)
-            line.sendall(f"{nonce} {rank}".encode())
-        except OSError:
-            return None
-        return cls(line, nonce, rank=rank)
+            line.sendall(hello.encode())
+            self.ranks[line] = 0
 
-    @property
-    def port(self) -> int:
-        """Where rank 0 listens."""
-        return int(self.own.getsockname()[1])
+    def accept(self, server: socket.socket, nonce: str) -> None:
+        """Take in the ranks that have connected; each says the nonce and its number."""
+        server.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                line, _ = server.accept()
+                line.settimeout(_CONNECT_S)
+                with suppress(OSError, ValueError):  # a stranger
+                    word, rank = line.recv(64).decode().split()
+                    if word == nonce:
+                        self.ranks[line] = int(rank)
 
     def watch(self, ended: Callable[[int], None]) -> None:
-        """Call `ended` with each rank whose line is closed, until this one closes its own."""
+        """Call `ended` with each rank that closes its line; returns when all have."""
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self.drop)
         with selectors.DefaultSelector() as ready:
-            ready.register(self.own, selectors.EVENT_READ, data=0)
-            while not self.closing:
-                for key, _ in ready.select(timeout=_LOOK_S):
-                    if key.fileobj is self.own and self.rank == 0:
-                        self._accept(ready)
-                    elif not self._read(key, ready) and not self.closing:
-                        ended(key.data)
-        self.drop()
-
-    def close(self) -> None:
-        """Have `watch` end, and close every line."""
-        self.closing = True
-        with suppress(OSError):
-            self.own.shutdown(socket.SHUT_RDWR)  # which wakes it
+            for line in self.ranks:
+                ready.register(line, selectors.EVENT_READ, line)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    ready.unregister(key.fileobj)
+                    with suppress(OSError):  # a network that breaks a line proves nothing
+                        if key.data.recv(1) == b"":
+                            ended(self.ranks[key.data])
 
     def drop(self) -> None:
         """Close what this process holds of the lines."""
-        for each in list(self.sockets):
-            each.close()
-        self.sockets.clear()
-
-    def _accept(self, ready: selectors.BaseSelector) -> None:
-        with suppress(OSError):
-            line, _ = self.own.accept()
-            line.settimeout(_CONNECT_S)
-            self.sockets.add(line)
-            ready.register(line, selectors.EVENT_READ, data=None)  # until it says whose it is
-
-    def _read(self, key: selectors.SelectorKey, ready: selectors.BaseSelector) -> bool:
-        """Read from a line; False where it is one of a rank that has closed it. A network that breaks one proves nothing."""
-        line: socket.socket = key.fileobj  # type: ignore[assignment]  # no others are registered
-        try:
-            text = line.recv(64).decode()
-        except (OSError, UnicodeDecodeError):
-            text = None
-        nonce, _, rank = (text or "").partition(" ")
-        if key.data is None and nonce == self.nonce and rank.isdigit():
-            ready.modify(line, selectors.EVENT_READ, data=int(rank))
-        elif not text or key.data is None:
-            ready.unregister(line)
-            self.sockets.discard(line)
+        for line in self.ranks:
             line.close()
-        return text != "" or key.data is None
-
-
-_all = WeakSet[Lines]()
-
-
-@cache
-def _leave_children_out() -> None:
-    """A forked process, such as a worker of a loader, must not hold open what ends with its parent."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=_drop_all)
-
-
-def _drop_all() -> None:
-    for lines in _all:
-        lines.drop()
 
 
 def _broken(problem: RuntimeError) -> bool:

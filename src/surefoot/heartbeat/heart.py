@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 from torch._C._distributed_c10d import Store
@@ -26,9 +25,7 @@ from surefoot.errors import RankLostError, first_line
 from surefoot.heartbeat.beat import Beat, Lost, Place, Watch
 from surefoot.heartbeat.broken import Lines, of_connection
 
-MEETING = (
-    "surefoot"  # before the keys of the store by which the ranks of a start agree on what stands before all others
-)
+MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
 NONCE = "nonce"  # the one of those that is there where a launcher has drawn it
 MAILBOX = "heartbeat"  # before all keys that are about this; before it stands the nonce of the start
 VERDICT = "lost"  # the key under which the rank that is lost is named
@@ -41,8 +38,8 @@ _UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
 class Heartbeat:
     """One rank's life as the others see it, from `start` to `stop`.
 
-    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and goes with it. lines:
-    what the system closes where a rank has ended. A pause of this process or its machine is no silence of the others.
+    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and goes with it. A pause
+    of this process or its machine is no silence of the others.
     """
 
     def __init__(
@@ -56,11 +53,10 @@ class Heartbeat:
         every_s: float = 1.0,
         silent_s: float = 20.0,
         grace_s: float = 5.0,
-        lines: Lines | None = None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
-        self.every_s, self.silent_s, self.end, self.lines = every_s, silent_s, end, lines
+        self.every_s, self.silent_s, self.end = every_s, silent_s, end
         self.place: Place = "building"
         self.begun, self.doing, self.error = -1, "starting", ""
         self.logs: Path | None = None
@@ -74,7 +70,7 @@ class Heartbeat:
         self.rounds = 0  # in which the store answered
         self.cut_off = self.spoken_for = False
         self.present: set[int] = set()
-        self.ended: set[int] = set()  # whose line is closed
+        self.dead: set[int] = set()  # whose line is closed
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -84,11 +80,12 @@ class Heartbeat:
             threading.Thread(target=work, name=f"surefoot {name}", daemon=True)
             for work, name in ((self._live, "tells that it lives"), (self._watch_store, "watches the store"))
         ]
-        if self.lines is not None:
-            watch = partial(self.lines.watch, self._line_closed)
-            self.threads.append(threading.Thread(target=watch, name="surefoot watches lines", daemon=True))
         for thread in self.threads:
             thread.start()
+
+    def follow(self, lines: Lines) -> None:
+        """Notice at once where one of these lines is closed."""
+        threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
 
     def hears(self, rank: int) -> bool:
         """Whether a rank has told that it lives, in this start."""
@@ -166,8 +163,6 @@ class Heartbeat:
         self.stopping.set()
         self.wake.set()
         for thread in self.threads:
-            if thread is self.threads[-1] and self.lines is not None:
-                self.lines.close()  # after all is told
             thread.join(timeout=15)
         self.threads = []
 
@@ -218,10 +213,10 @@ class Heartbeat:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
             return Lost.read(self.store.get(VERDICT))
-        closed = frozenset(self.ended)  # before the beats are read: who says goodbye does so first
+        dead = frozenset(self.dead)  # before the beats are read: who says goodbye does so first
         beats = self._beats()
         self.rounds += 1
-        found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), closed=closed)
+        found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
         if found is None:
             return None
         if self.place not in _UNNEEDED:
@@ -240,7 +235,7 @@ class Heartbeat:
         return {self.rank: self.beat} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
 
     def _line_closed(self, rank: int) -> None:
-        self.ended.add(rank)
+        self.dead.add(rank)
         self.wake.set()
 
     def _watch_store(self) -> None:

@@ -1,10 +1,10 @@
-"""A process that a launcher started: it ends with the launcher, and has the terminal only as rank 0 of ours. Torch-free."""
+"""A process that a launcher started: it ends with the launcher, and has the terminal only as rank 0. Torch-free."""
 
 from __future__ import annotations
 
 import os
 
-from surefoot.placement import end_with_parent, end_with_torchrun
+from surefoot.placement import TORCHRUN, end_with_parent
 
 LAUNCHER = "SUREFOOT_LAUNCHER"  # in the environment of a rank: the process that started it
 
@@ -15,9 +15,10 @@ def started_by_launcher() -> bool:
 
 
 def tie_to_launcher() -> None:
-    """End this process when the launcher that started it is gone, if one did; keep ranks above 0 of ours from what is typed."""
+    """End this process when the launcher that started it is gone, if one did; keep ranks above 0 from what is typed."""
+    if TORCHRUN in os.environ:
+        end_with_parent(os.getppid())
     if not started_by_launcher():
-        end_with_torchrun(os.environ)
         return
     end_with_parent(int(os.environ[LAUNCHER]))
     if os.environ.get("RANK") != "0":
