@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +15,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from surefoot.errors import DataError, RankLostError
-from surefoot.heartbeat import Heartbeat
+from surefoot.heartbeat import Heartbeat, Lines
 from surefoot.heartbeat.beat import Beat, Lost
 from surefoot.heartbeat.heart import SPEAKER, VERDICT
 
@@ -243,3 +246,117 @@ def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
     assert Beat.read(PrefixStore("heartbeat", three.store).get("0")).begun == 9
     assert three.hearts[0].lost == Lost(1, "rank 1 was killed", begun=9, doing="training")
     three.hearts[0].wake.set()
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def line_between(three: Ranks, rank: int) -> socket.socket:
+    """The end that `rank` holds of a line to rank 0, which follows the other."""
+    own, other = socket.socketpair()
+    lines = Lines()
+    lines.ranks[own] = rank
+    three.hearts[0].follow(lines)
+    return other
+
+
+def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
+    three: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for heart in three.hearts:
+        heart.watch.silent_s = heart.silent_s = 1e9
+    line = line_between(three, 2)
+    three.start()
+    assert until(lambda: 2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].place == "running")
+    three.hearts[2].stopping.set()  # as if it were killed: it says no goodbye
+    three.hearts[2]._tell = lambda: three.over.wait(60)  # type: ignore[method-assign, assignment]
+    line.close()
+    assert until(lambda: {0, 1} <= three.ended.keys())
+    three.over.set()
+    assert (three.ended[0], three.ended[1]) == (7, 7)
+    assert "rank 2 (here, process" in (errors := said(capfd))[0]
+    assert "has ended, and closed its connection, last heard of at step 3, training" in errors[0]
+
+
+def test_a_line_that_is_closed_after_a_goodbye_ends_nobody(three: Ranks) -> None:
+    line = line_between(three, 2)
+    three.start()
+    for heart in three.hearts:
+        heart.goodbye()
+        heart.closed()
+    three.hearts[2].stop()
+    line.close()
+    assert until(lambda: 2 in three.hearts[0].dead)
+    time.sleep(10 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_a_line_that_the_network_breaks_proves_nothing(three: Ranks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        own = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    lines = Lines()
+    lines.ranks[own] = 2
+    three.start()
+    three.hearts[0].follow(lines)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+    other.close()
+    time.sleep(10 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_a_stranger_that_connects_is_no_rank() -> None:
+    lines, callers = Lines(), [Lines() for _ in range(4)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        for caller, hello in zip(callers, ("hello", "another 1", "nonce two", "nonce 1"), strict=True):
+            caller.connect(host, port, hello)
+        lines.accept(server, "nonce")
+    assert list(lines.ranks.values()) == [1]
+    assert list(callers[3].ranks.values()) == [0]
+    for each in (lines, *callers):
+        each.drop()
+
+
+def test_a_worker_that_a_rank_has_forked_does_not_hold_its_line_open() -> None:
+    own, other = socket.socketpair()
+    told, tell = os.pipe()
+    rank = os.fork()
+    if rank == 0:
+        own.close()
+        lines = Lines()
+        lines.ranks[other] = 0
+        watching = threading.Thread(target=lines.watch, args=[lambda _: None], daemon=True)
+        watching.start()
+        time.sleep(0.5)
+        if (worker := os.fork()) == 0:
+            os.write(tell, b"%8d" % os.getpid())
+            time.sleep(60)
+            os._exit(0)
+        os.waitpid(worker, 0)
+        os._exit(0)
+    other.close()
+    worker = int(os.read(told, 8))
+    time.sleep(0.2)
+    os.kill(rank, signal.SIGKILL)
+    own.settimeout(30)
+    assert own.recv(1) == b""
+    os.kill(worker, 0)
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(rank, 0)
+    own.close()
+
+
+def test_a_stopped_rank_of_this_machine_goes_on_when_it_is_named_and_so_ends(three: Ranks) -> None:
+    stopped = os.fork()
+    if stopped == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitpid(stopped, os.WUNTRACED)
+    three.hearts[2].beat = Beat(2, "here", stopped)
+    three.hearts[2]._tell()
+    three.hearts[0]._let_go_on(2)
+    assert os.WIFCONTINUED(os.waitpid(stopped, os.WCONTINUED)[1])
+    os.kill(stopped, signal.SIGKILL)
+    os.waitpid(stopped, 0)

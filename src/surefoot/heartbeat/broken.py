@@ -44,10 +44,12 @@ class Lines:
             while True:
                 line, _ = server.accept()
                 line.settimeout(_CONNECT_S)
-                with suppress(OSError, ValueError):  # a stranger
+                with suppress(OSError, ValueError):
                     word, rank = line.recv(64).decode().split()
                     if word == nonce:
                         self.ranks[line] = int(rank)
+                if line not in self.ranks:  # a stranger's
+                    line.close()
 
     def watch(self, ended: Callable[[int], None]) -> None:
         """Call `ended` with each rank that closes its line; returns when all have."""
