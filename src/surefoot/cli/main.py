@@ -28,7 +28,7 @@ from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lin
 from surefoot.launch.rank import started_by_launcher
 from surefoot.placement import TORCHRUN
 
-_TORCHRUN_ENDS_S = 3.0  # time for another rank to meet the same error, and for torchrun to see that it has ended
+_TORCHRUN_ENDS_S = 10.0  # in which another rank may meet the same error, and torchrun see that it has ended
 _VERBS = {
     "train": verbs.train,
     "plan": verbs.plan,
