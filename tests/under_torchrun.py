@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 _PIDS, _SILENT_S = "PIDS", "SILENT_S"
 
@@ -102,18 +103,22 @@ def be_a_rank() -> None:
 def unused_parameter() -> None:
     """A script whose model has a parameter that gets no gradient: every rank is refused."""
     import torch
+    from torch.nn.functional import cross_entropy
     from torch.utils.data import TensorDataset
 
     import surefoot as sf
 
-    torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 2), "unused": torch.nn.Linear(4, 2)})
-    data = TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
 
-    def loss(model: torch.nn.ModuleDict, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(model["used"](batch[0]), batch[1])
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.used(inputs)
 
-    sf.Run(model=model, loss=loss, train=data, batch_size=8, length="9 steps", optimizer=sf.sgd(lr=0.1)).train()
+    data = TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long))
+    settings: dict[str, Any] = {"batch_size": 8, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
+    sf.Run(model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train=data, **settings).train()
 
 
 def late_on_rank_1() -> None:
