@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 
 from forked_ranks import PROGRAM, Launched, bits, steps_made, surefoot, until
-from under_torchrun import torchrun
+from under_torchrun import Torchrun, torchrun
 
 LAUNCHERS = ("surefoot", "torchrun")
 LONG_S = 1800.0  # nothing is slow: the machine may be busy
@@ -82,19 +82,16 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
             steps = draw.choice([None, 0, 4, 8])  # None: while they start
             stops = draw.random() < 1 / 3 and steps is not None
             signal_number = signal.SIGSTOP if stops else signal.SIGKILL
-            pid, target = group.pid(rank, attempt), steps_made(out) + (steps or 0)
+            pid = group.pid(rank, attempt)
             if steps is not None:
-                going = out / "metrics.jsonl"
-                length = going.stat().st_size if going.exists() else 0
-                until(lambda g=going, n=length, t=target: _goes_on(g, n) and steps_made(out) >= t, seconds=LONG_S)
+                _until_gone_on(out, steps)
             time.sleep(after_s)
             try:
                 os.kill(pid, signal_number)
             except ProcessLookupError:  # the run was finished before
                 break
             done.append({"rank": rank, "signal": signal_number.name, "after_s": after_s, "after_steps": steps})
-            another = group.directory / f"rank-0-{attempt + 1}"
-            until(lambda path=another: path.exists() or group.process.poll() is not None, seconds=LONG_S)
+            _until_started_again(group.directory / f"rank-0-{attempt + 1}", group)
             if group.process.poll() is not None:
                 break
         status = group.wait(seconds=LONG_S)
@@ -109,17 +106,19 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
     }
 
 
-def _goes_on(metrics: Path, length: int) -> bool:
-    """Whether the run has written records beyond those that were there."""
-    return metrics.exists() and metrics.stat().st_size > length
+def _until_gone_on(out: Path, steps: int) -> None:
+    """Until a run writes records again, and has saved so many further steps."""
+    metrics, target = out / "metrics.jsonl", steps_made(out) + steps
+    length = metrics.stat().st_size if metrics.exists() else 0
+    until(lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(out) >= target, seconds=LONG_S)
 
 
 def _litter(out: Path) -> list[str]:
     return [left.name for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
 
 
-def _until_started_again(rank: Path, group: Launched) -> None:
-    until(lambda: rank.exists() or group.process.poll() is not None)
+def _until_started_again(rank: Path, group: Launched | Torchrun) -> None:
+    until(lambda: rank.exists() or group.process.poll() is not None, seconds=LONG_S)
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def unused_parameter() -> None:
             self.used, self.unused = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return self.used(inputs)
+            return torch.relu(self.used(inputs))
 
     data = TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long))
     settings: dict[str, Any] = {"batch_size": 8, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}

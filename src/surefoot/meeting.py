@@ -1,11 +1,9 @@
-"""How processes find each other, and what ends with them: the two groups, the store, the heartbeat.
-
-torchrun's store outlives the ranks of an attempt. So every key of a start stands behind a nonce: no rank hears a dead one.
-"""
+"""How processes find each other, and what ends with them: the two groups, the store, the nonce before its keys, the heartbeat."""
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import secrets
 import socket
@@ -32,10 +30,7 @@ _PATIENCE = timedelta(
     days=1
 )  # of collectives: compiling and long evaluations take their time; who is dead is seen otherwise
 _START = timedelta(minutes=5)  # until all ranks are there
-_LOOK_S = 0.02  # between two looks for who has come
-_CONNECT = timedelta(
-    minutes=1
-)  # to ranks that are there, for which gloo multiplies it by five, and to the store of a launcher
+_CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
 
 
 class Met(NamedTuple):
@@ -131,14 +126,11 @@ def _open_store(placement: Placement) -> Store:
     """The store at which the ranks of this start meet; rank 0 serves it where no launcher does."""
     if placement.world_size == 1:
         return HashStore()
-    if _in_launcher() and (port := os.environ.get("MASTER_PORT", "")).isdigit():
-        # it serves the store before it starts a rank: where nobody listens it is gone, and torch would try for minutes
-        address = os.environ.get("MASTER_ADDR", ""), int(port)
+    if _in_launcher():  # it serves the store first: where nobody listens it is gone, and torch would try for minutes
+        address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
-    store, _, _ = next(
-        rendezvous(placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START)
-    )
-    return store  # type: ignore[no-any-return]
+    meetings: Any = rendezvous(placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START)
+    return next(meetings)[0]  # type: ignore[no-any-return]
 
 
 def _make_groups(device: torch.device, store: Store, placement: Placement, *, theirs: bool) -> dist.ProcessGroup:
@@ -163,24 +155,25 @@ def _make_groups(device: torch.device, store: Store, placement: Placement, *, th
 def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
     """What stands before all keys of this start, drawn by rank 0, and the heart of this process, which beats; collective.
 
-    Each other rank leaves a word that it has drawn, and rank 0 answers it with the nonce. A word that a dead rank has left
-    is answered too, and nobody reads that. (The default group cannot carry the nonce: it is made by keys itself.)
+    torchrun's store outlives its ranks. So each other rank leaves a word that it has drawn, and rank 0 answers it with the
+    nonce; nobody reads the answer to a dead rank's word. (The default group cannot carry it: it is made by keys itself.)
     """
-    letters, lines, nonce, port = PrefixStore(MEETING, store), Lines(), secrets.token_hex(8), "0"
+    letters, nonce, port = PrefixStore(MEETING, store), secrets.token_hex(8), 0
     if rank > 0:
         letters.set(f"word-{rank}", nonce)
-        nonce, port = letters.get(nonce).decode().split()  # waits for it
+        nonce, port = json.loads(letters.get(nonce))  # waits for it
     elif ours := letters.check([NONCE]):  # a launcher of ours has drawn it, and sees by itself which process ends
         nonce = letters.get(NONCE).decode()
-    if port != "0":
-        lines.connect(main_host, int(port), f"{nonce} {rank}")
+    lines = Lines(nonce)
+    if port:
+        lines.connect(main_host, port, rank=rank)
     mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
     heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
     heart.start()
     if rank == 0:
         with socket.create_server(("", 0), backlog=size) as server:
-            _answer(letters, f"{nonce} {0 if ours else server.getsockname()[1]}", heart, size=size)
-            lines.accept(server, nonce)
+            _answer(letters, json.dumps([nonce, 0 if ours else server.getsockname()[1]]), heart, size=size)
+            lines.accept(server)
     heart.follow(lines)
     return nonce, heart
 
@@ -195,7 +188,7 @@ def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None
                 answered.add(word)
         if time.monotonic() - start_s > _START.total_seconds():
             raise RuntimeError(f"rank {min(missing)} has not come within {_START.total_seconds():.0f} s")
-        time.sleep(_LOOK_S)
+        time.sleep(0.02)
 
 
 def _in_launcher() -> bool:

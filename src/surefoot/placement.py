@@ -71,15 +71,13 @@ def end_with_parent(parent: int) -> None:
 
     Linux does that itself, whatever this process is busy with; elsewhere a thread looks. Not on Windows.
     """
-    if sys.platform == "win32":
-        return
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
+    elif sys.platform != "win32":
         threading.Thread(target=_look_for, args=[parent], name="surefoot ends with its parent", daemon=True).start()
-    if os.getppid() != parent:  # it was gone before this was asked for
+    if sys.platform != "win32" and os.getppid() != parent:  # it was gone before this was asked for
         os._exit(1)
 
 

@@ -253,11 +253,20 @@ def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
 
 def line_between(three: Ranks, rank: int) -> socket.socket:
     """The end that `rank` holds of a line to rank 0, which follows the other."""
-    own, other = socket.socketpair()
-    lines = Lines()
-    lines.ranks[own] = rank
+    lines, other = to_rank_0("nonce", rank)
     three.hearts[0].follow(lines)
     return other
+
+
+def to_rank_0(nonce: str, rank: int) -> tuple[Lines, socket.socket]:
+    """Rank 0's lines, and the other end of one of them."""
+    lines = Lines(nonce)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        other.sendall(f"{nonce} {rank}".encode())
+        lines.accept(server)
+    assert other.recv(64) == nonce.encode()
+    return lines, other
 
 
 def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
@@ -292,59 +301,71 @@ def test_a_line_that_is_closed_after_a_goodbye_ends_nobody(three: Ranks) -> None
 
 
 def test_a_line_that_the_network_breaks_proves_nothing(three: Ranks) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        own = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
-    lines = Lines()
-    lines.ranks[own] = 2
+    line = line_between(three, 2)
     three.start()
-    three.hearts[0].follow(lines)
-    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
-    other.close()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+    line.close()
     time.sleep(10 * EVERY_S)
     assert three.ended == {}
 
 
 def test_a_stranger_that_connects_is_no_rank() -> None:
-    lines, callers = Lines(), [Lines() for _ in range(4)]
+    lines, rank = Lines("nonce"), Lines("nonce")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = server.getsockname()
-        for caller, hello in zip(callers, ("hello", "another 1", "nonce two", "nonce 1"), strict=True):
-            caller.connect(host, port, hello)
-        lines.accept(server, "nonce")
+        strangers = [socket.create_connection(server.getsockname()) for _ in range(3)]
+        for stranger, text in zip(strangers, ("hello", "another 1", "nonce two"), strict=True):
+            stranger.sendall(text.encode())
+        rank.connect(*server.getsockname(), rank=1)
+        lines.accept(server)
     assert list(lines.ranks.values()) == [1]
-    assert list(callers[3].ranks.values()) == [0]
-    for each in (lines, *callers):
+    for each in (lines, rank):
         each.drop()
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize(("answer", "heard"), [("nonce", [0]), ("nothing for you", []), ("", [-1])])
+def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line(answer: str, heard: list[int]) -> None:
+    lines, ended = Lines("nonce"), list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lines.connect(*server.getsockname(), rank=1)
+        line, _ = server.accept()
+    watching = threading.Thread(target=lines.watch, args=[ended.append])
+    watching.start()
+    assert line.recv(64) == b"nonce 1"
+    line.sendall(answer.encode())
+    time.sleep(0.2)
+    line.close()
+    watching.join(timeout=30)
+    assert ended == heard
+    lines.drop()
 
 
 def test_a_worker_that_a_rank_has_forked_does_not_hold_its_line_open() -> None:
-    own, other = socket.socketpair()
     told, tell = os.pipe()
-    rank = os.fork()
-    if rank == 0:
-        own.close()
-        lines = Lines()
-        lines.ranks[other] = 0
-        watching = threading.Thread(target=lines.watch, args=[lambda _: None], daemon=True)
-        watching.start()
-        time.sleep(0.5)
-        if (worker := os.fork()) == 0:
-            os.write(tell, b"%8d" % os.getpid())
-            time.sleep(60)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rank = os.fork()
+        if rank == 0:
+            lines = Lines("nonce")
+            lines.connect(*server.getsockname(), rank=1)
+            server.close()
+            threading.Thread(target=lines.watch, args=[print], daemon=True).start()
+            time.sleep(0.5)
+            if (worker := os.fork()) == 0:
+                os.write(tell, b"%8d" % os.getpid())
+                time.sleep(60)
+                os._exit(0)
+            os.waitpid(worker, 0)
             os._exit(0)
-        os.waitpid(worker, 0)
-        os._exit(0)
-    other.close()
+        line, _ = server.accept()
     worker = int(os.read(told, 8))
-    time.sleep(0.2)
+    time.sleep(0.2)  # in which the worker is left out
     os.kill(rank, signal.SIGKILL)
-    own.settimeout(30)
-    assert own.recv(1) == b""
-    os.kill(worker, 0)
-    os.kill(worker, signal.SIGKILL)
     os.waitpid(rank, 0)
-    own.close()
+    line.settimeout(30)
+    assert [line.recv(64), line.recv(64)] == [b"nonce 1", b""]
+    os.kill(worker, signal.SIGKILL)  # it was there
+    line.close()
 
 
 def test_a_stopped_rank_of_this_machine_goes_on_when_it_is_named_and_so_ends(three: Ranks) -> None:

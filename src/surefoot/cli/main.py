@@ -28,7 +28,6 @@ from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lin
 from surefoot.launch.rank import started_by_launcher
 from surefoot.placement import TORCHRUN
 
-_TORCHRUN_ENDS_S = 10.0  # in which another rank may meet the same error, and torchrun see that it has ended
 _VERBS = {
     "train": verbs.train,
     "plan": verbs.plan,
@@ -140,7 +139,7 @@ def _speaks_of(problem: Exception) -> bool:
         if has_met():
             return speaks_of(problem)
     if TORCHRUN in os.environ and os.environ.get("LOCAL_RANK") != "0":
-        time.sleep(_TORCHRUN_ENDS_S)  # where local rank 0 ends of the same, torchrun ends this process meanwhile
+        time.sleep(10.0)  # local rank 0 may meet the same, and say it: then torchrun ends this process meanwhile
     return True
 
 

@@ -11,7 +11,6 @@ from typing import Literal
 Place = Literal["building", "running", "leaving", "left", "failed", "gone"]
 _NEEDED: tuple[Place, ...] = ("building", "running", "leaving")  # others may be waiting for it
 _OUT: tuple[Place, ...] = ("leaving", "left", "gone")  # of its loop
-_KILLED = "\n  it was killed, or it crashed"
 _STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 
@@ -168,7 +167,10 @@ class Watch:
             elif beat.place == "gone" and running:
                 yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
             elif beat.place in _NEEDED and rank in dead:
-                yield (rank, "ended"), beat.lost("has ended, and closed its connection", _KILLED)
+                yield (
+                    (rank, "ended"),
+                    beat.lost("has ended, and closed its connection", "\n  it was killed, or it crashed"),
+                )
             elif beat.place in _NEEDED and before is not None and before.number == beat.number:
                 lost = beat.lost(f"has been silent for {self.silent_s:.0f} s", _STOPPED)
                 yield (rank, "silent"), lost

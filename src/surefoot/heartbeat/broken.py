@@ -27,32 +27,34 @@ class Lines:
     where a network lets no line through, silence alone tells. Forked children (a loader's workers) do not hold lines open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nonce: str) -> None:
+        self.nonce = nonce  # by which both ends know each other
         self.ranks: dict[socket.socket, int] = {}  # who is at the other end
 
-    def connect(self, host: str, port: int, hello: str) -> None:
-        """Connect another rank to rank 0, where that can be done."""
+    def connect(self, host: str, port: int, *, rank: int) -> None:
+        """Connect this rank to rank 0, where that can be done."""
         with suppress(OSError):
             line = socket.create_connection((host, port), timeout=_CONNECT_S)
-            line.sendall(hello.encode())
-            self.ranks[line] = 0
+            line.sendall(f"{self.nonce} {rank}".encode())
+            self.ranks[line] = -1  # nobody, until rank 0 answers
 
-    def accept(self, server: socket.socket, nonce: str) -> None:
-        """Take in the ranks that have connected; each says the nonce and its number."""
+    def accept(self, server: socket.socket) -> None:
+        """Take in the ranks that have connected to rank 0."""
         server.setblocking(False)
         with suppress(BlockingIOError):
             while True:
                 line, _ = server.accept()
                 line.settimeout(_CONNECT_S)
                 with suppress(OSError, ValueError):
-                    word, rank = line.recv(64).decode().split()
-                    if word == nonce:
+                    nonce, rank = line.recv(64).decode().split()
+                    if nonce == self.nonce:
+                        line.sendall(nonce.encode())
                         self.ranks[line] = int(rank)
                 if line not in self.ranks:  # a stranger's
                     line.close()
 
     def watch(self, ended: Callable[[int], None]) -> None:
-        """Call `ended` with each rank that closes its line; returns when all have."""
+        """Call `ended` with each rank that closes its line; returns when none is open."""
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self.drop)
         with selectors.DefaultSelector() as ready:
@@ -60,10 +62,13 @@ class Lines:
                 ready.register(line, selectors.EVENT_READ, line)
             while ready.get_map():
                 for key, _ in ready.select():
-                    ready.unregister(key.fileobj)
                     with suppress(OSError):  # a network that breaks a line proves nothing
-                        if key.data.recv(1) == b"":
+                        if (text := key.data.recv(64)) == self.nonce.encode():
+                            self.ranks[key.data] = 0
+                            continue
+                        if not text:
                             ended(self.ranks[key.data])
+                    ready.unregister(key.fileobj)
 
     def drop(self) -> None:
         """Close what this process holds of the lines."""
