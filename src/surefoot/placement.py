@@ -67,10 +67,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process, by SIGKILL, when `parent`, which started it, is gone.
-
-    Linux does that itself, whatever this process is busy with; elsewhere a thread looks. Not on Windows.
-    """
+    """End this process when `parent`, which started it, is gone: Linux kills it, elsewhere a thread looks. Not on Windows."""
     if sys.platform == "linux":
         import ctypes
 
