@@ -1,12 +1,14 @@
 """The campaign of restarts: ranks of a run are killed and stopped; it must come back by itself and end with the same bits.
 
-    python benchmarks/restarts.py [--tries 20]
+    python benchmarks/restarts.py [--tries 20] [--launcher torchrun]
 
-Appends one line of JSON for each try to benchmarks/results/restarts.jsonl and goes on where it stopped. The run is that of
-tests/small_program.py under `--nproc 2` or `--nproc 4` with `--max-restarts`; one to three times a random rank gets
-SIGKILL, or SIGSTOP, at a random moment, that of starting included. Processes are forked from this one, which has imported torch, and
-silence is noticed after 4 s instead of 20; all else is as users have it. Everything but the moment at which the system
-delivers a signal is drawn from the number of the try.
+Appends one line of JSON for each try to benchmarks/results/restarts.jsonl and goes on where it stopped: so many tries under
+each launcher. The run is that of tests/small_program.py on 2 or 4 ranks, under `--nproc` and under torchrun, each with
+`--max-restarts`; one to three times a random rank gets SIGKILL, or SIGSTOP, at a random moment, that of starting included.
+Under `--nproc` processes are forked from this one, which has imported torch; under torchrun they are processes of their own.
+There a rank is stopped only once the run has begun: before, ranks wait five minutes for each other. Silence is noticed
+after 4 s instead of 20; all else is as users have it. Everything but the moment at which the system delivers a signal is
+drawn from the number of the try.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 
-from forked_ranks import PROGRAM, Launched, bits, surefoot
+from forked_ranks import PROGRAM, Launched, bits, steps_made, surefoot
+from under_torchrun import Torchrun, torchrun
 from waiting import wait_until
 
+LAUNCHERS = ("surefoot", "torchrun")
+LONG_S = 1800.0  # nothing is slow: the machine may be busy
 RESULTS = Path(__file__).parent / "results" / "restarts.jsonl"
 
 
@@ -39,7 +44,7 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
     out = directory / f"run-{number}"
     flags = ["--pause-s", "0.03", "--nproc", str(size), "--max-restarts", str(deaths), "--out", str(out)]
     done = []
-    begun = time.monotonic()
+    start_s = time.monotonic()
     with surefoot(directory / f"processes-{number}", "train", PROGRAM, *flags, silent_s=4.0) as group:
         for attempt in range(deaths):
             rank, signal_number = draw.randrange(size), draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
@@ -57,16 +62,66 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
                 break
         status = group.wait()
     same = status == 0 and bits(out) == references[size]
-    litter = [left.name for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
-    seconds = round(time.monotonic() - begun, 1)
-    return {"try": number, "ranks": size, "deaths": done, "status": status, "same_bits": same, "litter": litter} | {
+    return {"try": number, "ranks": size, "deaths": done, "status": status, "same_bits": same} | {
+        "litter": _litter(out),
         "orphans": len(group.left()),
-        "seconds": seconds,
+        "seconds": round(time.monotonic() - start_s, 1),
     }
 
 
-def _until_started_again(rank: Path, group: Launched) -> None:
-    wait_until(lambda: rank.exists() or group.process.poll() is not None)
+def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], directory: Path) -> dict[str, Any]:
+    """The same, under torchrun: each death comes while ranks start, or so many steps after they have gone on."""
+    draw = random.Random(1000 + number)
+    size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
+    out = directory / f"run-of-torchrun-{number}"
+    flags = ["train", PROGRAM, "--pause-s", "0.03", "--out", str(out)]
+    done = []
+    start_s = time.monotonic()
+    with torchrun(directory / f"of-torchrun-{number}", *flags, size=size, max_restarts=deaths) as group:
+        for attempt in range(deaths):
+            rank, after_s = draw.randrange(size), round(draw.uniform(0.0, 2.5), 3)
+            steps = draw.choice([None, 0, 4, 8])  # None: while they start
+            stops = draw.random() < 1 / 3 and steps is not None
+            signal_number = signal.SIGSTOP if stops else signal.SIGKILL
+            pid = group.pid(rank, attempt)
+            if steps is not None:
+                _until_gone_on(out, steps)
+            time.sleep(after_s)
+            try:
+                os.kill(pid, signal_number)
+            except ProcessLookupError:  # the run was finished before
+                break
+            done.append({"rank": rank, "signal": signal_number.name, "after_s": after_s, "after_steps": steps})
+            _until_started_again(group.directory / f"rank-0-{attempt + 1}", group)
+            if group.process.poll() is not None:
+                break
+        status = group.wait(seconds=LONG_S)
+        same = status == 0 and bits(out) == references[size]
+        if not same:
+            print(group.said, file=sys.stderr)
+    return {"try": number, "launcher": "torchrun", "ranks": size, "deaths": done, "status": status} | {
+        "same_bits": same,
+        "litter": _litter(out),
+        "orphans": len(group.left()),
+        "seconds": round(time.monotonic() - start_s, 1),
+    }
+
+
+def _until_gone_on(out: Path, steps: int) -> None:
+    """Until a run writes records again, and has saved so many further steps."""
+    metrics, target = out / "metrics.jsonl", steps_made(out) + steps
+    length = metrics.stat().st_size if metrics.exists() else 0
+    wait_until(
+        lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(out) >= target, limit_s=LONG_S
+    )
+
+
+def _litter(out: Path) -> list[str]:
+    return [left.name for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
+
+
+def _until_started_again(rank: Path, group: Launched | Torchrun) -> None:
+    wait_until(lambda: rank.exists() or group.process.poll() is not None, limit_s=LONG_S)
 
 
 def main() -> None:
@@ -74,24 +129,33 @@ def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--launcher", choices=LAUNCHERS, help="one of them (default: each in turn)")
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
-    done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    with tempfile.TemporaryDirectory() as place:
-        directory, references = Path(place), dict[int, dict[str, Any]]()
+    tries = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    with tempfile.TemporaryDirectory() as scratch:
+        directory, references = Path(scratch), dict[int, dict[str, Any]]()
         for size in (2, 4):
             out = directory / f"reference-{size}"
             with surefoot(directory / f"p-{size}", "train", PROGRAM, "--nproc", str(size), "--out", str(out)) as group:
                 assert group.wait() == 0, group.said
             references[size] = bits(out)
-        while len(done) < arguments.tries:
-            found = one_try(len(done), references, directory)
-            done.append(found)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(found | {"date": time.strftime("%Y-%m-%d")}) + "\n")
-    print(f"tries {len(done)}, deaths {sum(len(one['deaths']) for one in done)},")
-    print(f"same bits {sum(one['same_bits'] for one in done)}, processes left {sum(one['orphans'] for one in done)}")
-    sys.exit(0 if all(one["same_bits"] and not one["orphans"] and not one["litter"] for one in done) else 1)
+        for launcher in [arguments.launcher] if arguments.launcher else LAUNCHERS:
+            make_try = one_try_of_torchrun if launcher == "torchrun" else one_try
+            while (number := len(of_launcher(tries, launcher))) < arguments.tries:
+                tries.append(make_try(number, references, directory))
+                with RESULTS.open("a") as file:
+                    file.write(json.dumps(tries[-1] | {"date": time.strftime("%Y-%m-%d")}) + "\n")
+    for launcher in LAUNCHERS:
+        own = of_launcher(tries, launcher)
+        print(f"{launcher}: tries {len(own)}, deaths {sum(len(one['deaths']) for one in own)},")
+        print(f"same bits {sum(one['same_bits'] for one in own)}, processes left {sum(one['orphans'] for one in own)}")
+    sys.exit(0 if all(one["same_bits"] and not one["orphans"] and not one["litter"] for one in tries) else 1)
+
+
+def of_launcher(tries: list[dict[str, Any]], launcher: str) -> list[dict[str, Any]]:
+    """The tries under one launcher; those of before torchrun joined do not name theirs."""
+    return [one for one in tries if one.get("launcher", "surefoot") == launcher]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks that find each other, or do not: waited for at the start for minutes, and afterwards for as long as it takes. (about 8 s)"""
+"""Ranks that find each other, or do not: waited for at the start for minutes, and afterwards for as long as it takes. (about 10 s)"""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from surefoot import meeting, world
-from surefoot.errors import ConfigError
-from waiting import HANG_S
+from forked_ranks import alive
+from surefoot import meeting, placement, world
+from surefoot.errors import ConfigError, RankLostError
+from surefoot.heartbeat import Heartbeat
+from waiting import HANG_S, wait_until
 
 START_S = 5  # who has not met for so long is given up
 STEP = {
@@ -34,24 +38,43 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(meeting, "_START", timedelta(seconds=START_S))
 
-    def both(call: Callable[[int], None]) -> list[int]:
-        pids = []
-        for rank in range(2):
-            pids.append(os.fork())
-            if pids[-1] == 0:
-                os.environ.update(STEP | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
-                signal.alarm(int(HANG_S))  # who waits for ever ends all the same
-                status = 1
-                try:
-                    call(rank)
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return lambda call: both(
+        call, [STEP | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    )
 
-    return both
+
+def both(call: Callable[[int], None], environments: list[dict[str, str]]) -> list[int]:
+    """How two ranks end that do something, each in its environment."""
+    pids = []
+    for rank in range(2):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.environ.update(environments[rank])
+            signal.alarm(int(HANG_S))  # who waits for ever ends all the same
+            status = 1
+            try:
+                call(rank)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """The store of a launcher that starts ranks again and again, as torchrun does. Silence counts after 4 s."""
+    monkeypatch.setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=0.1, silent_s=4.0))
+    monkeypatch.setattr(meeting, "_START", timedelta(seconds=30))
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+
+
+def of_agent(port: int) -> list[dict[str, str]]:
+    """What each of its two ranks finds in its environment."""
+    same = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    same |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return [same | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
 
 
 @pytest.mark.slow
@@ -81,3 +104,92 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
             world.joined("cpu")
 
     assert ranks(call) == [0, 0]
+
+
+# --- a store that outlives the ranks of an attempt -----------------------------------------------------------------
+
+
+def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead(agent: TCPStore) -> None:
+    def dies(rank: int) -> None:
+        joined = world.joined("cpu")
+        joined.mailbox("checkpoint").set("outcome", "of the first start")
+        joined.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        joined.heart.opened(logs=None, fresh_line="")
+        time.sleep(60)
+
+    def lives(rank: int) -> None:
+        joined = world.joined("cpu")
+        assert isinstance(joined.heart, Heartbeat)
+        joined.heart.opened(logs=None, fresh_line="")
+        before = joined.heart.rounds
+        assert wait_until(lambda: joined.heart.rounds > before + 10)
+        assert not joined.mailbox("checkpoint").check(["outcome"])
+        joined.barrier()
+        joined.heart.goodbye()
+        joined.barrier()
+
+    assert both(dies, of_agent(agent.port)) == [RankLostError.exit_status, -signal.SIGKILL]
+    assert both(lives, of_agent(agent.port)) == [0, 0]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_groups_that_are_made_again_on_the_same_store_have_no_address_of_a_dead_rank(
+    agent: TCPStore, late: int
+) -> None:
+    def call(rank: int) -> None:
+        if rank == late:
+            time.sleep(0.5)  # meanwhile the other one would find its address of before
+        joined = world.joined("cpu")
+        joined.barrier()
+        os._exit(0)  # without a word, as a rank that is killed
+
+    assert [both(call, of_agent(agent.port)) for _ in range(2)] == [[0, 0], [0, 0]]
+
+
+def test_a_rank_that_dies_before_the_nonce_reaches_it_is_waited_for_and_may_come_again(agent: TCPStore) -> None:
+    def call(rank: int) -> None:
+        if rank == 1:
+            letters = PrefixStore(meeting.MEETING, agent_of_rank())
+            letters.set("word-1", "of one that died")
+            assert wait_until(lambda: letters.check(["of one that died"])), "rank 0 answers, and nobody reads it"
+        world.joined("cpu").barrier()
+
+    def agent_of_rank() -> TCPStore:
+        return TCPStore("127.0.0.1", agent.port, is_master=False, timeout=timedelta(seconds=10))
+
+    assert both(call, of_agent(agent.port)) == [0, 0]
+
+
+def test_a_rank_whose_launcher_is_gone_ends_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environments = of_agent(store.port)
+    del store
+    monkeypatch.setattr(meeting, "_START", timedelta(seconds=2))
+
+    def call(rank: int) -> None:
+        del rank
+        with pytest.raises(ConfigError, match=r"does not find the others: .*refused"):
+            world.joined("cpu")
+
+    assert both(call, environments) == [0, 0]
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_a_rank_ends_with_whoever_started_it(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    monkeypatch.setattr(placement.sys, "platform", system)
+    told, tell = os.pipe()
+    launcher = os.fork()
+    if launcher == 0:
+        if (rank := os.fork()) == 0:
+            placement.end_with_parent(os.getppid())
+            os.write(tell, b"%8d" % os.getpid())
+            time.sleep(60)
+            os._exit(0)
+        os.waitpid(rank, 0)
+        os._exit(0)
+    rank = int(os.read(told, 8))
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    assert wait_until(lambda: not alive(rank), seconds=30)

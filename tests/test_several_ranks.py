@@ -23,11 +23,6 @@ def refused(ranks: Ranks, size: int, function: Any, **arguments: Any) -> list[Ou
     return ranks.outcomes(ranks.start(size, function, **arguments))
 
 
-def message(outcome: Outcome) -> str:
-    """The last error in what a rank printed."""
-    return outcome.text.partition("Error: ")[2]
-
-
 # --- what is said ------------------------------------------------------------------------------------------------
 
 
@@ -239,9 +234,9 @@ def plainly(**changes: Any) -> None:
 def test_what_cannot_be_shared_is_refused_before_anything_starts(
     ranks: Ranks, size: int, changes: dict[str, Any], said: str
 ) -> None:
-    for outcome in refused(ranks, size, plainly, **changes):
-        assert outcome.status == 1
-        assert said in message(outcome)
+    outcomes = refused(ranks, size, plainly, **changes)
+    assert [outcome.status for outcome in outcomes] == [1] * size
+    assert said in outcomes[0].text
 
 
 def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
@@ -275,9 +270,9 @@ def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks
 
 
 def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:
-    for outcome in refused(ranks, 2, spoiled):
-        assert outcome.status == 1
-        assert "after step 8 rank 1 holds other weights than rank 0: hidden.weight is the first" in message(outcome)
+    first, second = refused(ranks, 2, spoiled)
+    assert first.status == second.status == 1
+    assert "after step 8 rank 1 holds other weights than rank 0: hidden.weight is the first" in first.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])

@@ -74,6 +74,11 @@ def first_line(problem: BaseException) -> str:
     return (str(problem).splitlines() or [""])[0]
 
 
+def error_lines(problem: BaseException) -> str:
+    """What is printed of an error that needs no traceback; what is said of it further is indented."""
+    return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines())
+
+
 class _Refusals:
     """A `sys.excepthook` for errors of ours; `others` takes the rest.
 

@@ -1,7 +1,12 @@
-"""Which process of how many this is, and where they meet, as whoever started it says in the environment; torch-free."""
+"""Which process of how many this is, where they meet, and who started it, as the environment says; torch-free."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +14,8 @@ from surefoot import slurm
 from surefoot.errors import ConfigError
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _MPI = (  # rank, size, and the same among those of the machine
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
@@ -57,6 +64,24 @@ def placed(environment: Mapping[str, str]) -> Placement:
             "  try: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ... with the machine of the first of them"
         )
     return mpi or Placement()
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when `parent`, which started it, is gone: Linux kills it, elsewhere a thread looks. Not on Windows."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    elif sys.platform != "win32":
+        threading.Thread(target=_look_for, args=[parent], name="surefoot ends with its parent", daemon=True).start()
+    if sys.platform != "win32" and os.getppid() != parent:  # it was gone before this was asked for
+        os._exit(1)
+
+
+def _look_for(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:

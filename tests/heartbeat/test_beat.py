@@ -94,3 +94,24 @@ def test_one_that_leaves_its_loop_first_after_the_last_step_is_not_named() -> No
 def test_a_suspicion_that_passes_begins_anew() -> None:
     ahead = (replace(FIRST, begun=7), replace(SECOND, place="leaving"))
     assert judged(*[ahead] * 4, (FIRST, SECOND)) is None
+
+
+@pytest.mark.parametrize("place", ["building", "running", "leaving"])
+def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_it(place: str) -> None:
+    watch = Watch(silent_s=20, grace_s=5)
+    lost = watch.heard({0: FIRST, 1: replace(SECOND, place=place)}, elapsed_s=0, dead={1})
+    assert lost is not None
+    assert "rank 1 (there, process 11) has ended, and closed its connection, last heard of at step 6" in lost.text
+
+
+@pytest.mark.parametrize("place", ["left", "gone", "failed"])
+def test_one_that_said_before_why_it_ends_is_not_named_for_its_closed_connection(place: str) -> None:
+    watch = Watch(silent_s=20, grace_s=5)
+    beats = {0: replace(FIRST, place="leaving"), 1: replace(SECOND, place=place, error="DataError")}
+    assert watch.heard(beats, elapsed_s=0, dead={1}) is None
+
+
+def test_one_that_vanished_is_named_at_once_where_a_connection_broke() -> None:
+    found = judged((FIRST, replace(SECOND, place="gone", number=-1)), hurried=True)
+    assert found is not None
+    assert found[0] == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from surefoot.errors import DataError, RankLostError
-from surefoot.heartbeat import Heartbeat
+from surefoot.heartbeat import Heartbeat, Lines
 from surefoot.heartbeat.beat import Beat, Lost
 from surefoot.heartbeat.heart import SPEAKER, VERDICT
 from waiting import HANG_S, wait_until
@@ -244,3 +247,138 @@ def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
     assert Beat.read(PrefixStore("heartbeat", three.store).get("0")).begun == 9
     assert three.hearts[0].lost == Lost(1, "rank 1 was killed", begun=9, doing="training")
     three.hearts[0].wake.set()
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def line_between(three: Ranks, rank: int) -> socket.socket:
+    """The end that `rank` holds of a line to rank 0, which follows the other."""
+    lines, other = to_rank_0("nonce", rank)
+    three.hearts[0].follow(lines)
+    return other
+
+
+def to_rank_0(nonce: str, rank: int) -> tuple[Lines, socket.socket]:
+    """Rank 0's lines, and the other end of one of them."""
+    lines = Lines(nonce)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        other.sendall(f"{nonce} {rank}".encode())
+        lines.accept(server)
+    assert other.recv(64) == nonce.encode()
+    return lines, other
+
+
+def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
+    three: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for heart in three.hearts:
+        heart.watch.silent_s = heart.silent_s = 1e9
+    line = line_between(three, 2)
+    three.start()
+    assert wait_until(lambda: 2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].place == "running")
+    three.hearts[2].stopping.set()  # as if it were killed: it says no goodbye
+    three.hearts[2]._tell = lambda: three.over.wait(60)  # type: ignore[method-assign, assignment]
+    line.close()
+    assert wait_until(lambda: {0, 1} <= three.ended.keys())
+    three.over.set()
+    assert (three.ended[0], three.ended[1]) == (7, 7)
+    assert "rank 2 (here, process" in (errors := said(capfd))[0]
+    assert "has ended, and closed its connection, last heard of at step 3, training" in errors[0]
+
+
+def test_a_line_that_is_closed_after_a_goodbye_ends_nobody(three: Ranks) -> None:
+    line = line_between(three, 2)
+    three.start()
+    for heart in three.hearts:
+        heart.goodbye()
+        heart.closed()
+    three.hearts[2].stop()
+    line.close()
+    assert wait_until(lambda: 2 in three.hearts[0].dead)
+    time.sleep(10 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_a_line_that_the_network_breaks_proves_nothing(three: Ranks) -> None:
+    line = line_between(three, 2)
+    three.start()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+    line.close()
+    time.sleep(10 * EVERY_S)
+    assert three.ended == {}
+
+
+def test_a_stranger_that_connects_is_no_rank() -> None:
+    lines, rank = Lines("nonce"), Lines("nonce")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        strangers = [socket.create_connection(server.getsockname()) for _ in range(3)]
+        for stranger, text in zip(strangers, ("hello", "another 1", "nonce two"), strict=True):
+            stranger.sendall(text.encode())
+        rank.connect(*server.getsockname(), rank=1)
+        lines.accept(server)
+    assert list(lines.ranks.values()) == [1]
+    for each in (lines, rank):
+        each.drop()
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize(("answer", "heard"), [("nonce", [0]), ("nothing for you", []), ("", [-1])])
+def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line(answer: str, heard: list[int]) -> None:
+    lines, ended = Lines("nonce"), list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lines.connect(*server.getsockname(), rank=1)
+        line, _ = server.accept()
+    watching = threading.Thread(target=lines.watch, args=[ended.append])
+    watching.start()
+    assert line.recv(64) == b"nonce 1"
+    line.sendall(answer.encode())
+    time.sleep(0.2)
+    line.close()
+    watching.join(timeout=30)
+    assert ended == heard
+    lines.drop()
+
+
+def test_a_worker_that_a_rank_has_forked_does_not_hold_its_line_open() -> None:
+    told, tell = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rank = os.fork()
+        if rank == 0:
+            lines = Lines("nonce")
+            lines.connect(*server.getsockname(), rank=1)
+            server.close()
+            threading.Thread(target=lines.watch, args=[print], daemon=True).start()
+            time.sleep(0.5)
+            if (worker := os.fork()) == 0:
+                os.write(tell, b"%8d" % os.getpid())
+                time.sleep(60)
+                os._exit(0)
+            os.waitpid(worker, 0)
+            os._exit(0)
+        line, _ = server.accept()
+    worker = int(os.read(told, 8))
+    time.sleep(0.2)  # in which the worker is left out
+    os.kill(rank, signal.SIGKILL)
+    os.waitpid(rank, 0)
+    line.settimeout(30)
+    assert [line.recv(64), line.recv(64)] == [b"nonce 1", b""]
+    os.kill(worker, signal.SIGKILL)  # it was there
+    line.close()
+
+
+def test_a_stopped_rank_of_this_machine_goes_on_when_it_is_named_and_so_ends(three: Ranks) -> None:
+    stopped = os.fork()
+    if stopped == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitpid(stopped, os.WUNTRACED)
+    three.hearts[2].beat = Beat(2, "here", stopped)
+    three.hearts[2]._tell()
+    three.hearts[0]._let_go_on(2)
+    assert os.WIFCONTINUED(os.waitpid(stopped, os.WCONTINUED)[1])
+    os.kill(stopped, signal.SIGKILL)
+    os.waitpid(stopped, 0)

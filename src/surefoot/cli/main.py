@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -23,8 +24,9 @@ from surefoot.cli import (
     verbs,
     verify,
 )
-from surefoot.errors import ConfigError, RankLostError, SurefootError
+from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
 from surefoot.launch.rank import started_by_launcher
+from surefoot.placement import TORCHRUN
 
 _VERBS = {
     "train": verbs.train,
@@ -129,13 +131,16 @@ def _told_to_ranks(problem: Exception) -> SurefootError | None:
 
 def _speaks_of(problem: Exception) -> bool:
     """Whether this process says of what it ends: one rank does, of several that end of the same."""
-    if "surefoot.meeting" not in sys.modules:
-        return True
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
-    from surefoot.meeting import speaks_of
+    if "surefoot.meeting" in sys.modules:
+        from surefoot.meeting import has_met, speaks_of
 
-    return speaks_of(problem)
+        if has_met():
+            return speaks_of(problem)
+    if TORCHRUN in os.environ and os.environ.get("LOCAL_RANK") != "0":
+        time.sleep(10.0)  # local rank 0 may meet the same, and say it: then torchrun ends this process meanwhile
+    return True
 
 
 def _verb(given: list[str]) -> None:
@@ -152,5 +157,4 @@ def _verb(given: list[str]) -> None:
 def _say(problem: BaseException, with_traceback: bool) -> None:
     if with_traceback:
         traceback.print_exception(problem)
-    for line in str(problem).splitlines():  # what is said of a problem further is indented
-        print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
+    print(error_lines(problem), file=sys.stderr)

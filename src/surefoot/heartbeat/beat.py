@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -135,21 +135,24 @@ class Watch:
         self.known: dict[int, Beat] = {}
         self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> for so many seconds
 
-    def heard(self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False) -> Lost | None:
+    def heard(
+        self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False, dead: Collection[int] = ()
+    ) -> Lost | None:
         """Take in what was told since the last time, `elapsed_s` ago; which rank is lost, if one is.
 
-        hurried: it is known that something has happened to one of them, so an error is believed at once.
+        hurried: it is known that something has happened to one of them, so an error is believed at once. dead: the ranks
+        whose processes had ended before their beats were read.
         """
-        found = dict(self._suspicions(beats))
+        found = dict(self._suspicions(beats, dead))
         self.suspected = {which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in found}
         self.known = dict(beats)
         for (rank, why), seconds in sorted(self.suspected.items(), key=lambda item: -item[1]):
             bearable_s = self.grace_s if why in ("failed", "left") else self.silent_s
-            if seconds >= bearable_s or (hurried and why == "failed"):
+            if seconds >= bearable_s or why == "ended" or (hurried and why in ("failed", "gone")):
                 return found[rank, why]
         return None
 
-    def _suspicions(self, beats: Mapping[int, Beat]) -> Iterator[tuple[tuple[int, str], Lost]]:
+    def _suspicions(self, beats: Mapping[int, Beat], dead: Collection[int]) -> Iterator[tuple[tuple[int, str], Lost]]:
         running = [beat for beat in beats.values() if beat.place == "running"]
         furthest = max((beat.begun for beat in running), default=-1)
         for rank, beat in beats.items():
@@ -163,6 +166,11 @@ class Watch:
                 yield (rank, "left"), Lost(rank, how, more=f"\n  {advice}")
             elif beat.place == "gone" and running:
                 yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
+            elif beat.place in _NEEDED and rank in dead:
+                yield (
+                    (rank, "ended"),
+                    beat.lost("has ended, and closed its connection", "\n  it was killed, or it crashed"),
+                )
             elif beat.place in _NEEDED and before is not None and before.number == beat.number:
                 lost = beat.lost(f"has been silent for {self.silent_s:.0f} s", _STOPPED)
                 yield (rank, "silent"), lost

@@ -3,11 +3,13 @@
 A collective waits for a rank that is dead or stopped as long as it has patience, which is a day: compiling and long evaluations
 are no fault. So who lives is told beside the training, through the store at which the ranks met, over a connection of
 its own. Rank 0 reads what all tell; the others read what rank 0 tells, and whom it, or the launcher, has named as lost.
+Where no launcher of ours watches the processes, a line between each rank and rank 0 tells at once of one that has ended.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,9 +23,11 @@ from torch._C._distributed_c10d import Store
 
 from surefoot.errors import RankLostError, first_line
 from surefoot.heartbeat.beat import Beat, Lost, Place, Watch
-from surefoot.heartbeat.broken import of_connection
+from surefoot.heartbeat.broken import Lines, of_connection
 
-MAILBOX = "heartbeat"  # before all keys of the store that are about this
+MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
+NONCE = "nonce"  # the one of those that is there where a launcher has drawn it
+MAILBOX = "heartbeat"  # before all keys that are about this; before it stands the nonce of the start
 VERDICT = "lost"  # the key under which the rank that is lost is named
 SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
 _LINES = 4  # of what an exception says
@@ -34,9 +38,8 @@ _UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
 class Heartbeat:
     """One rank's life as the others see it, from `start` to `stop`.
 
-    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and
-    goes with it. A pause of this process or its machine is
-    no silence of the others.
+    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and goes with it. A pause
+    of this process or its machine is no silence of the others.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Heartbeat:
         self.rounds = 0  # in which the store answered
         self.cut_off = self.spoken_for = False
         self.present: set[int] = set()
+        self.dead: set[int] = set()  # whose line is closed
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -78,6 +82,14 @@ class Heartbeat:
         ]
         for thread in self.threads:
             thread.start()
+
+    def follow(self, lines: Lines) -> None:
+        """Notice at once where one of these lines is closed."""
+        threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
+
+    def hears(self, rank: int) -> bool:
+        """Whether a rank has told that it lives, in this start."""
+        return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
         """Begin this step; that is told with the next beat."""
@@ -138,6 +150,9 @@ class Heartbeat:
         while time.monotonic() < until:
             main = self.watch.known.get(0)
             if main is not None and main.error:
+                limit = time.monotonic() + 10 * self.every_s
+                while main.error == _in_words(problem) and 0 not in self.dead and time.monotonic() < limit:
+                    time.sleep(0.1 * self.every_s)  # until it has said it: torchrun ends all by the first that ends
                 return main.error != _in_words(problem)
             time.sleep(0.1 * self.every_s)
         return True
@@ -201,9 +216,10 @@ class Heartbeat:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
             return Lost.read(self.store.get(VERDICT))
+        dead = frozenset(self.dead)  # before the beats are read: who says goodbye does so first
         beats = self._beats()
         self.rounds += 1
-        found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set())
+        found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
         if found is None:
             return None
         if self.place not in _UNNEEDED:
@@ -220,6 +236,10 @@ class Heartbeat:
         read = sorted(self.present)
         texts = self.store.multi_get([str(rank) for rank in read]) if read else []
         return {self.rank: self.beat} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
+
+    def _line_closed(self, rank: int) -> None:
+        self.dead.add(rank)
+        self.wake.set()
 
     def _watch_store(self) -> None:
         """End the process where the store does not answer: the other thread may wait for it without end."""
@@ -256,6 +276,7 @@ class Heartbeat:
         if not self.cut_off:
             with suppress(RuntimeError):
                 self._tell()  # how far this rank was: whoever speaks of the lost one knows it from that
+                self._let_go_on(lost.rank)
         self.named.set()
         if self.awaited.is_set():
             if not self.stopping.wait(10 * self.every_s):  # something hangs on its way out
@@ -266,6 +287,14 @@ class Heartbeat:
         flushing.start()
         flushing.join(timeout=2)  # the main thread may hold a stream, and hang
         self.end(RankLostError.exit_status)
+
+    def _let_go_on(self, rank: int) -> None:
+        """Let a rank on this machine that was stopped go on, and read that it is lost: torchrun waits 30 s for one to end."""
+        if sys.platform != "win32" and rank != self.rank and not self._left_to_launcher and self.hears(rank):
+            beat = Beat.read(self.store.get(str(rank)))
+            if beat.host == self.beat.host:
+                with suppress(OSError):  # it has ended
+                    os.kill(beat.pid, signal.SIGCONT)
 
     def _speaks_of(self, lost: Lost) -> bool:
         return not self._left_to_launcher and self.rank == (1 if lost.rank == 0 else 0)

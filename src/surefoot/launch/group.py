@@ -7,6 +7,7 @@ itself is not used: it turns every exit status into 1, ends all others by the fi
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from surefoot.heartbeat import last_lines
 from surefoot.heartbeat.beat import Beat, Lost
-from surefoot.heartbeat.heart import MAILBOX, SPEAKER, VERDICT
+from surefoot.heartbeat.heart import MAILBOX, MEETING, NONCE, SPEAKER, VERDICT
 from surefoot.launch.counts import cores_each
 from surefoot.launch.rank import LAUNCHER
 
@@ -45,7 +46,9 @@ class Group:
         self.processes: dict[int, SubprocessHandler] = {}
         # of the system's choosing, and served from now on: no other program can take it in between
         self.store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
-        self.mailbox = PrefixStore(MAILBOX, self.store)
+        nonce = secrets.token_hex(8)
+        PrefixStore(MEETING, self.store).set(NONCE, nonce)
+        self.mailbox = PrefixStore(f"{nonce}/{MAILBOX}", self.store)
         self.mailbox.set(SPEAKER, "launcher")
 
     def start(self) -> None:

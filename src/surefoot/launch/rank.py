@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from surefoot.tune.tether import die_with_parent
+from surefoot.placement import TORCHRUN, end_with_parent
 
 LAUNCHER = "SUREFOOT_LAUNCHER"  # in the environment of a rank: the process that started it
 
@@ -16,9 +16,11 @@ def started_by_launcher() -> bool:
 
 def tie_to_launcher() -> None:
     """End this process when the launcher that started it is gone, if one did; keep ranks above 0 from what is typed."""
+    if TORCHRUN in os.environ:
+        end_with_parent(os.getppid())
     if not started_by_launcher():
         return
-    die_with_parent(int(os.environ[LAUNCHER]))
+    end_with_parent(int(os.environ[LAUNCHER]))
     if os.environ.get("RANK") != "0":
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
