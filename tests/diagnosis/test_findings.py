@@ -274,6 +274,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "overfitting": [
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.5, 1.9])),  # of the last two the last one alone
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.9, 1.5])),
         lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
         lambda: history(train(), scores(noisy_scores())),
     ],
