@@ -56,9 +56,14 @@ def training_records(out: Path) -> list[dict[str, Any]]:
     return [record for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
 
 
-@pytest.mark.parametrize("loss", [plain_mean, with_accuracy])
-def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: Any, tmp_path: Path) -> None:
-    run = build(tmp_path / "run", loss=loss)
+@pytest.mark.parametrize(
+    ("loss", "count"), [(plain_mean, counted_targets), (with_accuracy, counted_targets), (with_accuracy, None)]
+)
+def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
+    loss: Any, count: Any, tmp_path: Path
+) -> None:
+    """A loss that returns a `Mean` counts by itself, without `count=`."""
+    run = build(tmp_path / "run", loss=loss, count=count)
     by_step: list[dict[str, float]] = []
     weights = {"w": torch.empty(0)}
     model: Any = run.state.models["model"]
@@ -90,6 +95,26 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: 
         assert record["skipped"] == 0
         if loss is with_accuracy:
             assert record["accuracy"] == sum(step["right"] for step in window) / targets_seen
+
+
+@pytest.mark.parametrize(("loss", "count"), [(plain_mean, counted_targets), (with_accuracy, None)])
+def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(loss: Any, count: Any, tmp_path: Path) -> None:
+    inputs, targets = tokens(SAMPLES, seed=5)
+    targets[torch.arange(SAMPLES) % 5 > 0] = IGNORED  # a step of two samples often has none
+    changes: dict[str, Any] = {"batch_size": 2, "micro_batch_size": 1, "length": "20 steps", "log_every": "20 steps"}
+    run = build(tmp_path / "run", loss=loss, count=count, train=(inputs, targets), **changes)
+    with run:
+        steps_made = [(float(step.loss), counted_targets((inputs, targets[ids_of(step)]))) for step in run]  # type: ignore[arg-type]
+
+    counts = [count for _, count in steps_made]
+    assert 0 < counts.count(0) < 20
+    (record,) = training_records(tmp_path / "run")
+    assert record["targets"] == sum(counts)
+    assert record["loss"] == pytest.approx(sum(loss * count for loss, count in steps_made) / sum(counts), rel=1e-6)
+
+
+def ids_of(step: Step) -> Any:
+    return [sample for part in step.micro_batches for sample in part.ids.tolist()]
 
 
 def test_the_logged_rate_is_that_of_the_last_step(tmp_path: Path) -> None:
@@ -210,6 +235,32 @@ def test_time_is_shown_where_it_went_and_never_twice(changes: dict[str, Any], ph
     assert second[phase] >= 5 * SLEEP_S * 0.99
     phases = ("training_s", "waiting_s", "evaluating_s", "saving_s", "user_s")
     assert sum(record[name] for record in training_records(tmp_path / "run") for name in phases) <= over_all_s
+
+
+def test_a_clock_that_goes_on_from_a_checkpoint_counts_every_second_once() -> None:
+    """Also those since the last record, which stand in the total and in the window."""
+    now = 0.0
+    clock = Clock(now=lambda: now)
+    for phase, seconds in (("training", 5.0), ("waiting", 2.0), ("user", 1.0)):
+        clock.enter(phase)  # type: ignore[arg-type]
+        now += seconds
+        if phase == "training":
+            clock.window()  # a record
+    saved = clock.state()
+    resumed = Clock(now=lambda: now)
+    resumed.start()
+    resumed.load_state(saved)
+    assert resumed.state() == saved
+    resumed.enter("training")
+    now += 4.0
+    window = resumed.window()
+    assert {name: window[name] for name in ("training_s", "waiting_s", "user_s")} == {
+        "training_s": 4.0,
+        "waiting_s": 2.0,
+        "user_s": 1.0,
+    }
+    total_s = {phase: float(seconds) for phase, seconds in resumed.state()["total_s"].items()}
+    assert (total_s["training"], total_s["waiting"], total_s["user"]) == (9.0, 2.0, 1.0)
 
 
 class SlowSaving:

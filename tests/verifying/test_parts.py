@@ -12,7 +12,8 @@ import torch
 
 from surefoot.checkpoint import Contents
 from surefoot.verifying.comparing import drawn_anew, numbers, tensor, tensors
-from surefoot.verifying.log import Noted, read
+from surefoot.verifying.consistency import rates
+from surefoot.verifying.log import Log, Noted, read
 from surefoot.verifying.rounding import judged
 from surefoot.verifying.verdict import Kind, Problem, Verdict, Window
 from surefoot.verifying.windows import cost_steps, gaps, planned
@@ -95,6 +96,21 @@ def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
     assert "line 4 is no record, and no resume follows it" in problem.text
 
 
+def records_of(*records: dict[str, object]) -> Log:
+    return read(b"".join(json.dumps(record).encode() + b"\n" for record in records), [])
+
+
+def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> None:
+    """The step that was evaluated was made before, also where its record stands after the scores."""
+    lowered = {"kind": "scores", "step": 5, "rate_factor": 0.5}
+    at, after = ({"kind": "train", "step": step, "learning_rate": rate} for step, rate in ((5, 1.0), (6, 0.5)))
+    assert rates(records_of(lowered, at, after), lambda step, factor: factor) == []
+    assert rates(records_of(at, lowered, after), lambda step, factor: factor) == []
+    for wrong in (at | {"learning_rate": 0.5}, after | {"learning_rate": 1.0}):
+        (problem,) = rates(records_of(lowered, wrong), lambda step, factor: factor)
+        assert problem.step == wrong["step"]
+
+
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +131,13 @@ def test_elsewhere_counts_must_agree_and_thresholds_need_not() -> None:
     assert loss.relative == pytest.approx(0.01, rel=0.02)
     (skipped,) = numbers(record, {"loss": 1.0, "clipped": 0.6, "skipped": 1}, known=set(record), exact=False)
     assert skipped.relative == math.inf
+
+
+@pytest.mark.parametrize("name", ["targets", "skipped"])
+@pytest.mark.parametrize(("saved", "computed"), [(100_000, 100_001), (100_000.0, 100_001.0)])
+def test_elsewhere_one_target_more_in_100_000_is_no_rounding(name: str, saved: float, computed: float) -> None:
+    (difference,) = numbers({name: saved}, {name: computed}, known={name}, exact=False)
+    assert difference.relative == math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -24,6 +24,7 @@ import small_runs
 import surefoot as sf
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.parts import Parts
+from surefoot.verifying.comparing import TOLERANCE
 from surefoot.verifying.verdict import Problem, Verdict
 
 STEPS = 26
@@ -570,6 +571,14 @@ def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path,
     assert the_problem(verdict).quantity == "0.weight[3, 2]"
     assert any("not the machine that made it" in hint for hint in verdict.hints)
     assert verified(run, tolerance=1.0).sound
+
+
+@pytest.mark.parametrize(("times", "sound"), [(0.9, True), (1.1, False)])
+def test_rounding_is_a_hundredth_at_most(run: Path, elsewhere: None, times: float, sound: bool) -> None:
+    assert TOLERANCE == 0.01
+    forged.record_changed(run, lambda record: record.update(norm=record["norm"] * (1 + 0.01 * times)), step=18)
+    verdict = verified(run, steps=2, windows=99)
+    assert [problem.quantity for problem in verdict.problems] == ([] if sound else ["norm"]), str(verdict)
 
 
 def test_the_threads_of_the_run_are_taken(run: Path) -> None:
