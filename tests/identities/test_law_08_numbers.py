@@ -171,19 +171,29 @@ def test_what_is_no_number_is_refused_where_it_is_logged(value: Any) -> None:
         next(iter(run)).log(mine=value)
 
 
-def test_the_norm_is_that_of_all_optimizers_together() -> None:
+def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) -> None:
     def both(models: Any, batch: Any) -> Tensor:
         return models["a"](batch[0]).sum() + 5 * models["b"](batch[0]).sum()
 
     data = (torch.ones(4, 3), torch.ones(4))
     names = {"a": lambda: nn.Linear(3, 1), "b": lambda: nn.Linear(3, 1)}
     run = sf.Run(
-        model=names, loss=both, train=data, batch_size=4, length="1 steps", optimizer=sf.sgd(0.1), console=False
+        model=names,
+        loss=both,
+        train=data,
+        batch_size=4,
+        length="1 steps",
+        optimizer=sf.sgd(0.1),
+        clip="norm 20",  # of the first optimizer's gradient 8, of the second's 40
+        out=tmp_path / "run",
+        console=False,
     )
     with run:
-        step = next(iter(run))
+        (step,) = run
     one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
     assert float(step.norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
+    (record,) = training_records(tmp_path / "run")
+    assert record["clipped"] == 0.5
 
 
 def sleeping_score(model: Any, batch: Any) -> sf.Mean:
