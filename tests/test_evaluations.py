@@ -44,9 +44,19 @@ def written(out: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in records(out / "metrics.jsonl") if record["kind"] == kind]
 
 
+def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
+    """A label below 0 counts nothing; outputs are (B, C) or (B, C, ...)."""
+    outputs = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 9.0], [7.0, 6.0, 8.0], [1.0, 4.0, 0.0]])
+    mean = sf.accuracy(lambda inputs: inputs, (outputs, torch.tensor([0, 1, 2, -100])))
+    assert (int(mean.total), int(mean.count)) == (2, 3)
+    positions = outputs.reshape(2, 2, 3).movedim(2, 1)
+    mean = sf.accuracy(lambda inputs: inputs, (positions, torch.tensor([[0, 1], [-1, 1]])))
+    assert (int(mean.total), int(mean.count)) == (2, 3)
+
+
 @pytest.mark.parametrize("batch_size", [1, 7, 52])
 def test_a_judge_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
-    run = build(None, evaluate={"all": judged(batch_size=batch_size)}, early_stopping=None)
+    run = build(None, evaluate={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
     scores = run.scores()
     assert scores["all/samples"] == 52
     assert scores["all/right"] == pytest.approx(scores["all/accuracy"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.checkpoint.store import Store
@@ -227,6 +227,30 @@ def test_each_model_is_moved_by_its_own_optimizer_only() -> None:
             sf.update(step, "generator")
             assert all(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
             assert all(weight.grad is None for model in run.state.models.values() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("bad", "skipped"), [((), 0.0), (("first",), 1.0), (("second",), 1.0), (("first", "second"), 1.0)]
+)
+def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str, ...], skipped: float) -> None:
+    run = sf.Run(
+        model={"first": lambda: nn.Linear(2, 1), "second": lambda: nn.Linear(2, 1)},
+        loss=None,
+        train=(torch.ones(4, 2),),
+        batch_size=4,
+        length="1 steps",
+        optimizer=sf.sgd(lr=0.1),
+        console=False,
+    )
+    with run:
+        for step in run.steps():
+            for name in ("first", "second"):
+                scale = float("nan") if name in bad else 1.0
+                sf.forward_backward(
+                    step, lambda models, batch, n=name, s=scale: models[n](batch[0]).square().mean() * s
+                )
+                sf.update(step, name)
+            assert float(step.skipped) == skipped  # type: ignore[arg-type]
 
 
 def test_the_gan_finds_the_ring() -> None:

@@ -194,7 +194,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     mean = total if total_count is None else total * factor
     step.pending = (mean, factor)
     if step.loss is None:
-        step.loss, step.count = mean, sums.nominal if total_count is None else total_count
+        step.loss, step.count = mean, sums.plain if total_count is None else total_count
     return mean
 
 

@@ -230,8 +230,11 @@ def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_a_hang(tmp_path: Path) 
         read(tmp_path / "c")
 
 
-def test_the_room_asked_for_is_never_less_than_what_is_written(tmp_path: Path) -> None:
-    contents = small(files={"model": {f"blocks.{number}.weight": torch.ones(3) for number in range(5000)}})
+@pytest.mark.parametrize(("tensors", "letters"), [(5000, 1), (1, 1_000_000)])
+def test_the_room_asked_for_is_never_less_than_what_is_written(tensors: int, letters: int, tmp_path: Path) -> None:
+    """A state of up to a megabyte among it."""
+    files = {"model": {f"blocks.{number}.weight": torch.ones(3) for number in range(tensors)}}
+    contents = small(files=files, state={"said": "x" * letters})
     write(contents, directory=tmp_path / "c")
     written = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
     assert written <= size_bytes(contents)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, tensor_file, write
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import from_bytes
-from surefoot.checkpoint.pieces import Pieces, bounds, piece_file
+from surefoot.checkpoint.pieces import Pieces, as_json, bounds, from_json, piece_file
 from surefoot.checkpoint.reading import files_of
 from surefoot.checkpoint.tensor_file import Stored, Stretch, entries, file_of, laid_out
 from surefoot.errors import CheckpointError
@@ -263,6 +263,37 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
     file.write_bytes(data)
     with pytest.raises(ValueError, match="its header has no length that can be"):
         entries(file)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"pieces": 0, "shapes": {}},
+        {"pieces": -1, "shapes": {}},
+        {"pieces": "2", "shapes": {}},
+        {"pieces": 2, "shapes": []},
+        {"pieces": 2},
+        {"pieces": 2, "shapes": {"model": {"w": []}}},
+        {"pieces": 2, "shapes": {"model": {"w": [-1]}}},
+        {"pieces": 2, "shapes": {"model": {"w": [2.0]}}},
+        {"pieces": 2, "shapes": {"model": ["w"]}},
+        [],
+    ],
+)
+def test_what_a_state_tells_of_its_pieces_is_checked(told: Any) -> None:
+    with pytest.raises(ValueError, match="what cannot be"):
+        from_json(told)
+
+
+def test_what_a_state_tells_of_its_pieces_comes_back() -> None:
+    pieces = Pieces(0, 1, {"model": {"w": (0, 3), "v": (2,)}})
+    assert from_json(as_json(pieces)) == pieces
+    assert from_json(None) is None
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_numbers_begin_at_a_multiple_of_eight_bytes(length: int) -> None:
+    assert len(laid_out({"n" * length: (torch.float64, [1])}, {})) % 8 == 0
 
 
 def test_a_narrow_type_before_a_wide_one_is_refused() -> None:

@@ -150,6 +150,18 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path: Path) -> None:
     assert store.steps() == [4, 5]
 
 
+def test_a_checkpoint_of_which_some_files_were_read_does_not_count_as_intact(tmp_path: Path) -> None:
+    """One damaged in a file that was not read would cost the last sound one its place."""
+    saved(tmp_path, 1, 2)
+    damage(Store(tmp_path), 2, "optimizer.safetensors")
+    store = Store(tmp_path, keep=2)
+    assert store.at(2, only=["model"]).step == 2
+    assert store.newest_intact(only=["model"]) is not None
+    store.save(contents(3))
+    assert store.steps() == [1, 2, 3]
+    assert store.at(1).step == 1
+
+
 def test_checkpoints_nobody_has_read_go_only_once_enough_newer_ones_are_known_to_be_intact(
     tmp_path: Path,
 ) -> None:

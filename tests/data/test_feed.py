@@ -250,6 +250,17 @@ def test_in_order_gives_every_sample_once(kind, batch_size):
     assert sum(one.count for one in found) == 20
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("most", "batches"), [(1, [3]), (2, [1, 5]), (3, [1, 3, 5]), (6, [0, 1, 2, 4, 5, 6]), (7, range(7))]
+)
+def test_some_batches_in_order_are_spread_evenly_and_are_those_of_all(kind, most, batches):
+    """Of 7, the middle of each part."""
+    every = list(in_order(made(kind), batch_size=3, seed=0, device=CPU))
+    some = list(in_order(made(kind), batch_size=3, seed=0, device=CPU, most=most))
+    assert [one.ids.tolist() for one in some] == [every[place].ids.tolist() for place in batches]
+
+
 def test_in_order_of_whole_batches_goes_without_the_runs_collate():
     found = list(in_order(Gathering(), batch_size=8, seed=0, device=CPU, collate=noisy))
     assert torch.cat([one.batch for one in found]).tolist() == [100 * sample for sample in range(20)]

@@ -62,6 +62,10 @@ def as_subset(inputs: Tensor, labels: Tensor) -> Any:
     return Subset(TensorDataset(inputs, labels), list(range(len(inputs))))
 
 
+def as_subset_of_rows(inputs: Tensor, labels: Tensor) -> Any:
+    return Subset(Rows(inputs, labels), list(range(len(inputs))))
+
+
 def as_rows(inputs: Tensor, labels: Tensor) -> Any:
     return Rows(inputs, labels)
 
@@ -70,7 +74,7 @@ def as_augmented(inputs: Tensor, labels: Tensor) -> Any:
     return Rows(inputs, labels, noise=1.0)
 
 
-@pytest.mark.parametrize("kind", [as_given, as_dataset, as_subset, as_rows, as_augmented])
+@pytest.mark.parametrize("kind", [as_given, as_dataset, as_subset, as_subset_of_rows, as_rows, as_augmented])
 def test_samples_that_are_in_both_are_counted(kind: Any) -> None:
     inputs, labels = tensors()
     others, their_labels = tensors(seed=1)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from data_sets import DATA, needs
 from surefoot.data import cifar, image_folder, image_sets
+from surefoot.data.image_arrays import synthetic
 from surefoot.data.image_sets import ImageSets, load_images
 from surefoot.errors import ConfigError, DataError
 
@@ -351,3 +352,15 @@ def test_a_tree_of_real_jpegs_is_read(tmp_path: Path) -> None:
     found = load_images(tmp_path / "cifar10")
     assert found.classes == cifar.CLASSES
     assert found.training[0][0].shape == (3, 32, 32)
+
+
+def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_once_for_each() -> None:
+    """In pieces as all at once: also past the first thousand."""
+    made = synthetic(images=1100, size=4, channels=1, classes=3)
+    generator = np.random.default_rng(0)
+    patterns = generator.integers(64, 192, (3, 4, 4, 1))
+    noise = generator.integers(-64, 64, (1320, 4, 4, 1))
+    labels = np.arange(1320) % 3
+    images = (patterns[labels] + noise).astype(np.uint8)
+    assert np.array_equal(np.concatenate([made.images, made.test_images]), images)
+    assert np.array_equal(np.concatenate([made.labels, made.test_labels]), labels)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
+import random
+import re
 from pathlib import Path
 
 import pytest
 
 from data_sets import DATA, needs
 from surefoot.data.parallel import Parallel, held_out_pairs, load_pairs
-from surefoot.data.phrases import locale, phrases
+from surefoot.data.phrases import _amounts, _day, locale, phrases
 from surefoot.errors import ConfigError, DataError
 
 PAIRS = [(f"sentence {n} \u2028 with a\u0085 strange space", f"Satz {n}, weiß") for n in range(40)]
@@ -244,3 +247,19 @@ def test_half_a_character_in_json_is_told_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n')
     with pytest.raises(DataError, match=r"pairs\.jsonl, line 2 holds half a character"):
         load_pairs(tmp_path / "pairs.jsonl", source="en", target="de")
+
+
+def test_dates_are_of_a_hundred_years_so_that_two_digits_tell_which() -> None:
+    generator = random.Random(0)
+    drawn = [_day(generator) for _ in range(20_000)]
+    assert {date.year for date in drawn} == set(range(1970, 2070))
+    assert max(drawn) - min(drawn) < datetime.timedelta(days=36_524)
+
+
+def test_spans_of_time_are_of_two_or_three_units() -> None:
+    english = locale("en")
+    _, _, spans, *_ = _amounts((english, locale("de")))
+    generator = random.Random(0)
+    shown = {re.sub(r"\d+", "n", spans(generator)(english)).replace("ns ", "n ") for _ in range(400)}
+    counts = {len(re.findall("n ", text.replace(" and ", " "))) for text in shown}
+    assert counts == {2, 3}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,20 @@ from surefoot.errors import ConfigError, DataError
 from waiting import wait_until
 
 BYTES = sf.ByteTokenizer()
+
+
+def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 4.0, 9.9, 10.0, 12.0, 19.9, 20.0, 55.0])
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    file = SimpleNamespace(name="a.txt")
+    seven = [(prepare.Place(0, number, 0), np.zeros(10)) for number in range(7)]
+    said: list[str] = []
+    assert list(prepare._told(iter(seven), [file], said.append)) == seven  # type: ignore[arg-type,list-item]
+    assert said == [
+        "file 1 of 1 (a.txt): 30 tokens of 3 documents, 3 tokens/s",
+        "file 1 of 1 (a.txt): 60 tokens of 6 documents, 3 tokens/s",
+        "file 1 of 1 (a.txt): 70 tokens of 7 documents, 1 tokens/s",
+    ]
 
 
 def documents(number: int = 60) -> list[str]:

@@ -138,6 +138,12 @@ def test_too_few_tokens_for_the_context_are_refused(length):
         Windows(np.arange(length), context=7, seed=0)
 
 
+def test_the_longest_piece_is_told_where_none_holds_a_window(tmp_path):
+    shards = write_shards(np.arange(20) % 9, tmp_path, vocabulary=9, shard_tokens=8)
+    with pytest.raises(DataError, match="into 8 tokens in one piece: at least 14"):
+        Windows(shards, context=7, seed=0)
+
+
 @pytest.mark.parametrize("length", [0, 1])
 def test_held_out_without_a_target_is_refused(length):
     with pytest.raises(DataError, match="no target"):

@@ -24,7 +24,7 @@ from diagnosis.histories import (
     verdict,
     wobble,
 )
-from surefoot.diagnosis import CHECKS, Described, Finding, History, Unclear, findings, verdicts
+from surefoot.diagnosis import CHECKS, Described, Finding, History, Unclear, Well, findings, verdicts
 from surefoot.diagnosis.generalising import smoothed_floor
 from surefoot.diagnosis.gradients import noise_scale
 from surefoot.diagnosis.telling import told
@@ -278,6 +278,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "overfitting": [
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.5, 1.9])),  # of the last two the last one alone
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.9, 1.5])),
         lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
         lambda: history(train(), scores(noisy_scores())),
     ],
@@ -476,6 +478,57 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     assert "6 of 600 steps, 1% of them, were not applied" in finding.evidence
     assert finding.step == 33
     assert finding.try_[0] == "surefoot replay runs/a --step 33  # names samples, module and tensor"
+
+
+@pytest.mark.parametrize(
+    ("indexes", "told"),
+    [([33], False), ([33, 133], True), ([33, 133, 288], True), ([33, 77], False), ([33, 433], False)],
+)
+def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(indexes: list[int], told: bool) -> None:
+    def within(place: int) -> list[int]:
+        return [index for index in indexes if 10 * place <= index < 10 * (place + 1)]
+
+    records = train(skipped=lambda place: len(within(place)), skipped_steps=within)  # passes of 100 steps
+    finding = found("non-finite-steps", history(records))
+    assert finding is not None
+    assert any("it is one sample that comes again" in line for line in finding.evidence) == told
+
+
+def test_a_jump_as_high_as_one_just_before_it_is_not_told_again() -> None:
+    finding = found("loss-spikes", history(train(lambda place: 5.0 if place in (30, 34) else 1.0)))
+    assert finding is not None
+    assert finding.numbers["spikes"] == 1
+
+
+def test_of_unusual_updates_the_farthest_are_named_first() -> None:
+    sizes = {"0.weight": 2.0, "2.weight": 30.0, "4.weight": 5.0, "6.weight": 5e-5, "8.weight": 1e-6}
+    updates = layers(names=tuple(sizes), update=lambda name, place: sizes[name])
+    finding = found("unusual-updates", history(train(), updates))
+    assert finding is not None
+    assert "above 0.1: 2.weight (3), 4.weight (0.5), 0.weight (0.2)" in finding.evidence
+    assert "below 1e-05: 8.weight (1e-07), 6.weight (5e-06)" in finding.evidence
+
+
+def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first() -> None:
+    """Without the first record: the levels of 20 records each."""
+    falling_speed = {"targets_per_s": lambda place: 100 / (1 + place / 30)}
+    finding = found(
+        "falling-throughput",
+        history(train(count=61, training_s=lambda place: 1.0 + place, waiting_s=lambda place: 2.0, **falling_speed)),
+    )
+    assert finding is not None
+    assert finding.evidence[1] == (
+        f"training took {(1 + 50.5) / (1 + 10.5):.2g} times as long in the last third as in the first, waiting 1 times"
+    )
+
+
+@pytest.mark.parametrize(
+    ("clip", "told"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
+)
+def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, told: str) -> None:
+    limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
+    assert isinstance(limited, Well)
+    assert limited.message.startswith(told)
 
 
 def test_settings_to_try_are_typed_with_their_present_values() -> None:

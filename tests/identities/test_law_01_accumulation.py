@@ -96,6 +96,8 @@ def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, coun
 
     assert_same(found, gradient)
     assert_same(step.loss, mean)
+    by_target = 0.7 if loss is weighted_mean else 1.0
+    assert float(step.count) == pytest.approx(by_target * counted_targets(tokens(SAMPLES, seed=1)), rel=1e-12)
     assert_same(step.norm, torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])))
 
 
@@ -154,7 +156,7 @@ def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(loss: 
     assert all(torch.count_nonzero(held) == 0 for held in found.values())
     assert step.skipped is not None
     assert step.loss is not None
-    assert (float(step.skipped), float(step.loss)) == (0.0, 0.0)
+    assert (float(step.skipped), float(step.loss), float(step.count)) == (0.0, 0.0, 0.0)
 
 
 def test_a_loss_may_count_some_micro_batches_itself_and_others_not() -> None:
@@ -245,12 +247,17 @@ def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: 
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 6])
-def test_a_whole_run_does_not_depend_on_the_micro_batch_size(micro_batch_size: int) -> None:
-    def trained(size: int) -> dict[str, Tensor]:
+@pytest.mark.parametrize(
+    ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, None), (weighted_mean, None)]
+)
+def test_a_whole_run_does_not_depend_on_the_micro_batch_size(loss: Any, count: Any, micro_batch_size: int) -> None:
+    """A loss that returns a `Mean` counts by itself, without `count=`."""
+
+    def trained(size: int) -> tuple[dict[str, Tensor], list[float]]:
         run = sf.Run(
             model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
-            loss=plain_mean,
-            count=counted_targets,
+            loss=loss,
+            count=count,
             train=tokens(SAMPLES, seed=1, dtype=torch.float64),
             batch_size=12,
             micro_batch_size=size,
@@ -260,7 +267,8 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(micro_batch_size: i
             device="cpu",
             console=False,
         )
-        run.train()
-        return run.state.models["model"].state_dict()
+        with run:
+            counts = [float(step.count) for step in run]
+        return run.state.models["model"].state_dict(), counts
 
     torch.testing.assert_close(trained(micro_batch_size), trained(12), rtol=1e-9, atol=1e-9)

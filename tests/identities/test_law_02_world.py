@@ -79,10 +79,13 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(ranks: Ran
         assert all(torch.isfinite(held).all() for held in together["weights"].values())
 
 
+@pytest.mark.parametrize("counts_itself", [False, True])
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_rank_with_nothing_to_count_changes_nothing(ranks: Ranks, size: int) -> None:
-    (alone,) = ranks(1, world_runs.with_few_targets)
-    for together in ranks(size, world_runs.with_few_targets):
+def test_a_rank_with_nothing_to_count_changes_nothing(ranks: Ranks, size: int, counts_itself: bool) -> None:
+    """Whether `count=` tells the targets, or the loss returns a `Mean` over them."""
+    (alone,) = ranks(1, world_runs.with_few_targets, counts_itself=counts_itself)
+    for together in ranks(size, world_runs.with_few_targets, counts_itself=counts_itself):
+        assert together["counts"] == alone["counts"]
         assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
         assert largest(together["weights"], alone["weights"]) < 1e-9
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from ragged import CLASSES, FEATURES, IGNORED, LENGTH, Batch, counted_mean, counted_targets, plain_mean, tokens
+from surefoot.evaluate import scored, scored_by_batch
+from surefoot.micro_batch import MicroBatch
+from surefoot.precision import precision
 
 SAMPLES = 23  # prime: every batch size but 1 and 23 is ragged
 SIZES = [1, 2, 5, 8, 11, 22, 23, 64]
@@ -129,6 +133,28 @@ def test_a_split_with_a_batch_that_counts_nothing_has_a_finite_score() -> None:
     found = [scores(4, loss, dataset=(inputs, targets))[1]["held-out/loss"] for loss in (plain_mean, counted_mean)]
 
     assert found == pytest.approx([expected, expected], rel=1e-6)
+
+
+def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() -> None:
+    """Else masks drawn in a score, or samples of a decoder, would be the same in every batch of a split."""
+    drawn: list[float] = []
+
+    def draws(model: Any, batch: Any) -> sf.Mean:
+        drawn.append(float(torch.rand(())))
+        return sf.Mean(drawn[-1], 1)
+
+    settings: dict[str, Any] = {"loss": None, "precision": precision("fp32", torch.device("cpu"))}
+    none = np.zeros(0, dtype=np.int64)
+    batches = [MicroBatch(torch.ones(2, 1), 2, place, none, none) for place in range(5)]
+    scored(nn.Linear(1, 1), batches, scores=[draws], seed=3, **settings)
+    together, drawn = drawn, []
+    assert len(set(together)) == 5
+    each = scored_by_batch(nn.Linear(1, 1), batches, score="draws", scores=[draws], seed=3, **settings)
+    assert drawn == together
+    assert [float(mean.total) for mean in each or []] == pytest.approx(together)
+    drawn.clear()
+    scored(nn.Linear(1, 1), batches, scores=[draws], seed=4, **settings)
+    assert not set(drawn).intersection(together)
 
 
 def test_many_small_batches_do_not_round_away_what_they_count() -> None:

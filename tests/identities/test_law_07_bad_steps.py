@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint.store import Store
+from surefoot.meter import BadSteps
 from surefoot.precision import LossScale
 from surefoot.sinks import records
 
@@ -413,6 +414,15 @@ def test_the_loss_scale_survives_a_resume(stop: int, tmp_path: Path) -> None:
 
     assert scale_of(resumed) == scale_of(whole)
     assert bits_of_model(resumed) == bits_of_model(whole)
+
+
+def test_skipped_steps_are_in_a_row_until_one_is_made() -> None:
+    bad = BadSteps()
+    rows = []
+    for skipped, done in (([3], 4), ([4, 5], 6), ([], 8), ([9], 10), ([10, 12], 13), ([14], 16)):
+        bad.saw(skipped, done=done)
+        rows.append(bad.in_a_row)
+    assert rows == [[3], [3, 4, 5], [], [9], [12], []]
 
 
 def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None:

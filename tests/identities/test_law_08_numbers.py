@@ -59,9 +59,14 @@ def training_records(out: Path) -> list[dict[str, Any]]:
     return [record for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
 
 
-@pytest.mark.parametrize("loss", [plain_mean, with_accuracy])
-def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: Any, tmp_path: Path) -> None:
-    run = build(tmp_path / "run", loss=loss)
+@pytest.mark.parametrize(
+    ("loss", "count"), [(plain_mean, counted_targets), (with_accuracy, counted_targets), (with_accuracy, None)]
+)
+def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
+    loss: Any, count: Any, tmp_path: Path
+) -> None:
+    """A loss that returns a `Mean` counts by itself, without `count=`."""
+    run = build(tmp_path / "run", loss=loss, count=count)
     by_step: list[dict[str, float]] = []
     weights = {"w": torch.empty(0)}
     model: Any = run.state.models["model"]
@@ -93,6 +98,26 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(loss: 
         assert record["skipped"] == 0
         if loss is with_accuracy:
             assert record["accuracy"] == sum(step["right"] for step in window) / targets_seen
+
+
+@pytest.mark.parametrize(("loss", "count"), [(plain_mean, counted_targets), (with_accuracy, None)])
+def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(loss: Any, count: Any, tmp_path: Path) -> None:
+    inputs, targets = tokens(SAMPLES, seed=5)
+    targets[torch.arange(SAMPLES) % 5 > 0] = IGNORED  # a step of two samples often has none
+    changes: dict[str, Any] = {"batch_size": 2, "micro_batch_size": 1, "length": "20 steps", "log_every": "20 steps"}
+    run = build(tmp_path / "run", loss=loss, count=count, train=(inputs, targets), **changes)
+    with run:
+        steps_made = [(float(step.loss), counted_targets((inputs, targets[ids_of(step)]))) for step in run]  # type: ignore[arg-type]
+
+    counts = [count for _, count in steps_made]
+    assert 0 < counts.count(0) < 20
+    (record,) = training_records(tmp_path / "run")
+    assert record["targets"] == sum(counts)
+    assert record["loss"] == pytest.approx(sum(loss * count for loss, count in steps_made) / sum(counts), rel=1e-6)
+
+
+def ids_of(step: Step) -> Any:
+    return [sample for part in step.micro_batches for sample in part.ids.tolist()]
 
 
 def test_the_logged_rate_is_that_of_the_last_step(tmp_path: Path) -> None:
@@ -147,19 +172,29 @@ def test_what_is_no_number_is_refused_where_it_is_logged(value: Any) -> None:
         next(iter(run)).log(mine=value)
 
 
-def test_the_norm_is_that_of_all_optimizers_together() -> None:
+def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) -> None:
     def both(models: Any, batch: Any) -> Tensor:
         return models["a"](batch[0]).sum() + 5 * models["b"](batch[0]).sum()
 
     data = (torch.ones(4, 3), torch.ones(4))
     names = {"a": lambda: nn.Linear(3, 1), "b": lambda: nn.Linear(3, 1)}
     run = sf.Run(
-        model=names, loss=both, train=data, batch_size=4, length="1 steps", optimizer=sf.sgd(0.1), console=False
+        model=names,
+        loss=both,
+        train=data,
+        batch_size=4,
+        length="1 steps",
+        optimizer=sf.sgd(0.1),
+        clip="norm 20",  # of the first optimizer's gradient 8, of the second's 40
+        out=tmp_path / "run",
+        console=False,
     )
     with run:
-        step = next(iter(run))
+        (step,) = run
     one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
     assert float(step.norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
+    (record,) = training_records(tmp_path / "run")
+    assert record["clipped"] == 0.5
 
 
 def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
@@ -205,6 +240,32 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
 
 
 TOKENS = tokens(SAMPLES, seed=5)
+
+
+def test_a_clock_that_goes_on_from_a_checkpoint_counts_every_second_once() -> None:
+    """Also those since the last record, which stand in the total and in the window."""
+    now = 0.0
+    clock = Clock(now=lambda: now)
+    for phase, seconds in (("training", 5.0), ("waiting", 2.0), ("user", 1.0)):
+        clock.enter(phase)  # type: ignore[arg-type]
+        now += seconds
+        if phase == "training":
+            clock.window()  # a record
+    saved = clock.state()
+    resumed = Clock(now=lambda: now)
+    resumed.start()
+    resumed.load_state(saved)
+    assert resumed.state() == saved
+    resumed.enter("training")
+    now += 4.0
+    window = resumed.window()
+    assert {name: window[name] for name in ("training_s", "waiting_s", "user_s")} == {
+        "training_s": 4.0,
+        "waiting_s": 2.0,
+        "user_s": 1.0,
+    }
+    total_s = {phase: float(seconds) for phase, seconds in resumed.state()["total_s"].items()}
+    assert (total_s["training"], total_s["waiting"], total_s["user"]) == (9.0, 2.0, 1.0)
 
 
 class SlowSaving:

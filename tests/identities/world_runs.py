@@ -170,8 +170,8 @@ def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
     return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(synchronise=strategy)}))
 
 
-def with_few_targets() -> dict[str, Any]:
-    """Six micro-batches a step, of which most hold no target at all."""
+def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
+    """Six micro-batches a step, of which most hold no target at all; the loss counts them, or `count=` does."""
     torch.set_default_dtype(torch.float64)
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(60, FEATURES, generator=generator)
@@ -181,13 +181,16 @@ def with_few_targets() -> dict[str, Any]:
     def of_targets(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])  # NaN where no target is there
 
+    def of_its_own_count(model: Any, batch: Any) -> sf.Mean:
+        return sf.cross_entropy(model(batch[0]), batch[1])
+
     run = sf.Run(
         model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)),
-        loss=of_targets,
+        loss=of_its_own_count if counts_itself else of_targets,
         train=(inputs, labels),
         batch_size=12,
         micro_batch_size=2,
-        count=lambda batch: int((batch[1] >= 0).sum()),
+        count=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
         length="10 steps",
         optimizer=sf.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
         device="cpu",
@@ -195,8 +198,9 @@ def with_few_targets() -> dict[str, Any]:
         console=False,
     )
     with run:
-        losses = [float(step.loss) for step in run if step.loss is not None]
-    return {"losses": losses, "weights": weights(run)}
+        found = [(float(step.loss), float(step.count)) for step in run if step.loss is not None]
+    losses, counts = zip(*found, strict=True)
+    return {"losses": list(losses), "counts": list(counts), "weights": weights(run)}
 
 
 class Lengthy:

@@ -1,9 +1,10 @@
-"""The residual networks: published sizes, and the same outputs as other implementations of them; 6 seconds."""
+"""The residual networks: published sizes, and the same outputs and gradients as other implementations of them; 10 seconds."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from surefoot.models.resnet import ResNet
@@ -61,6 +62,85 @@ def test_outputs_and_names_are_those_of_torchvision():
         assert_close(ours.eval()(images()), theirs(images()), rtol=1e-4, atol=1e-4)
 
 
+class ByHand:
+    """The networks a second time, from table 1 and figure 5 of the paper: functions of named weights, without any module.
+
+    A batch norm is written out: with `statistics` None every one takes the batch's own, as in training, and notes them.
+    """
+
+    def __init__(self, weights, *, training):
+        self.weights, self.training, self.statistics = weights, training, {}
+
+    def norm(self, x, name):
+        if self.training:
+            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+            self.statistics[name] = mean.detach(), x.var((0, 2, 3), correction=1).detach()
+        else:
+            mean, variance = self.weights[f"{name}.running_mean"], self.weights[f"{name}.running_var"]
+        shape = (1, -1, 1, 1)
+        gain, bias = self.weights[f"{name}.weight"].view(shape), self.weights[f"{name}.bias"].view(shape)
+        return (x - mean.view(shape)) / (variance.view(shape) + 1e-5).sqrt() * gain + bias
+
+    def convolved(self, x, convolution, norm, *, stride=1):
+        """With a border of zeros that keeps the sides of an odd kernel, halved by a stride of 2."""
+        weight = self.weights[f"{convolution}.weight"]
+        border = (weight.shape[-1] - 1) // 2
+        return self.norm(F.conv2d(F.pad(x, [border] * 4), weight, stride=stride), norm)
+
+    def block(self, x, name, *, stride, layers):
+        kernels = [1, 3, 1] if layers >= 50 else [3, 3]
+        strided = 1 if layers >= 50 else 0  # the first 3 x 3
+        y = x
+        for place, kernel in enumerate(kernels):
+            assert self.weights[f"{name}.conv{place + 1}.weight"].shape[-1] == kernel
+            here = stride if place == strided else 1
+            y = self.convolved(y, f"{name}.conv{place + 1}", f"{name}.bn{place + 1}", stride=here)
+            y = y if place == len(kernels) - 1 else y.clamp(min=0)
+        if y.shape != x.shape:
+            x = self.convolved(x, f"{name}.downsample.0", f"{name}.downsample.1", stride=stride)
+        return (x + y).clamp(min=0)
+
+    def __call__(self, x, *, layers, stem):
+        x = self.convolved(x, "conv1", "bn1", stride=2 if stem == "imagenet" else 1).clamp(min=0)
+        if stem == "imagenet":  # the largest of 3 x 3, every second one
+            x = F.pad(x, [1] * 4, value=-torch.inf).unfold(2, 3, 2).unfold(3, 3, 2).amax((-1, -2))
+        for part, count in enumerate("2222" if layers == 18 else "3463", start=1):
+            for number in range(int(count)):
+                halves = part > 1 and number == 0
+                x = self.block(x, f"layer{part}.{number}", stride=2 if halves else 1, layers=layers)
+        return torch.einsum("bchw,kc->bk", x, self.weights["fc.weight"]) / x[0, 0].numel() + self.weights["fc.bias"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "stem", "training"),
+    [(18, "imagenet", True), (18, "cifar", False), (34, "cifar", True), (50, "imagenet", True), (50, "cifar", False)],
+)
+def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_hand(layers, stem, training):
+    model = scrambled(network(layers, stem=stem, zero_last_gain=False).double()).train(training)
+    inputs = images(side=48 if stem == "imagenet" else 10).double().requires_grad_()
+    weights = {name: held.detach().clone() for name, held in model.state_dict().items()}
+    names = [name for name, _ in model.named_parameters()]
+    for name in names:
+        weights[name].requires_grad_()
+    by_hand = ByHand(weights, training=training)
+
+    ours, theirs = model(inputs), by_hand(inputs, layers=layers, stem=stem)
+
+    assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    direction = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = torch.autograd.grad((ours * direction).sum(), [inputs, *model.parameters()])
+    expected = torch.autograd.grad((theirs * direction).sum(), [inputs, *(weights[name] for name in names)])
+    for name, one, other in zip(["inputs", *names], found, expected, strict=True):
+        assert_close(
+            one, other, rtol=1e-7, atol=1e-9 * float(other.abs().max()), msg=lambda text, name=name: name + text
+        )
+    for name, held in model.named_buffers():
+        norm, _, kind = name.rpartition(".")
+        if kind != "num_batches_tracked":
+            seen = by_hand.statistics[norm][kind == "running_var"] if training else weights[name]
+            assert_close(held, 0.9 * weights[name] + 0.1 * seen, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(("layers", "kind", "depths"), [(18, "basic", [2, 2, 2, 2]), (50, "bottleneck", [3, 4, 6, 3])])
 def test_outputs_are_those_of_transformers(layers, kind, depths):
     from transformers import ResNetConfig
@@ -85,6 +165,14 @@ def _renamed(theirs: str) -> str:
     if parts[6] == "shortcut":
         return f"{block}.downsample.{0 if parts[7] == 'convolution' else 1}.{parts[-1]}"
     return f"{block}.{kind[parts[8]]}{int(parts[7]) + 1}.{parts[-1]}"
+
+
+def test_convolutions_start_with_the_deviation_that_keeps_gradients_of_one_size():
+    """He et al. 2015, equation 14: two over the kernel's area times the channels that it makes."""
+    for name, held in network().named_parameters():
+        if held.ndim == 4:
+            expected = (2 / (held.shape[0] * held.shape[2] * held.shape[3])) ** 0.5
+            assert float(held.detach().std()) == pytest.approx(expected, rel=4 / (2 * held.numel()) ** 0.5), name
 
 
 @pytest.mark.parametrize("layers", [18, 50])

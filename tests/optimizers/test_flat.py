@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.checkpoint import Store
-from surefoot.optimizers.flat import FlatAdamW, laid_out, worth_it
+from surefoot.optimizers.flat import FlatAdamW, laid_out, none_shared, worth_it
 from surefoot.optimizers.fused_adamw import StraightToKernel
 
 SKIPPED, APPLIED = torch.ones(()), torch.zeros(())
@@ -256,3 +256,20 @@ def test_a_checkpoint_from_before_a_gradient_was_absent_is_loaded_as_it_was(tmp_
     assert any(group.get("updated_apart") for group in groups)
     run.load(Store(tmp_path / "run" / "checkpoints").at(0))
     assert not any(group.get("updated_apart") for group in groups)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+@pytest.mark.parametrize("apart", [-2, -1, 0, 1])
+def test_two_views_share_memory_where_one_begins_before_the_other_ends(length: int, apart: int) -> None:
+    memory = torch.zeros(20)
+    start = length + apart
+    if start >= 0:
+        assert none_shared([memory[:length], memory[start : start + 2]]) == (apart >= 0)
+        assert none_shared([memory[start : start + 2], memory[:length]]) == (apart >= 0 or start + 2 <= 0)
+
+
+def test_views_with_gaps_reach_up_to_their_last_number() -> None:
+    memory = torch.zeros(4, 5)
+    assert none_shared([memory[:2], memory[2:]])
+    assert none_shared([memory[:2, :3], memory[1, 3:]])  # from 8 on: the first has 0 to 2 and 5 to 7
+    assert not none_shared([memory[:2, :3], memory[1, 2:]])

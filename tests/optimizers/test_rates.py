@@ -53,6 +53,10 @@ def weights(run):
 # --- layer-wise decay ------------------------------------------------------------------------------------------------
 
 
+def test_a_layer_decay_of_one_slows_nothing():
+    assert set(sf.layer_decay(1.0).factors(mlp(layers=4)).values()) == {1.0}
+
+
 def test_layer_decay_is_the_closed_form_of_beit():
     """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)]; embeddings 0, head last."""
     model, decay, layers = GPT(GPTShape(layers=3, heads=2, width=8, context=16, vocabulary=10)), 0.75, 3

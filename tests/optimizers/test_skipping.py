@@ -15,6 +15,7 @@ from surefoot.optimizers.adafactor import Adafactor
 from surefoot.optimizers.adamw8bit import AdamW8bit
 from surefoot.optimizers.fused_adamw import StraightToKernel
 from surefoot.optimizers.lion import Lion
+from surefoot.optimizers.memory import restored_bytes
 from surefoot.optimizers.muon import MuonWithAdamW
 from surefoot.optimizers.schedule_free import ScheduleFree
 from surefoot.optimizers.skipping import (
@@ -394,3 +395,12 @@ def test_a_subclass_is_not_taken_for_what_it_extends():
     skipping(optimizer, CPU).apply(optimizer, BAD)
 
     assert weight.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_composite_restores_one_part_at_a_time_so_its_copies_are_those_of_the_largest(order):
+    small, large = (torch.optim.NAdam([nn.Parameter(torch.zeros(size))]) for size in (3, 70))
+    parts = [(optimizer, Restoring("NAdam", 0)) for optimizer in (small, large)]
+    each = [restored_bytes(skip, optimizer) for optimizer, skip in parts]
+    whole = PartByPart(tuple(parts[place] for place in order))
+    assert 0 < each[0] < each[1] == restored_bytes(whole, large)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ VALUES = st.one_of(st.floats(allow_nan=False), st.integers(), st.text(max_size=9
 
 @given(st.dictionaries(st.sampled_from(["a.lr", "b.lr", "name"]), st.lists(VALUES, min_size=1, max_size=3), min_size=1))
 def test_a_grid_holds_every_combination_once(vary: dict[str, list[Any]]) -> None:
+    """Combination n counts in the settings as digits, the last of them the fastest: each is there, and no other twice."""
     combinations = grid(vary)
-    size = 1
-    for values in vary.values():
-        size *= len(values)
-    assert len(combinations) == size
-    assert all(list(one) == list(vary) for one in combinations)
+    assert len(combinations) == math.prod(len(values) for values in vary.values())
+    for number, combination in enumerate(combinations):
+        assert list(combination) == list(vary)
+        for setting in reversed(vary):
+            number, digit = divmod(number, len(vary[setting]))  # noqa: PLW2901
+            assert combination[setting] is vary[setting][digit]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a.lr", "b.lr", "data.path"]), VALUES), min_size=1, max_size=6))

@@ -6,15 +6,20 @@ import json
 import math
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
-from surefoot.checkpoint import Contents
+from surefoot.checkpoint import Contents, Manifest
 from surefoot.verifying.comparing import drawn_anew, numbers, tensor, tensors
-from surefoot.verifying.log import Noted, read
+from surefoot.verifying.consistency import rates
+from surefoot.verifying.files import Checkpoint, Files
+from surefoot.verifying.log import Log, Noted, read
 from surefoot.verifying.rounding import judged
+from surefoot.verifying.sentences import of_records
 from surefoot.verifying.verdict import Kind, Problem, Verdict, Window
+from surefoot.verifying.whole import pace_s
 from surefoot.verifying.windows import cost_steps, gaps, planned
 
 # --- windows -----------------------------------------------------------------------------------------------------
@@ -51,6 +56,30 @@ def test_a_window_that_has_no_point_within_its_steps_goes_on_to_the_next_one() -
 
 def test_a_gap_before_every_checkpoint_cannot_be_closed() -> None:
     assert cost_steps(Window(0, 5), [5, 10]) is None
+
+
+def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
+    took = {"kind": "train", "training_s": 1.5, "waiting_s": 0.5}
+    assert pace_s([took | {"step": 4}, took | {"step": 12}, {"kind": "train", "step": 16}]) == 4 / 16
+    assert pace_s([]) is None
+
+
+# --- what is said of checkpoints -----------------------------------------------------------------------------------
+
+
+def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> Checkpoint:
+    """One whose clock can be compared where it has noted the records."""
+    noted = None if log is None else (0, sha256(b"").hexdigest())
+    state = {"scored": {"held-out": {"sha256": scored}}, "watch": None, "described": {}}
+    return Checkpoint(Path(f"step-{step}"), Manifest(step, {}, noted), Contents(step, {}, state))
+
+
+def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
+    log = records_of({"kind": "train", "step": 1})
+    files = Files(Path("a"), {step: checkpoint(step, log) for step in (0, 1, 2)}, log, [], [], [])
+    assert "these with the clock of every checkpoint" in of_records(files)
+    files.checkpoints[1] = checkpoint(1, None)
+    assert "these with the clock of 1 of 2 checkpoints" in of_records(files)
 
 
 # --- where metrics.jsonl was changed -----------------------------------------------------------------------------
@@ -95,6 +124,21 @@ def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
     assert "line 4 is no record, and no resume follows it" in problem.text
 
 
+def records_of(*records: dict[str, object]) -> Log:
+    return read(b"".join(json.dumps(record).encode() + b"\n" for record in records), [])
+
+
+def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> None:
+    """The step that was evaluated was made before, also where its record stands after the scores."""
+    lowered = {"kind": "scores", "step": 5, "rate_factor": 0.5}
+    at, after = ({"kind": "train", "step": step, "learning_rate": rate} for step, rate in ((5, 4.0), (6, 2.5)))
+    assert rates(records_of(lowered, at, after), lambda index, factor: factor * index) == []
+    assert rates(records_of(at, lowered, after), lambda index, factor: factor * index) == []
+    for wrong in (at | {"learning_rate": 2.0}, after | {"learning_rate": 5.0}):
+        (problem,) = rates(records_of(lowered, wrong), lambda index, factor: factor * index)
+        assert problem.step == wrong["step"]
+
+
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +159,13 @@ def test_elsewhere_counts_must_agree_and_thresholds_need_not() -> None:
     assert loss.relative == pytest.approx(0.01, rel=0.02)
     (skipped,) = numbers(record, {"loss": 1.0, "clipped": 0.6, "skipped": 1}, known=set(record), exact=False)
     assert skipped.relative == math.inf
+
+
+@pytest.mark.parametrize("name", ["targets", "skipped"])
+@pytest.mark.parametrize(("saved", "computed"), [(100_000, 100_001), (100_000.0, 100_001.0)])
+def test_elsewhere_one_target_more_in_100_000_is_no_rounding(name: str, saved: float, computed: float) -> None:
+    (difference,) = numbers({name: saved}, {name: computed}, known={name}, exact=False)
+    assert difference.relative == math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -24,6 +24,8 @@ import small_runs
 import surefoot as sf
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.parts import Parts
+from surefoot.verifying.comparing import TOLERANCE
+from surefoot.verifying.files import checked
 from surefoot.verifying.verdict import Problem, Verdict
 
 STEPS = 26
@@ -289,6 +291,14 @@ def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Pa
     verdict = sf.verify(build(run, evaluate={"held-out": split}), steps=3, windows=1)
     assert the_problem(verdict).text.startswith("data of split held-out: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
+
+
+def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path) -> None:
+    for step in (4, 8):
+        forged.state_changed(forged.checkpoint(run, step), lambda state: state["scored"]["held-out"].update(sha256="0"))
+    assert checked(run).notes == [
+        "split held-out held other data at step 4 than later: its scores are not comparable with those"
+    ]
 
 
 def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
@@ -570,6 +580,14 @@ def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path,
     assert the_problem(verdict).quantity == "0.weight[3, 2]"
     assert any("not the machine that made it" in hint for hint in verdict.hints)
     assert verified(run, tolerance=1.0).sound
+
+
+@pytest.mark.parametrize(("times", "sound"), [(0.9, True), (1.1, False)])
+def test_rounding_is_a_hundredth_at_most(run: Path, elsewhere: None, times: float, sound: bool) -> None:
+    assert TOLERANCE == 0.01
+    forged.record_changed(run, lambda record: record.update(norm=record["norm"] * (1 + 0.01 * times)), step=18)
+    verdict = verified(run, steps=2, windows=99)
+    assert [problem.quantity for problem in verdict.problems] == ([] if sound else ["norm"]), str(verdict)
 
 
 def test_the_threads_of_the_run_are_taken(run: Path) -> None:
