@@ -233,7 +233,7 @@ def noisy(model: Any, batch: Any) -> Tensor:
 
 def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
     """What the start of a run says of the contract."""
-    run_of(console=True, length="2 steps", **changes).train()
+    run_of(**({"console": True, "length": "2 steps", "precision": "fp32"} | changes)).train()
     lines = capsys.readouterr().out.splitlines()
     of_contract = [
         place for place, line in enumerate(lines) if line.startswith(("loss    contract", "warning: the loss"))
@@ -247,7 +247,7 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
     with torch.no_grad():
         whole = float(contrastive(model, (inputs, None)))
         halves = sum(float(contrastive(model, (half, None))) for half in inputs.split(5)) / 2
-    assert whole > halves + 0.1
+    assert whole > 2 * halves
     text = started(capsys, loss=contrastive)
     assert text.startswith(
         f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
