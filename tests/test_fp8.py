@@ -119,3 +119,11 @@ class TestEmulated:
             assert torch.equal(held, plain.state_dict()[name])
         with pytest.raises(sf.CheckpointError, match="precision was 'fp8', now 'bf16'"):
             built(tmp_path / "run", precision="bf16").train()
+
+
+def test_a_frozen_model_in_evaluation_mode_stays_in_it(emulated: None) -> None:
+    teacher = sf.models.GPT(SHAPE).eval().requires_grad_(False)
+    models: dict[str, Any] = {"student": lambda: sf.models.GPT(SHAPE), "teacher": teacher}
+    run = built(model=models, optimizer={"student": sf.adamw(lr=1e-3)}, ema=None)
+    assert not any(part.training for part in run.state.models["teacher"].modules())
+    assert all(part.training for part in run.state.models["student"].modules())

@@ -373,6 +373,23 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
     assert int(run.state.trained["model"].optimizer.state[weight]["step"]) == 4
 
 
+def test_what_a_loss_unfreezes_is_trained_from_the_next_step_on_without_the_gradient_of_this_one() -> None:
+    passes = []
+
+    def unfreezing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        passes.append(None)
+        if len(passes) == 3:
+            model.get_submodule("backbone").requires_grad_(True)
+        return loss(model, batch)
+
+    runs = (
+        made(build(loss=unfreezing, micro_batch_size=None), lambda run, index: None),
+        made(build(micro_batch_size=None), thaw),
+    )
+    one, other = (dict(run.state.models["model"].state_dict()) for run in runs)
+    assert_equal_bits(one, other)
+
+
 @pytest.mark.parametrize("clip", ["norm 0.1", "adaptive 0.01", "auto 0.5", "value 0.01"])
 def test_gradients_of_what_was_unfrozen_are_limited_too(clip: str) -> None:
     """One that is unfrozen before the first step is trained like one that never was frozen."""
