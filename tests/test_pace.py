@@ -196,10 +196,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
         lambda: sf.models.Seq2Seq(sf.models.Seq2SeqShape(1, 1, heads=2, width=16, hidden=64, vocabulary=40)),
         ("encoder-decoder", 16),
     ),
-    "images as they come": (lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4), ("convolution", 8)),
+    "images as they come": (lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4), ("convolution", 16)),
     "laid out by itself": (
         lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, channels_last=True),
-        ("convolution, channels last", 8),
+        ("convolution, channels last", 16),
     ),
     "recurrent": (lambda: nn.LSTM(16, 16), None),
     "torch's attention": (lambda: nn.TransformerEncoderLayer(16, 2), None),
