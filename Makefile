@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DATA ?= data
 
-.PHONY: train check test test-slow test-timing gpu campaign campaign-restarts campaign-diagnose bench clean
+.PHONY: train check test test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -34,6 +34,9 @@ campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped;
 
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/diagnose.py
+
+campaign-mutants: .venv/ready  ## 100 small faults in the source, one by one, each of which a test must find; ten minutes
+	$(BIN)/python benchmarks/mutants.py
 
 bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA=DIRECTORY holds the data sets of some
 	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))

@@ -30,8 +30,8 @@ LIMIT_S = 300.0  # a loop that never ends is killed too
 Outcome = Literal["killed", "survived", "stale", "equivalent"]
 
 
-def passes(tests: Collection[str], *, root: Path, source: Path) -> bool:
-    """Whether these tests of `root` pass with the package that lies in `source`."""
+def failures(tests: Collection[str], *, root: Path, source: Path) -> list[str]:
+    """What pytest says at its end where one of these tests of `root` fails with the package in `source`; nothing where all pass."""
     environment = os.environ | {
         "PYTHONPATH": str(source),
         "PYTHONDONTWRITEBYTECODE": "1",  # a file changed twice in a second may have a stale one
@@ -39,11 +39,14 @@ def passes(tests: Collection[str], *, root: Path, source: Path) -> bool:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    limit_s = LIMIT_S + 10 * len(tests)
     try:
-        ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=False, timeout=LIMIT_S)
+        ended = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, check=False, timeout=limit_s, text=True
+        )
     except subprocess.TimeoutExpired:
-        return False
-    return ended.returncode == 0
+        return [f"no end within {limit_s:.0f} s"]
+    return (ended.stdout + ended.stderr).splitlines()[-5:] if ended.returncode else []
 
 
 def campaign(mutants: Sequence[Mutant], *, root: Path, source: Path) -> list[Outcome]:
@@ -53,8 +56,9 @@ def campaign(mutants: Sequence[Mutant], *, root: Path, source: Path) -> list[Out
         copy = Path(directory) / "src"
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
         tests = sorted({mutant.killed_by for mutant in mutants if mutant.killed_by})
-        if tests and not passes(tests, root=root, source=copy):
-            raise SystemExit("the tests that kill mutants fail without any: see pytest " + " ".join(tests))
+        broken = failures(tests, root=root, source=copy) if tests else []
+        if broken:
+            raise SystemExit("\n".join(["a test that is to kill a mutant fails without any:", *broken]))
         functions = definitions(copy)
         for mutant in mutants:
             outcome: Outcome = "equivalent"
@@ -65,7 +69,7 @@ def campaign(mutants: Sequence[Mutant], *, root: Path, source: Path) -> list[Out
             else:
                 if mutant.killed_by:
                     definition.file.write_text(mutated(mutant, definition, place), encoding="utf-8")
-                    outcome = "survived" if passes([mutant.killed_by], root=root, source=copy) else "killed"
+                    outcome = "killed" if failures([mutant.killed_by], root=root, source=copy) else "survived"
                     definition.file.write_text("\n".join(definition.lines) + "\n", encoding="utf-8")
             outcomes.append(outcome)
             print(f"{len(outcomes):>4} {outcome:<10}  {mutant.area:<10}  {mutant.kind:<12}  {mutant.words}", flush=True)

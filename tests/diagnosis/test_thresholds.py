@@ -106,7 +106,7 @@ def with_trend(deviations: float) -> list[float]:
 def memory(values: Sequence[float]) -> list[Record]:
     """Records of which the last have these bytes; the others have none."""
     first = RECORDS - len(values)
-    return train(memory_bytes=lambda place: values[place - first] if place >= first else None)
+    return train(host_memory_bytes=lambda place: values[place - first] if place >= first else None)
 
 
 def rising_memory(deviations: float) -> list[float]:

@@ -61,7 +61,7 @@ def unusual_updates(history: History) -> Verdict:
     medians = _medians(table)
     if not medians:
         return Unclear(name, f"{len(table)} watched steps at the higher rates are too few (at least {WATCHED})")
-    low, high = USUAL[0] / FAR, USUAL[1] * FAR
+    low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
@@ -71,7 +71,7 @@ def unusual_updates(history: History) -> Verdict:
         )
     evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
     for far, said in ((large, f"above {high:g}"), (small, f"below {low:g}")):
-        shown = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter])))
+        shown = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
         if shown:
             evidence.append(f"{said}: {listed([f'{parameter} ({medians[parameter]:.1g})' for parameter in shown])}")
     several = len(small) + len(large) > len(medians) / 2
