@@ -27,7 +27,9 @@ MEGABYTES = 300  # of a checkpoint: weights, and two moments of AdamW
 
 def newest(out: Path) -> dict[str, bytes]:
     directory = max((out / "checkpoints").glob("step-*"))
-    return {file.name: file.read_bytes() for file in directory.glob("*.safetensors")} | {"step": directory.name.encode()}
+    return {file.name: file.read_bytes() for file in directory.glob("*.safetensors")} | {
+        "step": directory.name.encode()
+    }
 
 
 # --- read-only for a while ---------------------------------------------------------------------------------------------
@@ -167,6 +169,15 @@ def train_large(out: Path) -> None:
     large(out).train()
 
 
+def killed_in_save(process: Any, checkpoints: Path, *, after_s: float) -> None:
+    """Kill a process so many seconds after it has begun to write a checkpoint, unless it is over by then."""
+    assert wait_until(lambda: not process.is_alive() or any(checkpoints.glob(".partial-step-*")))
+    time.sleep(after_s)
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
 @pytest.mark.slow
 def test_kills_in_a_save_of_300_megabytes_resume_to_the_same_bits(tmp_path: Path) -> None:
     train_large(tmp_path / "whole")
@@ -174,12 +185,7 @@ def test_kills_in_a_save_of_300_megabytes_resume_to_the_same_bits(tmp_path: Path
     for kill in range(8):
         process = forks.Process(target=train_large, args=(out,))
         process.start()
-        partial = out / "checkpoints"
-        assert wait_until(lambda: not process.is_alive() or any(partial.glob(".partial-step-*")))
-        time.sleep(0.05 * kill)
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        killed_in_save(process, out / "checkpoints", after_s=0.05 * kill)
     train_large(out)
     assert newest(out) == newest(tmp_path / "whole")
     assert not [*(out / "checkpoints").glob(".*")]

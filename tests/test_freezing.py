@@ -697,6 +697,6 @@ def with_spare() -> nn.Module:
 def test_what_several_processes_cannot_follow_ends_all_of_them(
     what: str, says: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, out=str(tmp_path)), within_s=60)
+    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, out=str(tmp_path)))
     assert all(outcome.status > 0 for outcome in outcomes)
     assert says in outcomes[1].text

@@ -192,4 +192,4 @@ def test_a_rank_ends_with_whoever_started_it(monkeypatch: pytest.MonkeyPatch, sy
     rank = int(os.read(told, 8))
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    assert wait_until(lambda: not alive(rank), seconds=30)
+    assert wait_until(lambda: not alive(rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -32,6 +33,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock: IO[bytes] | None = None
+        self.is_locked = False  # not on a file system without locks
         self.small_files: dict[str, bytes] = {}  # config.toml and others, to be written again where they are deleted
 
     @property
@@ -57,12 +59,13 @@ class RunDirectory:
             raise ConfigError(
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
             ) from problem
-        if not _locked(lock):
+        locked = _locked(lock)
+        if locked is False:
             lock.close()
             raise ConfigError(
                 f"another process is training into {self.path} right now: wait for it, or choose another --out"
             )
-        self.lock = lock
+        self.lock, self.is_locked = lock, locked is not None
         _OPEN.add(place)
 
     def remember(self, *names: str) -> None:
@@ -84,7 +87,7 @@ class RunDirectory:
             lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         except (OSError, ConfigError) as problem:
             raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
-        if not _locked(lock):
+        if _locked(lock) is False:
             lock.close()
             raise CheckpointError(
                 f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
@@ -141,15 +144,20 @@ class RunDirectory:
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
 
-def _locked(lock: IO[bytes]) -> bool:
-    """Lock a file for as long as this process lives, and say whether no other has it; loader workers do not inherit it."""
+def _locked(lock: IO[bytes]) -> bool | None:
+    """Lock a file for as long as this process lives; False if another has it, None if the file system locks nothing.
+
+    Loader workers do not inherit it.
+    """
     if sys.platform == "win32":
         return True
     import fcntl
 
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as problem:
+        if problem.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # of a server, perhaps: nobody can lock it
+            return None
         return False
     return True
 

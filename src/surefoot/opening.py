@@ -56,6 +56,8 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     if parts.world.is_main:
         parts.directory.open()
         parts.directory.remember("config.toml", *parts.files)
+        if not parts.directory.is_locked:
+            parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
     found = parts.saving.newest()
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)

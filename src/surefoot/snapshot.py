@@ -176,12 +176,12 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
             f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
         )
     loose = found.tensors("state")
+    state.trainable.load_state(found.state["trainable"], where=where)  # first: averages of what joins begin anew
     checks = _load_models(state, found, where=where)
     for name, model in state.models.items():
         evaluating = set(found.state["evaluating"][name])
         for part, module in model.named_modules():
             module.training = part not in evaluating
-    state.trainable.load_state(found.state["trainable"], where=where)
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])

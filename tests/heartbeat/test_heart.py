@@ -279,7 +279,7 @@ def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
     three.start()
     assert wait_until(lambda: 2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].place == "running")
     three.hearts[2].stopping.set()  # as if it were killed: it says no goodbye
-    three.hearts[2]._tell = lambda: three.over.wait(60)  # type: ignore[method-assign, assignment]
+    three.hearts[2]._tell = lambda: three.over.wait(HANG_S)  # type: ignore[method-assign, assignment]
     line.close()
     assert wait_until(lambda: {0, 1} <= three.ended.keys())
     three.over.set()
@@ -337,7 +337,7 @@ def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line
     line.sendall(answer.encode())
     time.sleep(0.2)
     line.close()
-    watching.join(timeout=30)
+    watching.join(timeout=HANG_S)
     assert ended == heard
     lines.drop()
 

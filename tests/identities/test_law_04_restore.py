@@ -52,7 +52,11 @@ def what_is_saved(run: sf.Run) -> dict[str, Any]:
     """Every tensor and every plain value of a checkpoint made now, but for the clock and the machine."""
     packed = run.parts.packed()
     tensors = {f"{file}: {name}": tensor for file in packed.files for name, tensor in packed.tensors(file).items()}
-    plain = {key: value for key, value in packed.state.items() if key not in ("clock", "machine", "described")}
+    plain = {
+        key: value
+        for key, value in packed.state.items()
+        if key not in ("clock", "machine", "described", "fingerprints")
+    }
     return tensors | {"plain": json.dumps(plain, sort_keys=True)}
 
 

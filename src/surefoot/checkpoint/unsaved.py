@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.contents import group_numbers
 from surefoot.errors import ConfigError
-from surefoot.sharding import held_of
+from surefoot.sharding import held_of, plain_tensors
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
@@ -34,6 +34,7 @@ _MAX_BYTES = 1 << 28  # of a larger tensor only the counter of changes in place 
 _ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
+_OPTIMIZER_PROTOCOL = ("state_dict", "load_state_dict")
 _PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
 
 
@@ -126,6 +127,10 @@ class Observation:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference():
             return
         local = held_of(tensor)[0].detach()
+        if (parts := plain_tensors(path, local)).keys() != {path}:  # of a quantised tensor, say
+            for name, part in parts.items():
+                self.visit(name, part, is_saved)
+            return
         if local.nbytes > _MAX_BYTES and not is_saved:
             self._note(path, (tuple(local.shape), tensor._version), is_saved)
             return
@@ -201,9 +206,14 @@ class Observation:
         for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)
+        # one with a protocol of its own says itself what of it is saved
+        says_itself = any(
+            getattr(type(optimizer), name) is not getattr(Optimizer, name) for name in _OPTIMIZER_PROTOCOL
+        )
+        all_saved = says_itself or bool(optimizer._optimizer_state_dict_post_hooks)
         own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
         names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
-        self._attributes(path, {name: vars(optimizer)[name] for name in names})
+        self._attributes(path, {name: vars(optimizer)[name] for name in names}, all_saved)
 
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
