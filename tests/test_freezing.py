@@ -423,10 +423,10 @@ def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
 
 def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
     def fill_and_thaw(run: sf.Run, index: int) -> None:
-        thaw(run, index - 5)
+        thaw(run, index - 4)
         torch.nn.init.ones_(run.state.models["model"].get_parameter("backbone.0.weight"))
 
-    run = made(build(ema=0.9), fill_and_thaw)
+    run = made(build(ema=0.9, stop_after="7 steps"), fill_and_thaw)
     assert torch.equal(run.state.averages["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
 
 
@@ -566,7 +566,7 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         (
             lambda: with_teacher(None, Statistics().requires_grad_(False)),
             without_an_optimizer,
-            "requires_grad of 4 parameters of teacher is True now (0.weight ... 1.bias), and it has no optimizer",
+            "requires_grad of 4 parameters is True now, and their model has no optimizer (teacher.0.weight ... teacher.1.bias)",
         ),
         (
             build,

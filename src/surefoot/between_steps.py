@@ -61,6 +61,7 @@ class BetweenSteps:
         """True when no further step is to be made; asked once before each step, by all ranks."""
         made = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
+        trainable.follow()
         if made or self.wishes.stopping(trainable=trainable.fingerprint):
             return True
         if trainable.flags is not self.flags and trainable.flags != self.flags:

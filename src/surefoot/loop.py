@@ -150,7 +150,6 @@ def steps(
         if not opened:
             clock("user")
             yield step
-        state.trainable.follow()
         if duties.log_due(state.step):
             clock("training")  # the device may still be busy with the steps that are read here
             duties.log()

@@ -124,9 +124,7 @@ class Trainable:
         modules = [module for model in self.models.values() for module in model.modules()]
         owners: list[Any] = [self.models, *(own for each in modules for own in (each._parameters, each._modules))]
         self._owners, self._empty = [own for own in owners if own], [own for own in owners if not own]
-        self._parts = [
-            *chain.from_iterable(map(dict.values, self._owners))
-        ]  # kept, so that no other can have their ids
+        self._parts = [*chain.from_iterable(map(dict.values, self._owners))]  # so that no other can have their ids
         self._ids = [*map(id, self._parts)]
         self._outside = [each for each in self._named() if each[1] not in self.trained.get(each[0], ())]
         self.parameters = {self._full(model, name): parameter for model, name, parameter in self._named()}
@@ -152,33 +150,32 @@ class Trainable:
         replaced = self._replaced()
         if replaced:
             self._refuse_other_parameters()
-        joining = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
+        wanted = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
+        joining = [(model, name) for model, name in wanted if model in self.trained]
         if in_step and not self.joins_in_step and (joining or len(self.models) == 1):
             raise ConfigError(  # DDP of a single model waits for all that was trained before
                 f"requires_grad of {_counted(changed)} changed inside a step, before its gradients ({first_and_last(changed)})\n"
                 "  the other processes wait for the gradients of what was trained when the step began\n"
                 "  change it after update(step), at the end of the loop's body: it then counts from the next step on"
             )
-        for model in dict.fromkeys(model for model, _ in joining):
-            self._join(model, [name for other, name in joining if other == model], before)
+        thawed = [
+            self._full(*each) for each in wanted if each not in joining and before.get(self._full(*each)) is False
+        ]
+        if thawed:  # what nobody ever froze in a model without an optimizer is its owner's choice
+            raise ConfigError(
+                f"requires_grad of {_counted(thawed)} is True now, and their model has no optimizer ({first_and_last(thawed)})\n"
+                "  they would get gradients and never move\n"
+                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.adamw(...)}}), or leave it frozen"
+            )
+        for model, trained in self.trained.items():
+            names = trained.union(name for other, name in joining if other == model)
+            if names != trained:
+                self.rebuild(model, names)
+                trained.update(names)
         if replaced or joining:
             self._look()
         else:
             self._take_flags()
-
-    def _join(self, model: str, names: list[str], before: Mapping[str, bool]) -> None:
-        """Train parameters that no optimizer has; what nobody froze in a model without one is its owner's choice."""
-        if model in self.trained:
-            self.rebuild(model, self.trained[model].union(names))
-            self.trained[model].update(names)
-            return
-        thawed = [name for name in names if before.get(self._full(model, name)) is False]
-        if thawed:
-            raise ConfigError(
-                f"requires_grad of {_counted(thawed)} of {model} is True now ({first_and_last(thawed)}), and it has no optimizer\n"
-                "  they would get gradients and never move\n"
-                f"  give it one: Run(optimizer={{..., {model!r}: surefoot.adamw(...)}}), or leave it frozen"
-            )
 
     def _refuse_other_parameters(self) -> None:
         """Raise `ConfigError` where a model has other parameters than it had; other modules around them are its own business."""
