@@ -165,8 +165,8 @@ def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_p
     teachers = [Statistics().eval().requires_grad_(False) for _ in range(2)]
     before = {name: held.clone() for name, held in teachers[0].state_dict().items()}
     teachers[1].load_state_dict(before)
-    made(with_teacher(tmp_path, teachers[0], stop_after="4 steps", ema=0.5), observe)
-    run = made(with_teacher(tmp_path, teachers[1], ema=0.5), observe)  # goes on
+    made(with_teacher(tmp_path, teachers[0], stop_after="4 steps", ema=0.5, check_state=False), observe)
+    run = made(with_teacher(tmp_path, teachers[1], ema=0.5, check_state=False), observe)  # goes on
     assert run.state.step == STEPS
     for teacher in teachers:
         assert set(teacher.modes) == {False}
@@ -194,7 +194,10 @@ def test_statistics_of_a_momentum_encoder_are_those_of_its_mode_and_resume_to_th
         return Statistics().requires_grad_(False)
 
     whole = made(
-        with_teacher(tmp_path / "whole", teacher(), model={"student": Statistics, "teacher": teacher}), follow_student
+        with_teacher(
+            tmp_path / "whole", teacher(), model={"student": Statistics, "teacher": teacher}, check_state=False
+        ),
+        follow_student,
     )
     for until in (3, 4, 5, STEPS):
         made(
@@ -203,6 +206,7 @@ def test_statistics_of_a_momentum_encoder_are_those_of_its_mode_and_resume_to_th
                 teacher(),
                 model={"student": Statistics, "teacher": teacher},
                 stop_after=f"{until} steps",
+                check_state=False,
             ),
             follow_student,
         )
@@ -699,4 +703,4 @@ def test_what_several_processes_cannot_follow_ends_all_of_them(
 ) -> None:
     outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, out=str(tmp_path)))
     assert all(outcome.status > 0 for outcome in outcomes)
-    assert says in outcomes[1].text
+    assert says in "".join(outcome.text for outcome in outcomes)  # what all of them end of, one says

@@ -115,7 +115,7 @@ def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
         return f"not measured on this {parts.device.type} device"
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
     if not unmeasured and (instructions, version) not in speed_table.TABLE:
-        return f"not measured with torch {version} on a CPU with bf16 instructions: {instructions}"
+        return f"not measured: {instructions}, torch {version}"
     kind = model_facts(parts.state.models)
     if kind is None:
         return "layers of these kinds were not measured"

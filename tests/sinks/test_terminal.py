@@ -204,11 +204,11 @@ SLOW_STEP = """
 passes = [0]
 def loss(model, batch):
     passes[0] += model.training
-    if passes[0] == 5 and model.training:
+    if passes[0] == 7 and model.training:
         slow_call()
     return small_runs.loss(model, batch)
 
-with build(loss=loss, length="2000 steps") as run:
+with build(loss=loss, length="2000 steps", check_state=False) as run:
     for step in run:
         step.log(a_value=1.2345, another=5.4321, the_third_one=6.789)  # the live line is full
 """
@@ -221,19 +221,19 @@ def loss(model, batch):
         slow_call()
     return small_runs.loss(model, batch)
 
-build(loss=loss, length="2000 steps").train()
+build(loss=loss, length="2000 steps", check_state=False).train()
 """
 
 SLEEPING_STEP = """
 passes = [0]
 def loss(model, batch):
     passes[0] += model.training
-    if passes[0] == 5 and model.training:
+    if passes[0] == 7 and model.training:
         mark("begun")
         time.sleep(3)
     return small_runs.loss(model, batch)
 
-build(loss=loss, length="2000 steps").train()
+build(loss=loss, length="2000 steps", check_state=False).train()
 """
 ENDLESS_STEP = SLEEPING_STEP.replace("sleep(3)", "sleep(10_000)")
 
@@ -242,7 +242,7 @@ def loss(model, batch):
     time.sleep(0.01)
     return small_runs.loss(model, batch)
 
-build(loss=loss, length="2000 steps").train()
+build(loss=loss, length="2000 steps", check_state=False).train()
 """
 
 

@@ -253,7 +253,9 @@ def _by_parameter(optimizer: Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
     """What an optimizer saves besides groups and the state of parameters, by names that are no parameters or in its state_dict."""
-    more = {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
+    of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
+    named = {} if of_torch else optimizer.state_dict()  # of torch's own it would import the compiler, for nothing more
+    more = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
     state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
     return {_OWN: {"state": state, "more": more}}
 
