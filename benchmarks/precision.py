@@ -148,6 +148,7 @@ SHAPES: dict[str, Callable[[], Build]] = {
     "GPT 4 x 128, SwiGLU, 2 heads, context 256, batch 8": lambda: gpt(
         4, 2, 128, 256, 65, batch=8, activation="swiglu", smear=True
     ),
+    "GPT 4 x 256, context 128, batch 8, 2,048 tokens": lambda: gpt(4, 4, 256, 128, 2048, batch=8),
     "GPT-2 6 x 384, context 256, batch 4": lambda: gpt(6, 6, 384, 256, 65, batch=4, family="gpt2", tied=True),
     "GPT-2 6 x 384, dropout 0.2, context 256, batch 4": lambda: gpt(
         6, 6, 384, 256, 65, batch=4, family="gpt2", tied=True, dropout=0.2
@@ -200,6 +201,7 @@ REGIONS: tuple[tuple[str, ...], ...] = (
     ("GPT 2 x 64",),
     ("GPT-2 4 x 128", "GPT 4 x 128"),
     ("GPT-2 4 x 128", "GPT 4 x 128", "GPT-2 6 x 384"),
+    ("GPT 4 x 256", "GPT 4 x 512", "GPT-2 2 x 768", "GPT 2 x 768"),
     ("GPT-2 6 x 384", "GPT 4 x 512", "GPT-2 2 x 768", "GPT 2 x 768"),
     ("encoder-decoder 2+2 x 128",),
     ("encoder-decoder 4+4 x 128",),
