@@ -7,8 +7,8 @@ thread. Times are seconds of the processor (`time.process_time`), which other pr
 turn gives the ratio to fp32 with images as they come. Printed are the median of these ratios, and between which two of them it
 lies with 19 chances in 20.
 
-A region is the range of sizes between the shapes that are listed for it; of its least and its largest width the fewest rows were
-measured. It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a region without a gain if all upper
+A region is the range of sizes between the shapes that are listed for it. Gains rise with the rows: so of its least and its largest
+width the fewest rows were measured, or the most, where nothing is gained. It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a region without a gain if all upper
 ends are less (1.1 for layouts of images); else it stays out, and "auto" is fp32 there. With --write the rows of this instruction
 set and version of torch are replaced in src/surefoot/config/speed_table.py, and its part of results/precision.txt.
 
@@ -148,6 +148,7 @@ SHAPES: dict[str, Callable[[], Build]] = {
     "GPT 4 x 128, SwiGLU, 2 heads, context 256, batch 8": lambda: gpt(
         4, 2, 128, 256, 65, batch=8, activation="swiglu", smear=True
     ),
+    "GPT 4 x 256, context 128, batch 8, 2,048 tokens": lambda: gpt(4, 4, 256, 128, 2048, batch=8),
     "GPT-2 6 x 384, context 256, batch 4": lambda: gpt(6, 6, 384, 256, 65, batch=4, family="gpt2", tied=True),
     "GPT-2 6 x 384, dropout 0.2, context 256, batch 4": lambda: gpt(
         6, 6, 384, 256, 65, batch=4, family="gpt2", tied=True, dropout=0.2
@@ -189,8 +190,7 @@ SHAPES: dict[str, Callable[[], Build]] = {
 
 # Which shapes, by how their names begin, are the corners of a region.
 REGIONS: tuple[tuple[str, ...], ...] = (
-    ("perceptron 32-64", "perceptron 784-256"),
-    ("perceptron 784-256", "perceptron 784-512-512-10, batch 128"),
+    ("perceptron 32-", "perceptron 784-256", "perceptron 784-512-512-10, batch 128"),
     ("perceptron 784-1024",),
     (
         "perceptron 784-512-512-10, batch norm",
@@ -200,6 +200,7 @@ REGIONS: tuple[tuple[str, ...], ...] = (
     ("GPT 2 x 64",),
     ("GPT-2 4 x 128", "GPT 4 x 128"),
     ("GPT-2 4 x 128", "GPT 4 x 128", "GPT-2 6 x 384"),
+    ("GPT 4 x 256", "GPT 4 x 512", "GPT-2 2 x 768", "GPT 2 x 768"),
     ("GPT-2 6 x 384", "GPT 4 x 512", "GPT-2 2 x 768", "GPT 2 x 768"),
     ("encoder-decoder 2+2 x 128",),
     ("encoder-decoder 4+4 x 128",),
@@ -297,8 +298,9 @@ def row_of(corners: list[Measured]) -> str | None:
     width, positions = (
         (min(held), max(held)) for held in zip(*((each.width, each.positions) for each in facts), strict=True)
     )
-    fewest = max(min(each.rows for each in facts if each.width == end) for end in width)
-    rows = fewest, max(each.rows for each in facts)
+    of_ends = [[each.rows for each in facts if each.width == end] for end in width]
+    every = [each.rows for each in facts]
+    rows = (max(map(min, of_ends)), max(every)) if gains is least else (min(every), min(map(max, of_ends)))
     written = ", ".join(f'"{name}": {gain:.2f}' for name, gain in gains.items())
     return f'Row("{layers}", {width}, {rows}, {positions}, {{{written}}}),'
 

@@ -73,7 +73,8 @@ def test_a_region_is_in_the_table_if_all_its_shapes_gain_or_none_does(benchmark:
     assert script["row_of"]([much, wide]) == 'Row("linear", (64, 128), (32, 32), (1, 1), {"bf16": 1.20}),'
     wider = [measured_shape(script, 128, rows, 2.0, 2.0) for rows in (50, 99)]
     assert script["row_of"]([much, *wider]) == 'Row("linear", (64, 128), (50, 99), (1, 1), {"bf16": 1.20}),'
-    assert script["row_of"]([little]) == 'Row("linear", (8, 8), (16, 16), (1, 1), {"bf16": 1.10}),'
+    none = [little, measured_shape(script, 8, 64, 1.0, 0.9), measured_shape(script, 16, 32, 0.9, 0.8)]
+    assert script["row_of"](none) == 'Row("linear", (8, 16), (16, 32), (1, 1), {"bf16": 1.10}),'
     assert script["row_of"]([little, much]) is None
     assert script["row_of"]([measured_shape(script, 64, 32, 1.3, 1.1, 1.4)]) is None  # not clear
 
