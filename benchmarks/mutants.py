@@ -63,12 +63,12 @@ def campaign(mutants: Sequence[Mutant], *, root: Path, source: Path) -> list[Out
         for mutant in mutants:
             outcome: Outcome = "equivalent"
             try:
-                definition, place = locate(mutant, functions)
+                definition, index = locate(mutant, functions)
             except StaleError:
                 outcome = "stale"
             else:
                 if mutant.killed_by:
-                    definition.file.write_text(mutated(mutant, definition, place), encoding="utf-8")
+                    definition.file.write_text(mutated(mutant, definition, index), encoding="utf-8")
                     outcome = "killed" if failures([mutant.killed_by], root=root, source=copy) else "survived"
                     definition.file.write_text("\n".join(definition.lines) + "\n", encoding="utf-8")
             outcomes.append(outcome)
@@ -91,8 +91,8 @@ def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
 
 def as_toml(mutant: Mutant) -> str:
     """A table of mutants.toml; texts in single quotes stand as they are."""
-    fields = {name: held for name, held in vars(mutant).items() if held and (name, held) != ("number", 1)}
-    lines = [f"{name} = {held if isinstance(held, int) else quoted(held)}" for name, held in fields.items()]
+    fields = {name: field for name, field in vars(mutant).items() if field and (name, field) != ("number", 1)}
+    lines = [f"{name} = {field if isinstance(field, int) else quoted(field)}" for name, field in fields.items()]
     return "\n".join(["[[mutant]]", *lines])
 
 
@@ -116,12 +116,12 @@ def main() -> None:
         drawn = draw(functions, package, arguments.draw, seed=arguments.seed, count=arguments.count, without=without)
         print("\n\n".join(as_toml(mutant) for mutant in drawn))
         return
-    begun = time.monotonic()
+    started = time.monotonic()
     outcomes = campaign(mutants, root=root, source=root / "src")
     table = summary(mutants, outcomes)
     with RESULTS.open("a", encoding="utf-8") as file:
         head = f"# {time.strftime('%Y-%m-%d')}, make campaign-mutants: {len(mutants)} mutants"
-        file.write(f"{head}, {time.monotonic() - begun:.0f} s\n{table}\n\n")
+        file.write(f"{head}, {time.monotonic() - started:.0f} s\n{table}\n\n")
     print(table)
     sys.exit(any(outcome in ("survived", "stale") for outcome in outcomes))
 

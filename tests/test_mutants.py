@@ -21,14 +21,14 @@ PACKAGE = ROOT / "src" / "surefoot"
 @pytest.fixture(scope="module")
 def tool() -> Iterator[Any]:
     """benchmarks/mutants.py and its parts, imported as they are when it runs."""
-    place = str(ROOT / "benchmarks")
-    sys.path.append(place)  # last: files of that folder have names that tests have too
+    folder = str(ROOT / "benchmarks")
+    sys.path.append(folder)  # last: files of that folder have names that tests have too
     try:
         names = ("mutants", "mutating.stored", "mutating.drawing")
         campaign, stored, drawing = (import_module(name) for name in names)
         yield SimpleNamespace(campaign=campaign, stored=stored, drawing=drawing)
     finally:
-        sys.path.remove(place)
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def functions(tool: Any) -> Any:
 
 def test_every_stored_mutant_still_fits_the_source(tool: Any, functions: Any) -> None:
     for mutant in tool.stored.load(tool.campaign.STORED):
-        definition, place = tool.stored.locate(mutant, functions)
-        text = tool.stored.mutated(mutant, definition, place)
+        definition, index = tool.stored.locate(mutant, functions)
+        text = tool.stored.mutated(mutant, definition, index)
         ast.parse(text)
         different = [one for one, other in zip(definition.lines, text.splitlines(), strict=True) if one != other]
         assert [line.strip() for line in different] == [mutant.old]
@@ -73,9 +73,9 @@ def test_a_seed_draws_the_same_mutants_of_all_kinds_and_each_changes_one_line(to
     assert Counter(mutant.kind for mutant in drawn) == dict.fromkeys(tool.drawing.KINDS, 2)
     assert len({mutant.function for mutant in drawn}) == 12
     for mutant in drawn:
-        definition, place = tool.stored.locate(mutant, functions)
-        ast.parse(tool.stored.mutated(mutant, definition, place))
-        assert mutant.new != mutant.old == definition.lines[place].strip()
+        definition, index = tool.stored.locate(mutant, functions)
+        ast.parse(tool.stored.mutated(mutant, definition, index))
+        assert mutant.new != mutant.old == definition.lines[index].strip()
 
 
 SMALL = '''

@@ -80,10 +80,10 @@ def _next(
         number = definition.find(old).index(site.line) + 1
         mutant = Mutant(area, site.kind, definition.function, old, new, number)
         try:
-            _, place = locate(mutant, functions)
+            _, index = locate(mutant, functions)
         except StaleError:
             continue
-        if definition.function not in used and place == site.line:
+        if definition.function not in used and index == site.line:
             return mutant
     return None
 
@@ -93,9 +93,9 @@ def sites(definition: Definition) -> Iterator[Site]:
     for statement in definition.node.body:
         for node in _walk(statement):
             for kind, start, stop, new in _changes(node, definition.lines):
-                place = node.lineno - 1
-                if definition.lines[place].isascii():  # columns are counted in bytes
-                    yield Site(kind, place, start, stop, new)
+                index = node.lineno - 1
+                if definition.lines[index].isascii():  # columns are counted in bytes
+                    yield Site(kind, index, start, stop, new)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
@@ -140,7 +140,7 @@ def _of_operators(node: ast.expr | ast.stmt, line: str) -> Iterator[Change]:
 
 
 def _of_numbers(node: ast.expr | ast.stmt) -> Iterator[Change]:
-    counts: list[ast.AST | None] = []  # where a whole number is a count or a place
+    counts: list[ast.AST | None] = []  # where a whole number is a count or an index
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
         counts = [node.left, node.right]
     elif isinstance(node, ast.Compare):

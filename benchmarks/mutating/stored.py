@@ -57,7 +57,7 @@ class Definition:
 
     def find(self, line: str) -> list[int]:
         """Where in the file a line of this function stands that is this one but for its indentation."""
-        return [place for place in range(self.start, self.stop) if self.lines[place].strip() == line]
+        return [index for index in range(self.start, self.stop) if self.lines[index].strip() == line]
 
 
 def load(file: Path) -> list[Mutant]:
@@ -74,7 +74,7 @@ def definitions_in(file: Path) -> list[Definition]:
     """The functions of a file, and the methods of its classes; what is defined in a function belongs to it."""
     text = file.read_text(encoding="utf-8")
     lines = tuple(text.splitlines())
-    found = []
+    functions = []
     open_nodes: list[tuple[str, ast.AST]] = [("", ast.parse(text))]
     while open_nodes:
         prefix, parent = open_nodes.pop()
@@ -83,12 +83,12 @@ def definitions_in(file: Path) -> list[Definition]:
                 open_nodes.append((f"{prefix}{node.name}.", node))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 stop = node.end_lineno or node.lineno
-                found.append(Definition(f"{prefix}{node.name}", file, node.lineno - 1, stop, lines, node))
-    return sorted(found, key=lambda definition: definition.start)
+                functions.append(Definition(f"{prefix}{node.name}", file, node.lineno - 1, stop, lines, node))
+    return sorted(functions, key=lambda definition: definition.start)
 
 
 def locate(mutant: Mutant, among: Iterable[Definition]) -> tuple[Definition, int]:
-    """The function that a mutant changes, and the place of its line; `StaleError` where it is not one place."""
+    """The function that a mutant changes, and the index of its line; `StaleError` where that is not one line."""
     named = [definition for definition in among if definition.function == mutant.function]
     if not named:
         raise StaleError(f"no function {mutant.function}")
@@ -101,9 +101,9 @@ def locate(mutant: Mutant, among: Iterable[Definition]) -> tuple[Definition, int
     return having[0], places[mutant.number - 1]
 
 
-def mutated(mutant: Mutant, definition: Definition, place: int) -> str:
+def mutated(mutant: Mutant, definition: Definition, index: int) -> str:
     """The text of the file with the mutant in it."""
-    line = definition.lines[place]
+    line = definition.lines[index]
     indentation = line[: len(line) - len(line.lstrip())]
-    lines = [*definition.lines[:place], indentation + mutant.new, *definition.lines[place + 1 :]]
+    lines = [*definition.lines[:index], indentation + mutant.new, *definition.lines[index + 1 :]]
     return "\n".join(lines) + "\n"

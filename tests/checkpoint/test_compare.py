@@ -13,13 +13,13 @@ JOINED = sf.join(sf.constant(), sf.linear(), at=12)
 COOLING = sf.warmup_stable_decay(cooldown="5 steps")
 
 
-def gone_on(before: int, now: int, *, made: int, schedule: object) -> None:
+def resume(before: int, now: int, *, steps_done: int, schedule: object) -> None:
     length = Length(steps=now, samples_per_epoch=8, batch_size=1)
-    refuse_another_length({"length": f"{before} steps"}, length, schedule=schedule, step=made, where="runs/a")  # type: ignore[arg-type]
+    refuse_another_length({"length": f"{before} steps"}, length, schedule=schedule, step=steps_done, where="runs/a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "made", "schedule"),
+    ("before", "now", "steps_done", "schedule"),
     [
         (20, 20, 20, sf.linear()),
         (20, 40, 20, sf.constant()),
@@ -30,13 +30,13 @@ def gone_on(before: int, now: int, *, made: int, schedule: object) -> None:
     ],
 )
 def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
-    before: int, now: int, made: int, schedule: object
+    before: int, now: int, steps_done: int, schedule: object
 ) -> None:
-    gone_on(before, now, made=made, schedule=schedule)
+    resume(before, now, steps_done=steps_done, schedule=schedule)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "made", "schedule", "why"),
+    ("before", "now", "steps_done", "schedule", "why"),
     [
         (20, 10, 11, sf.constant(), "  11 steps are made already"),
         (20, 40, 17, COOLING, "  its cool-down begins at step 16 of a run of 20, and 17 steps are made"),
@@ -52,10 +52,10 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
     ],
 )
 def test_another_length_is_refused_with_the_reason_in_the_second_line(
-    before: int, now: int, made: int, schedule: object, why: str
+    before: int, now: int, steps_done: int, schedule: object, why: str
 ) -> None:
     with pytest.raises(CheckpointError) as error:
-        gone_on(before, now, made=made, schedule=schedule)
+        resume(before, now, steps_done=steps_done, schedule=schedule)
     first, second, *_, last = str(error.value).splitlines()
     assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
     assert second == why

@@ -266,7 +266,7 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "told",
+    "stated",
     [
         {"pieces": 0, "shapes": {}},
         {"pieces": -1, "shapes": {}},
@@ -280,9 +280,9 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
         [],
     ],
 )
-def test_what_a_state_tells_of_its_pieces_is_checked(told: Any) -> None:
+def test_what_a_state_tells_of_its_pieces_is_checked(stated: Any) -> None:
     with pytest.raises(ValueError, match="what cannot be"):
-        from_json(told)
+        from_json(stated)
 
 
 def test_what_a_state_tells_of_its_pieces_comes_back() -> None:

@@ -23,25 +23,25 @@ TENSORS = {
 TURNED = ("wide", "narrow")
 
 
-def stored(path: Path) -> list[Written]:
+def on_disk_tensors(path: Path) -> list[Written]:
     """The tensors in a file, of which the matrices are to be turned."""
     path.write_bytes(b"".join(file_of(TENSORS)))
-    held = {
+    on_disk = {
         name: Stored(entry.dtype, torch.Size(entry.shape), (Stretch(path, entry),))
         for name, entry in entries(path).items()
     }
-    return [Written(name, held[name], turned=name in TURNED) for name in TENSORS]
+    return [Written(name, on_disk[name], turned=name in TURNED) for name in TENSORS]
 
 
 def expected() -> dict[str, Tensor]:
     return {name: tensor.t() if name in TURNED else tensor for name, tensor in TENSORS.items()}
 
 
-def assert_holds(found: dict[str, Tensor], names: list[str]) -> None:
-    assert sorted(found) == sorted(names)
+def assert_holds(tensors: dict[str, Tensor], names: list[str]) -> None:
+    assert sorted(tensors) == sorted(names)
     for name in names:
-        assert found[name].dtype == TENSORS[name].dtype
-        assert torch.equal(found[name], expected()[name]), name
+        assert tensors[name].dtype == TENSORS[name].dtype
+        assert torch.equal(tensors[name], expected()[name]), name
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 10, 16, 24, 1 << 20])
@@ -50,7 +50,7 @@ def test_one_file_holds_all_and_nothing_lies_beside_it(
 ) -> None:
     """However few bytes are turned at once."""
     monkeypatch.setattr(weight_files, "CHUNK_BYTES", chunk_bytes)
-    files = write_weights(stored(tmp_path / "a"), tmp_path / "out", max_bytes=1000, aliases={"again": "line"})
+    files = write_weights(on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=1000, aliases={"again": "line"})
     assert files == [file.name for file in (tmp_path / "out").iterdir()] == [WEIGHTS]
     assert_holds(load_file(tmp_path / "out" / WEIGHTS), list(TENSORS))
 
@@ -67,7 +67,7 @@ def test_one_file_holds_all_and_nothing_lies_beside_it(
 )
 def test_each_file_is_as_full_as_it_may_be(max_bytes: int, parts: list[list[str]], tmp_path: Path) -> None:
     """96, 20, 8 and 12 bytes, in this order; what is larger than a file may be has one of its own."""
-    files = write_weights(stored(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={})
+    files = write_weights(on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={})
     assert sorted(files) == sorted(file.name for file in (tmp_path / "out").iterdir())
     shards = [file for file in files if file != INDEX]
     for file, names in zip(shards, parts, strict=True):
@@ -81,6 +81,6 @@ def test_each_file_is_as_full_as_it_may_be(max_bytes: int, parts: list[list[str]
 
 def test_weights_that_were_there_are_replaced(tmp_path: Path) -> None:
     for max_bytes in (1, 1000, 20):
-        files = write_weights(stored(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={})
+        files = write_weights(on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={})
         assert sorted(files) == sorted(file.name for file in (tmp_path / "out").iterdir())
         assert_holds(read_weights(tmp_path / "out"), list(TENSORS))

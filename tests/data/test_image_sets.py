@@ -356,11 +356,11 @@ def test_a_tree_of_real_jpegs_is_read(tmp_path: Path) -> None:
 
 def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_once_for_each() -> None:
     """In pieces as all at once: also past the first thousand."""
-    made = synthetic(images=1100, size=4, channels=1, classes=3)
+    arrays = synthetic(images=1100, size=4, channels=1, classes=3)
     generator = np.random.default_rng(0)
     patterns = generator.integers(64, 192, (3, 4, 4, 1))
     noise = generator.integers(-64, 64, (1320, 4, 4, 1))
     labels = np.arange(1320) % 3
     images = (patterns[labels] + noise).astype(np.uint8)
-    assert np.array_equal(np.concatenate([made.images, made.test_images]), images)
-    assert np.array_equal(np.concatenate([made.labels, made.test_labels]), labels)
+    assert np.array_equal(np.concatenate([arrays.images, arrays.test_images]), images)
+    assert np.array_equal(np.concatenate([arrays.labels, arrays.test_labels]), labels)

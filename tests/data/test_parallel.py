@@ -260,6 +260,6 @@ def test_spans_of_time_are_of_two_or_three_units() -> None:
     english = locale("en")
     _, _, spans, *_ = _amounts((english, locale("de")))
     generator = random.Random(0)
-    shown = {re.sub(r"\d+", "n", spans(generator)(english)).replace("ns ", "n ") for _ in range(400)}
-    counts = {len(re.findall("n ", text.replace(" and ", " "))) for text in shown}
+    texts = {re.sub(r"\d+", "n", spans(generator)(english)).replace("ns ", "n ") for _ in range(400)}
+    counts = {len(re.findall("n ", text.replace(" and ", " "))) for text in texts}
     assert counts == {2, 3}

@@ -481,17 +481,17 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indexes", "told"),
+    ("indexes", "expected"),
     [([33], False), ([33, 133], True), ([33, 133, 288], True), ([33, 77], False), ([33, 433], False)],
 )
-def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(indexes: list[int], told: bool) -> None:
+def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(indexes: list[int], expected: bool) -> None:
     def within(place: int) -> list[int]:
         return [index for index in indexes if 10 * place <= index < 10 * (place + 1)]
 
     records = train(skipped=lambda place: len(within(place)), skipped_steps=within)  # passes of 100 steps
     finding = found("non-finite-steps", history(records))
     assert finding is not None
-    assert any("it is one sample that comes again" in line for line in finding.evidence) == told
+    assert any("it is one sample that comes again" in line for line in finding.evidence) == expected
 
 
 def test_a_jump_as_high_as_one_just_before_it_is_not_told_again() -> None:
@@ -523,12 +523,12 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
 
 
 @pytest.mark.parametrize(
-    ("clip", "told"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
+    ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
 )
-def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, told: str) -> None:
+def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
     limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
     assert isinstance(limited, Well)
-    assert limited.message.startswith(told)
+    assert limited.message.startswith(message)
 
 
 def test_settings_to_try_are_typed_with_their_present_values() -> None:

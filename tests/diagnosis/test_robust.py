@@ -39,7 +39,5 @@ def test_a_few_strange_values_move_no_statistic() -> None:
 def test_of_many_values_some_are_looked_at_the_first_and_the_last_among_them(count: int) -> None:
     steps = np.arange(float(count))
     assert slope(steps, 3 * steps + 1) == pytest.approx(3.0)
-    shown = min(count, 200)
-    assert trend(steps) == pytest.approx(
-        shown * (shown - 1) / 2 / math.sqrt(shown * (shown - 1) * (2 * shown + 5) / 18)
-    )
+    used = min(count, 200)
+    assert trend(steps) == pytest.approx(used * (used - 1) / 2 / math.sqrt(used * (used - 1) * (2 * used + 5) / 18))

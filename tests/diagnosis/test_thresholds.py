@@ -73,12 +73,12 @@ def cycle(place: int) -> float:
     return 1.0 - place % 3
 
 
-def data(**told: Any) -> list[Record]:
-    return [{"kind": "data", "step": 0, **told}]
+def data(**fields: Any) -> list[Record]:
+    return [{"kind": "data", "step": 0, **fields}]
 
 
-def overlap(count: int, **told: Any) -> list[Record]:
-    return data(overlap={"held-out": {"looked_at": 1000, "found": count, **told}})
+def overlap(count: int, **fields: Any) -> list[Record]:
+    return data(overlap={"held-out": {"looked_at": 1000, "found": count, **fields}})
 
 
 def noisy(scale: float, *, batch: int = 8) -> list[Record]:
@@ -127,7 +127,7 @@ def stretched(levels: Sequence[float]) -> list[float]:
 def spent(**seconds: float) -> list[Record]:
     """Records of nothing but these seconds each."""
     none = dict.fromkeys(("training_s", "waiting_s", "evaluating_s", "saving_s"), 0.0)
-    return train(**{name: (lambda _, held=held: held) for name, held in (none | seconds).items()})
+    return train(**{name: (lambda _, amount=amount: amount) for name, amount in (none | seconds).items()})
 
 
 def noisy_splits(count: int) -> list[Record]:

@@ -1,4 +1,4 @@
-"""The residual networks: published sizes, and the same outputs and gradients as other implementations of them; 10 seconds."""
+"""The residual networks: published sizes, and the same outputs and gradients as other implementations of them; 9 seconds."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class ByHand:
         kernels = [1, 3, 1] if layers >= 50 else [3, 3]
         strided = 1 if layers >= 50 else 0  # the first 3 x 3
         y = x
-        for place, kernel in enumerate(kernels):
-            assert self.weights[f"{name}.conv{place + 1}.weight"].shape[-1] == kernel
-            here = stride if place == strided else 1
-            y = self.convolved(y, f"{name}.conv{place + 1}", f"{name}.bn{place + 1}", stride=here)
-            y = y if place == len(kernels) - 1 else y.clamp(min=0)
+        for index, kernel in enumerate(kernels):
+            assert self.weights[f"{name}.conv{index + 1}.weight"].shape[-1] == kernel
+            here = stride if index == strided else 1
+            y = self.convolved(y, f"{name}.conv{index + 1}", f"{name}.bn{index + 1}", stride=here)
+            y = y if index == len(kernels) - 1 else y.clamp(min=0)
         if y.shape != x.shape:
             x = self.convolved(x, f"{name}.downsample.0", f"{name}.downsample.1", stride=stride)
         return (x + y).clamp(min=0)
@@ -113,12 +113,18 @@ class ByHand:
 
 @pytest.mark.parametrize(
     ("layers", "stem", "training"),
-    [(18, "imagenet", True), (18, "cifar", False), (34, "cifar", True), (50, "imagenet", True), (50, "cifar", False)],
+    [
+        (18, "imagenet", True),
+        (50, "cifar", False),
+        pytest.param(18, "cifar", False, marks=pytest.mark.slow),  # each takes a second or two
+        pytest.param(34, "cifar", True, marks=pytest.mark.slow),
+        pytest.param(50, "imagenet", True, marks=pytest.mark.slow),
+    ],
 )
 def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_hand(layers, stem, training):
     model = scrambled(network(layers, stem=stem, zero_last_gain=False).double()).train(training)
     inputs = images(side=48 if stem == "imagenet" else 10).double().requires_grad_()
-    weights = {name: held.detach().clone() for name, held in model.state_dict().items()}
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     names = [name for name, _ in model.named_parameters()]
     for name in names:
         weights[name].requires_grad_()
@@ -128,17 +134,17 @@ def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_ha
 
     assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     direction = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = torch.autograd.grad((ours * direction).sum(), [inputs, *model.parameters()])
-    expected = torch.autograd.grad((theirs * direction).sum(), [inputs, *(weights[name] for name in names)])
-    for name, one, other in zip(["inputs", *names], found, expected, strict=True):
+    ours_back = torch.autograd.grad((ours * direction).sum(), [inputs, *model.parameters()])
+    theirs_back = torch.autograd.grad((theirs * direction).sum(), [inputs, *(weights[name] for name in names)])
+    for name, one, other in zip(["inputs", *names], ours_back, theirs_back, strict=True):
         assert_close(
             one, other, rtol=1e-7, atol=1e-9 * float(other.abs().max()), msg=lambda text, name=name: name + text
         )
-    for name, held in model.named_buffers():
+    for name, tensor in model.named_buffers():
         norm, _, kind = name.rpartition(".")
         if kind != "num_batches_tracked":
-            seen = by_hand.statistics[norm][kind == "running_var"] if training else weights[name]
-            assert_close(held, 0.9 * weights[name] + 0.1 * seen, rtol=1e-9, atol=1e-9)
+            observed = by_hand.statistics[norm][kind == "running_var"] if training else weights[name]
+            assert_close(tensor, 0.9 * weights[name] + 0.1 * observed, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("layers", "kind", "depths"), [(18, "basic", [2, 2, 2, 2]), (50, "bottleneck", [3, 4, 6, 3])])
@@ -169,10 +175,12 @@ def _renamed(theirs: str) -> str:
 
 def test_convolutions_start_with_the_deviation_that_keeps_gradients_of_one_size():
     """He et al. 2015, equation 14: two over the kernel's area times the channels that it makes."""
-    for name, held in network().named_parameters():
-        if held.ndim == 4:
-            expected = (2 / (held.shape[0] * held.shape[2] * held.shape[3])) ** 0.5
-            assert float(held.detach().std()) == pytest.approx(expected, rel=4 / (2 * held.numel()) ** 0.5), name
+    for name, parameter in network().named_parameters():
+        if parameter.ndim == 4:
+            expected = (2 / (parameter.shape[0] * parameter.shape[2] * parameter.shape[3])) ** 0.5
+            assert float(parameter.detach().std()) == pytest.approx(expected, rel=4 / (2 * parameter.numel()) ** 0.5), (
+                name
+            )
 
 
 @pytest.mark.parametrize("layers", [18, 50])

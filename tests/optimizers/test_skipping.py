@@ -402,5 +402,5 @@ def test_a_composite_restores_one_part_at_a_time_so_its_copies_are_those_of_the_
     small, large = (torch.optim.NAdam([nn.Parameter(torch.zeros(size))]) for size in (3, 70))
     parts = [(optimizer, Restoring("NAdam", 0)) for optimizer in (small, large)]
     each = [restored_bytes(skip, optimizer) for optimizer, skip in parts]
-    whole = PartByPart(tuple(parts[place] for place in order))
-    assert 0 < each[0] < each[1] == restored_bytes(whole, large)
+    composite = PartByPart(tuple(parts[place] for place in order))
+    assert 0 < each[0] < each[1] == restored_bytes(composite, large)

@@ -217,7 +217,12 @@ def test_a_specification_does_not_import_torch():
 
 @pytest.mark.parametrize(
     "cut",
-    [lambda whole: whole[:, :5], lambda whole: whole[:2, :5], lambda whole: whole[::3], lambda whole: whole[:, ::4]],
+    [
+        lambda matrix: matrix[:, :5],
+        lambda matrix: matrix[:2, :5],
+        lambda matrix: matrix[::3],
+        lambda matrix: matrix[:, ::4],
+    ],
     ids=["columns", "columns of two rows", "two rows", "two columns"],
 )
 def test_a_parameter_with_gaps_in_memory_is_refused_by_name(cut):
