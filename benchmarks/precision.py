@@ -8,9 +8,10 @@ turn gives the ratio to fp32 with images as they come. Printed are the median of
 lies with 19 chances in 20.
 
 A region is the range of sizes between the shapes that are listed for it. Gains rise with the rows: so of its least and its largest
-width the fewest rows were measured, or the most, where nothing is gained. It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a region without a gain if all upper
-ends are less (1.1 for layouts of images); else it stays out, and "auto" is fp32 there. With --write the rows of this instruction
-set and version of torch are replaced in src/surefoot/config/speed_table.py, and its part of results/precision.txt.
+width the fewest rows were measured, or the most, where nothing is gained. It comes into the table with bf16 if the lower ends of
+all its shapes are 1.15 or more, as a region without a gain if all upper ends are less (1.1 for layouts of images); else it stays
+out, and "auto" is fp32 there. With --write the rows of this instruction set and version of torch are replaced in
+src/surefoot/config/speed_table.py, and its part of results/precision.txt.
 
 With ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 the library that multiplies matrices leaves AMX alone. That is not what a processor
 without AMX does, which may multiply bfloat16 at another speed, so nothing is written then.
