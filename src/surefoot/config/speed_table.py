@@ -68,6 +68,28 @@ class Choice:
 # By instructions and version of torch: the date, and what was measured then. Written by benchmarks/precision.py --write.
 # fmt: off
 TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
+    ("amx_bf16", "2.13"): (
+        "2026-11-22",
+        (
+            Row("linear", (32, 512), (32, 128), (1, 1), {"bf16": 1.09}),
+            Row("linear", (1024, 1024), (128, 256), (1, 1), {"bf16": 1.18}),
+            Row("linear", (512, 2048), (512, 1024), (1, 1), {"bf16": 1.60}),
+            Row("attention", (64, 64), (520, 520), (65, 65), {"bf16": 0.91}),
+            Row("attention", (128, 128), (780, 2056), (65, 257), {"bf16": 1.15}),
+            Row("attention", (128, 384), (1028, 2056), (65, 257), {"bf16": 1.15}),
+            Row("attention", (256, 768), (1032, 4112), (129, 1025), {"bf16": 1.61}),
+            Row("attention", (384, 768), (1028, 4112), (257, 1025), {"bf16": 1.47}),
+            Row("encoder-decoder", (128, 128), (1024, 1024), (41, 41), {"bf16": 1.14}),
+            Row("encoder-decoder", (256, 512), (2048, 4096), (61, 61), {"bf16": 1.41}),
+            Row("convolution, channels last", (128, 128), (4096, 4096), (1, 1), {"bf16": 0.90}),
+            Row("convolution, channels last", (128, 128), (50176, 200704), (1, 1), {"bf16": 1.52}),
+            Row("convolution, channels last", (128, 256), (131072, 200704), (1, 1), {"bf16": 1.52}),
+            Row("convolution, channels last", (512, 512), (16384, 16384), (1, 1), {"bf16": 0.95}),
+            Row("convolution", (32, 128), (50176, 131072), (1, 1), {"bf16": 1.24, "channels last": 1.16, "bf16, channels last": 1.73}),
+            Row("convolution", (128, 128), (16384, 131072), (1, 1), {"bf16": 1.32, "channels last": 1.16, "bf16, channels last": 1.78}),
+            Row("convolution", (512, 512), (16384, 16384), (1, 1), {"bf16": 0.85, "channels last": 0.88, "bf16, channels last": 0.82}),
+        ),
+    ),
 }
 # fmt: on
 
