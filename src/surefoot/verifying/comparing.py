@@ -90,7 +90,9 @@ def tensors(saved: Contents, computed: Contents, *, exact: bool, without: tuple[
             if difference is not None:
                 found.append(replace(difference, file=file, name=name))
     for name in _PLAIN if exact else ():
-        one, other = saved.state.get(name), computed.state.get(name)
+        one, other = (held.state.get(name) for held in (saved, computed))
+        if name == "groups":
+            one, other = _without_rates(one), _without_rates(other)
         if one != other and not name.startswith(without):
             found.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(one, other)))
     return found
@@ -191,6 +193,13 @@ def _apart(saved: Any, computed: Any) -> float:
 
 def _absent(where: str, *, saved: bool) -> Difference:
     return Difference(where, math.inf, *(("there", "absent") if saved else ("absent", "there")))
+
+
+def _without_rates(held: Any) -> Any:
+    """Nested values without the learning rates of the step: the schedule sets them anew, from `initial_lr`."""
+    if isinstance(held, dict):
+        return {name: _without_rates(each) for name, each in held.items() if name != "lr"}
+    return [_without_rates(each) for each in held] if isinstance(held, list) else held
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
