@@ -165,6 +165,12 @@ SHAPES: dict[str, Callable[[], Build]] = {
     ),
     "encoder-decoder 3+3 x 256, 2,048 tokens": lambda: translation(3, 256, 8000, tokens=2048, longest=60, norm="post"),
     "encoder-decoder 3+3 x 256, 4,096 tokens": lambda: translation(3, 256, 8000, tokens=4096, longest=60, norm="post"),
+    "encoder-decoder 3+3 x 256, 2,048 tokens, short pairs": lambda: translation(
+        3, 256, 8000, tokens=2048, longest=16, norm="post"
+    ),
+    "encoder-decoder 2+2 x 512, 2,048 tokens, short pairs": lambda: translation(
+        2, 512, 8000, tokens=2048, longest=16, norm="post", dropout=0.1
+    ),
     "encoder-decoder 2+2 x 512, 2,048 tokens": lambda: translation(
         2, 512, 8000, tokens=2048, longest=60, norm="post", dropout=0.1
     ),
@@ -311,9 +317,9 @@ def rewrite(rows: list[str], lines: list[str], *, instructions: str, version: st
     found = re.fullmatch(r"(.*?\nTABLE[^\n]* = \{\n)(.*)(\}\n# fmt: on.*)", table.read_text(), re.DOTALL)
     assert found is not None, table
     head, body, tail = found.groups()
-    held = dict(re.findall(r'^    (\(".*"\)): (\(.*?^    \),\n)', body, re.MULTILINE | re.DOTALL))
-    own = "".join(f"            {row}\n" for row in rows)
-    held[f'("{instructions}", "{version}")'] = f'(\n        "{date.today()}",\n        (\n{own}        ),\n    ),\n'
+    held = dict(re.findall(r'^    (\(".*?"\)): (\(.*?^    \)\),\n)', body, re.MULTILINE | re.DOTALL))
+    own = "".join(f"        {row}\n" for row in rows)
+    held[f'("{instructions}", "{version}")'] = f'("{date.today()}", (\n{own}    )),\n'
     table.write_text(head + "".join(f"    {key}: {part}" for key, part in sorted(held.items())) + tail)
     parts = results.read_text().strip().split("\n\n") if results.exists() else []
     others = [part for part in parts if f"{instructions}, torch {version} " not in part.splitlines()[0]]

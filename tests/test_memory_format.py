@@ -84,12 +84,12 @@ def gains(monkeypatch: pytest.MonkeyPatch) -> Gains:
 @pytest.mark.parametrize(
     ("found", "chosen", "why"),
     [
-        ((2.0, 1.3, 4.0), ("bf16", True), "4.0 times as fast as fp32 where it was measured"),
-        ((2.0, 1.3, 2.1), ("bf16", False), "2.0 times as fast as fp32 where it was measured"),
+        ((2.0, 1.3, 4.0), ("bf16", True), "at least 4.00 times as fast as fp32 where it was measured"),
+        ((2.0, 1.3, 2.1), ("bf16", False), "at least 2.00 times as fast as fp32 where it was measured"),
         (
             (1.3, 2.0, 2.1),
             ("fp32", True),
-            "bf16 is hardly faster where it was measured, and channels last 2.0 times as fast",
+            "bf16 is hardly faster where it was measured, and channels last at least 2.00 times as fast",
         ),
         ((1.0, 1.0, 1.0), ("fp32", False), "bf16 is hardly faster where it was measured"),
     ],
@@ -155,7 +155,9 @@ def test_what_is_named_is_not_looked_up(gains: Gains) -> None:
     assert pace.settle_choices(named.parts) == pace.Chosen()
     assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
     as_they_come = built(channels_last=False)
-    assert pace.settle_choices(as_they_come.parts).precision == "2.0 times as fast as fp32 where it was measured"
+    assert (
+        pace.settle_choices(as_they_come.parts).precision == "at least 2.00 times as fast as fp32 where it was measured"
+    )
     assert not as_they_come.parts.layout.channels_last
     laid_out = built(channels_last=True)
     facts = pace.run_facts(laid_out.parts)
@@ -181,6 +183,6 @@ def test_what_is_neither_a_truth_nor_auto_is_refused(wrong: Any) -> None:
 def test_the_header_says_so(gains: Gains, capsys: pytest.CaptureFixture[str]) -> None:
     built(console=True).train()
     assert (
-        "device  cpu, bf16, channels last (auto: 4.0 times as fast as fp32 where it was measured)"
+        "device  cpu, bf16, channels last (auto: at least 4.00 times as fast as fp32 where it was measured)"
         in capsys.readouterr().out
     )

@@ -67,7 +67,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
         accepted = _accepted_now(now.parts, found)
         if parts.world.is_main and (configuration is not None or accepted):
             text = configuration or narration.script_toml(now.parts.described)
-            parts.directory.write_text("config.toml", with_choices(text, _choices(now.parts)))
+            parts.directory.write_text("config.toml", with_choices(text, now.parts.described))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
@@ -121,16 +121,11 @@ def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configurat
     now = replace(now, parts=parts)
     if parts.world.is_main:
         text = configuration or narration.script_toml(parts.described)
-        directory.write_text("config.toml", with_choices(text, _choices(parts)))
+        directory.write_text("config.toml", with_choices(text, parts.described))
         for name, held in parts.files.items():
             directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
     saving.finish(0, parts.packed)
     return now
-
-
-def _choices(parts: Parts) -> dict[str, str | bool]:
-    """What settings that say "auto" came to, by name."""
-    return {"precision": parts.whole.precision.name, "compile": parts.compiling.on}
 
 
 def _going_on(before: Parts, found: Contents) -> Parts:

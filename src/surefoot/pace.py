@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -83,12 +83,12 @@ def settle_choices(parts: Parts) -> Chosen:
     return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
 
 
-def _choice(parts: Parts) -> tuple[str, bool, bool, str]:
+def _choice(parts: Parts) -> tuple[Any, ...]:
     facts = run_facts(parts)
-    if isinstance(facts, str):
-        return "fp32", False, False, facts
-    choice = look_up(facts, layout_open=parts.layout.open)
-    return choice.precision, choice.channels_last, choice.known, choice.why
+    layout_open = parts.layout.open
+    return astuple(
+        Choice("fp32", False, False, facts) if isinstance(facts, str) else look_up(facts, layout_open=layout_open)
+    )
 
 
 def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
@@ -106,8 +106,7 @@ def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
 def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
     """What the choice for a run depends on; else why there is nothing to look up, in words.
 
-    The first micro-batch is read for its shapes if the table has a row for the processor and the version of torch, or if facts
-    are wanted that were not measured yet (`unmeasured`).
+    Reads the first micro-batch for its shapes, if need be; `unmeasured`: without a row for the processor too.
     """
     if parts.task.loss is None:
         return "the steps are the program's own"

@@ -65,15 +65,15 @@ def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "
     return unflatten(values(text, where=where), kind, base=base, where=where)
 
 
-def with_choices(text: str, choices: Mapping[str, str | bool]) -> str:
+def with_choices(text: str, choices: Mapping[str, Any]) -> str:
     """A config.toml in which settings that say "auto" have what was chosen for the run; their origin is then "auto".
 
     >>> with_choices('seed = 1 # flag' + chr(10) + 'compile = "auto" # flag', {"compile": False, "precision": "bf16"})
     'seed = 1 # flag\\ncompile = false # auto'
     """
     settings, table, rest = text.partition("\n[")
-    for name, choice in choices.items():
-        settings = re.sub(rf'(?m)^{name} = "auto".*$', f"{name} = {json.dumps(choice)} # auto", settings)
+    for name in ("precision", "compile"):
+        settings = re.sub(rf'(?m)^{name} = "auto".*$', f"{name} = {json.dumps(choices[name])} # auto", settings)
     return settings + table + rest
 
 
