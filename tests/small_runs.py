@@ -91,7 +91,7 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
 
 
 class KilledBeforeOperation:
-    """A disk that kills this process before its n-th operation (counted from 1) that changes anything."""
+    """A disk that kills this process before its n-th operation (from 1) that changes anything, or a path named like `path`."""
 
     CHANGING = (
         "make_directory",
@@ -105,8 +105,8 @@ class KilledBeforeOperation:
         "remove_directory",
     )
 
-    def __init__(self, n: int) -> None:
-        self.left, self.disk = n, Disk()
+    def __init__(self, n: int, path: str = "") -> None:
+        self.left, self.path, self.disk = n, path, Disk()
 
     def __getattr__(self, name: str) -> Any:
         held = getattr(self.disk, name)
@@ -114,7 +114,7 @@ class KilledBeforeOperation:
             return held
 
         def counted(*arguments: Any, **named: Any) -> Any:
-            self.left -= 1
+            self.left -= self.path in str(arguments)
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return held(*arguments, **named)
@@ -128,8 +128,10 @@ def sitting(spec: dict[str, Any]) -> None:
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
     if "plateau" in spec:
         changes["plateau"] = sf.Plateau(**spec["plateau"])
+    if "early_stopping" in spec:
+        changes["early_stopping"] = sf.EarlyStopping(**spec["early_stopping"])
     if "operation" in spec:
-        changes["disk"] = KilledBeforeOperation(spec["operation"])
+        changes["disk"] = KilledBeforeOperation(spec["operation"], spec.get("path", ""))
     if "pass" in spec:
         left = [spec["pass"]]
 
@@ -141,6 +143,17 @@ def sitting(spec: dict[str, Any]) -> None:
             return loss(model, batch)
 
         changes |= {"loss": killing_loss, "check_state": False}  # it counts
+    if "evaluated" in spec:  # killed in the n-th batch that is evaluated
+        to_evaluate = [spec["evaluated"]]
+
+        def accuracy(model: nn.Module, batch: Any) -> Any:
+            to_evaluate[0] -= 1
+            if to_evaluate[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return sf.accuracy(model, batch)
+
+        held_out = sf.Split((Augmented().inputs, Augmented().labels), scores=accuracy)
+        changes["evaluate"] = {"held-out": held_out}
     if "signal_at_step" in spec:
         step, number = spec["signal_at_step"]
         passes = [0]

@@ -102,6 +102,22 @@ def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygo
     assert outcome(tmp_path / "killed") == expected
 
 
+def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
+    """Killed in the evaluation that ends it, in a step, and twice in its last save; once it has stopped it makes no step."""
+    stopping = {"watch": "min held-out/loss", "patience": 2, "minimum_improvement": 0.5}
+    spec: dict[str, Any] = {"early_stopping": stopping}
+    assert zygote.run(tmp_path / "whole", **spec) == 0
+    expected, out = outcome(tmp_path / "whole"), tmp_path / "killed"
+    assert expected["step"] == "step-00000015"
+    last_save = {"operation": 5, "path": "step-00000015"}
+    for kill in ({"evaluated": 18}, {"evaluated": 9}, {"pass": 13}, last_save, last_save | {"operation": 9}):
+        assert zygote.run(out, **spec, **kill) == SIGKILLED
+    assert (out / "checkpoints" / ".partial-step-00000015").exists()
+    for _ in ("what is left", "nothing"):
+        assert zygote.run(out, **spec) == 0
+        assert outcome(out) == expected
+
+
 @pytest.mark.slow
 def test_compiled_runs_resume_to_the_same_bits_too(zygote: Zygote, tmp_path: Path) -> None:
     compiled = {"changes": {"compile": True}}
