@@ -91,15 +91,15 @@ def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path)
 
 @pytest.mark.timing
 def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
-    """Steps of 0.7 s under a limit of 4 s: one that would end after it is not begun."""
+    """Steps of 0.7 s under a limit of 6 s: one that would end after it is not begun. What looks at the loss first takes 2 s."""
     from small_runs import build, loss
 
     def slow(model, batch):
         time.sleep(0.35)  # two micro-batches a step
         return loss(model, batch)
 
-    run = build(tmp_path / "run", loss=slow, time_limit="4 s", evaluate=None, early_stopping=None)
+    run = build(tmp_path / "run", loss=slow, time_limit="6 s", evaluate=None, early_stopping=None, check_state=False)
     begun = time.monotonic()  # as the limit counts
     run.train()
-    assert time.monotonic() - begun < 4
-    assert 2 <= run.state.step <= 4
+    assert time.monotonic() - begun < 6
+    assert 2 <= run.state.step <= 6

@@ -248,17 +248,21 @@ def few() -> dict[str, Any]:
 
 
 class Counting:
-    """A loss that knows how many times it was called to train, and does something of it."""
+    """A loss that knows how many times it was called to train, and does something of it: state that no checkpoint holds."""
 
     def __init__(self, change: Callable[[int, Tensor], Tensor]) -> None:
         self.calls, self.change = 0, change
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         found = loss(model, batch)
-        if not model.training:
+        if not (model.training and torch.is_grad_enabled()):
             return found
         self.calls += 1
         return self.change(self.calls, found)
+
+
+def counting(change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
+    return {"loss": Counting(change), "check_state": False}
 
 
 def leaking() -> dict[str, Any]:
@@ -268,7 +272,7 @@ def leaking() -> dict[str, Any]:
         kept.append(torch.ones(400_000) * float(calls))
         return found
 
-    return {"loss": Counting(keep)}
+    return counting(keep)
 
 
 def sleeping(seconds: Callable[[int], float]) -> dict[str, Any]:
@@ -276,7 +280,7 @@ def sleeping(seconds: Callable[[int], float]) -> dict[str, Any]:
         time.sleep(seconds(calls))
         return found
 
-    return {"loss": Counting(wait)}
+    return counting(wait)
 
 
 def smoothed_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -316,7 +320,7 @@ def noisy() -> dict[str, Any]:
 
 
 def growing() -> dict[str, Any]:
-    return {"loss": Counting(lambda calls, found: found * 1.04**calls)}
+    return counting(lambda calls, found: found * 1.04**calls)
 
 
 def linear() -> dict[str, Any]:
@@ -362,7 +366,7 @@ FAULTY = [
     Planted(
         "own, uphill from step 80 on",
         "diverged",
-        own(lambda: {"loss": Counting(lambda calls, found: found if calls <= 80 else -found + 2 * found.detach())}),
+        own(lambda: counting(lambda calls, found: found if calls <= 80 else -found + 2 * found.detach())),
     ),
     Planted("own, NaN in one sample", "non-finite-steps", own(lambda: with_nan(0.0))),
     Planted("own, NaN in 1 % of the samples", "non-finite-steps", own(lambda: with_nan(0.01), max_bad_steps=50)),
@@ -401,7 +405,7 @@ FAULTY = [
     Planted(
         "own, a jump at step 90",
         "loss-spikes",
-        own(lambda: {"loss": Counting(lambda calls, found: found + 5.0 * (calls == 91))}),
+        own(lambda: counting(lambda calls, found: found + 5.0 * (calls == 91))),
     ),
     Planted("own, slower and slower", "falling-throughput", own(lambda: sleeping(lambda calls: calls / 3200))),
     Planted(
