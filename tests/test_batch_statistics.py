@@ -55,8 +55,17 @@ class OneProcess:
         pytest.fail("one process adds nothing up")
 
 
+class TwoProcesses:
+    """The other one has made no pass, so it adds nothing."""
+
+    size = 2
+
+    def add_up(self, tensor: Tensor) -> None:
+        assert tensor[-1] == 4  # the passes
+
+
 @pytest.mark.parametrize("skipped", [False, True])
-@pytest.mark.parametrize("world", [None, OneProcess()])
+@pytest.mark.parametrize("world", [None, OneProcess(), TwoProcesses()])
 def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(world: Any, skipped: bool) -> None:
     """Also where the passes add up to exactly 1, and a buffer that no pass touched keeps its bits."""
     model = Noting()

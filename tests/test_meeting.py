@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from forked_ranks import alive
@@ -146,6 +147,35 @@ def test_groups_that_are_made_again_on_the_same_store_have_no_address_of_a_dead_
         os._exit(0)  # without a word, as a rank that is killed
 
     assert [both(call, of_agent(agent.port)) for _ in range(2)] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_group_of_a_script_stays_and_groups_beside_it_have_no_key_of_an_earlier_start(
+    agent: TCPStore, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch itself sees to the default group; of that nothing is left on the store here."""
+    monkeypatch.setattr(meeting, "_CONNECT", timedelta(seconds=30))
+
+    def call(rank: int) -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        of_script = dist.group.WORLD
+        if rank == late:
+            time.sleep(0.5)  # meanwhile the other one would find its address of before
+        joined = world.joined("cpu")
+        joined.barrier()
+        replicated, _ = meeting.replicated(2)
+        for group in (of_script, replicated, dist.new_group()):
+            sum_of_ranks = torch.tensor([rank + 1.0])
+            dist.all_reduce(sum_of_ranks, group=group)
+            assert sum_of_ranks.tolist() == [3.0]
+        assert dist.group.WORLD is of_script
+        os._exit(0)  # without a word, as a rank that is killed
+
+    for _ in range(2):
+        assert both(call, of_agent(agent.port)) == [0, 0]
+        for key in agent.list_keys():
+            if key.startswith("default_pg/0//cpu"):
+                agent.delete_key(key)
 
 
 def test_a_rank_that_dies_before_the_nonce_reaches_it_is_waited_for_and_may_come_again(agent: TCPStore) -> None:

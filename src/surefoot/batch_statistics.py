@@ -76,35 +76,37 @@ class BatchStatistics:
         self.before, self.changes, self.passes = [], [], 0
 
     def _finish_together(self, world: World, applied: Tensor) -> None:
-        """As `finish`, over the passes of all ranks; counters too move by the mean of their changes. Collective."""
-        live = [
-            (buffer, before, change)
-            for buffer, before, change in zip(self.tensors(), self.before, self._own_changes(), strict=True)
-            if buffer.dtype != torch.bool
-        ]
+        """As `finish`, over the passes of all ranks; counters too move by the mean of their changes, and a flag is
+        turned if any pass turned it. Collective."""
         wide = torch.float32 if applied.device.type == "mps" else torch.float64
         told = torch.cat(
-            [change.reshape(-1).to(wide) for _, _, change in live]
+            [change.reshape(-1).to(wide) for change in self._own_changes()]
             + [torch.full_like(applied, self.passes, dtype=wide).reshape(1)]
         )
         world.add_up(told)
-        changes, passes = torch.split(told[:-1], [before.numel() for _, before, _ in live]), told[-1].clamp(min=1)
-        for (buffer, before, _), change in zip(live, changes, strict=True):
-            mean = (change / passes).reshape(before.shape)
-            moved = (
-                (before + mean).to(before.dtype)
-                if before.is_floating_point()
-                else before + mean.round().to(before.dtype)
-            )
+        changes, passes = torch.split(told[:-1], [before.numel() for before in self.before]), told[-1].clamp(min=1)
+        for buffer, before, flat in zip(self.tensors(), self.before, changes, strict=True):
+            change = flat.reshape(before.shape)
+            mean = change / passes
+            if before.dtype == torch.bool:
+                moved = before ^ (change > 0)
+            elif before.is_floating_point():
+                moved = (before + mean).to(before.dtype)
+            else:
+                moved = before + mean.round().to(before.dtype)
             buffer.detach().copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
         self.before, self.changes, self.passes = [], [], 0
 
     def _own_changes(self) -> list[Tensor]:
-        """What the passes of this rank changed in all; of no pass nothing."""
+        """What the passes of this rank changed in all; of no pass nothing. Of a flag: whether it was turned."""
         if not self.passes:
             return [torch.zeros_like(before) for before in self.before]
         return [
-            change if before.is_floating_point() or before.dtype == torch.bool else (change - before) * self.passes
+            change
+            if before.is_floating_point()
+            else change ^ before
+            if before.dtype == torch.bool
+            else (change - before) * self.passes
             for change, before in zip(self.changes, self.before, strict=True)
         ]
 

@@ -90,6 +90,27 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
         assert not module._forward_pre_hooks
 
 
+def test_extra_state_is_not_changed_by_a_look() -> None:
+    class Counting(nn.Linear):
+        passes = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return super().forward(x)
+
+        def get_extra_state(self) -> int:
+            return self.passes
+
+        def set_extra_state(self, state: int) -> None:
+            self.passes = state
+
+    run = linear(torch.ones(16, 2), torch.ones(16, 1), model=lambda: Counting(2, 1))
+    step = after(run, 2)
+    before = run.state.models["model"].passes
+    look(step, samples=8)
+    assert run.state.models["model"].passes == before > 0
+
+
 def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:
     def loss(model: Any, batch: Any) -> Tensor:
         return F.mse_loss(model(batch[0]), batch[1])

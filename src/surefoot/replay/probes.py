@@ -23,6 +23,7 @@ from surefoot.parallel import Alone
 from surefoot.replay.glass import value_of
 from surefoot.replay.rows import rows
 from surefoot.seeding import fold, seed_generators, untouched
+from surefoot.sharding import extra_states
 
 Mode = Literal["evaluation", "training"]
 """training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
@@ -34,7 +35,7 @@ Buffers = list[tuple[Tensor, Tensor]]
 
 @contextmanager
 def put_back(state: State) -> Iterator[Buffers]:
-    """Whatever is passed in this block: modes and buffers, those that no checkpoint holds too, and gradients are as before.
+    """Whatever is passed in this block: modes, buffers (those that no checkpoint holds too), extra state and gradients come back.
 
     In it no parameter has a gradient at first.
     """
@@ -42,12 +43,15 @@ def put_back(state: State) -> Iterator[Buffers]:
     modes = [module.training for module in modules]
     buffers = [(buffer, buffer.detach().clone()) for model in state.models.values() for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in _parameters(state)]
+    extras = [each for model in state.models.values() for each in extra_states(model)]
     clear(_parameters(state))
     try:
         with untouched():
             yield buffers
     finally:
         _put(buffers)
+        for module, extra in extras:
+            module.set_extra_state(extra)
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
         for parameter, gradient in gradients:
