@@ -28,7 +28,7 @@ from surefoot.loss_contract import loss_contract
 from surefoot.pace import Chosen, settle_choices
 from surefoot.parts import Parts
 from surefoot.saving import Saving
-from surefoot.sharding import held_of
+from surefoot.sharding import held_of, plain_tensors
 from surefoot.user_files import text_hashes
 
 _MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
@@ -146,14 +146,15 @@ def _going_on(before: Parts, found: Contents) -> Parts:
 def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
     """Say that weights just restored hold NaN or infinities: no step could mend them. Collective."""
     tensors = [
-        (name, held_of(tensor)[0])
+        (name, tensor)
         for model in parts.state.models.values()
-        for name, tensor in model.named_parameters()
+        for path, parameter in model.named_parameters()
+        for name, tensor in plain_tensors(path, held_of(parameter)[0].detach()).items()
         if tensor.is_floating_point()
     ]
     if not tensors:
         return
-    finite = torch.stack([torch.isfinite(local).all() for _, local in tensors]).tolist()
+    finite = torch.stack([torch.isfinite(tensor).all() for _, tensor in tensors]).tolist()
     own = [name for (name, _), is_finite in zip(tensors, finite, strict=True) if not is_finite]
     names = sorted({name for each in parts.world.gathered(own) for name in each})
     if names:
