@@ -25,6 +25,7 @@ from surefoot.profiling.operators import profiled
 from surefoot.profiling.tries import NAMES
 from surefoot.profiling.trying import Tried, interval, ranked, tried
 from surefoot.profiling.variants import stepping, variants
+from surefoot.profiling.words import _suggestion
 from surefoot.tune.unchanged import unchanged
 from waiting import HANG_S, LogicalClock
 
@@ -320,6 +321,13 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
         one("most", 2.0, 1.9, 2.1),
     ]
     assert [held.name for held in ranked(given)] == ["most", "some", "noise", "little", "slower", "broken"]
+
+
+def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
+    flag = "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too"
+    lines = _suggestion(Tried("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
+    assert max(map(len, lines)) <= 100
+    assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
 
 
 @pytest.mark.parametrize("number", range(6, 26))

@@ -128,7 +128,9 @@ def _suggestion(one: Tried) -> list[str]:
     notes = [note for note in (verdict, one.changes) if note]
     if one.name == "compiled":
         notes.append(f"first step {one.first_s:.0f} s")
-    return [f"  {gained:<24}{one.flag}", *[f"  {'':<24}  {'; '.join(notes)}"][: bool(notes)]]
+    margin = f"  {'':<26}"
+    flags = wrap(one.flag, _COLUMNS, initial_indent=f"  {gained:<24}", subsequent_indent=margin)
+    return [*flags, *[f"{margin}{'; '.join(notes)}"][: bool(notes)]]
 
 
 def _ms(seconds: float) -> str:
