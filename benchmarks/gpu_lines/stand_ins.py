@@ -146,8 +146,12 @@ def _text(text: str) -> str:
 class NoCurves:
     """A sink in the place of TensorBoard's that writes nothing."""
 
-    def __init__(self, directory: Path, *, from_step: int) -> None:
-        self.appended = self  # the file, which is never deleted
+    def __init__(self, directory: Path, *, from_step: int) -> None: ...
+
+    @property
+    def appended(self) -> NoCurves:
+        """The file, which is never deleted."""
+        return self
 
     def was_deleted(self) -> bool:
         return False
