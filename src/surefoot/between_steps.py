@@ -13,7 +13,7 @@ from surefoot import divergence
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import ConfigError
 from surefoot.evaluations import Evaluations
-from surefoot.first_pass import StateCheck, check_first_pass
+from surefoot.first_pass import CHECKED_STEPS, StateCheck, check_first_pass
 from surefoot.journal import Journal
 from surefoot.layers import Layers
 from surefoot.loop import Step
@@ -36,6 +36,7 @@ class BetweenSteps:
         self.alone = False
         self.state_check: StateCheck | None = None
         self.first_step = 0  # of the sitting
+        self.later_step = 0  # the first that is no more "starting"
         self.skipped = 0  # steps, as far as the records tell
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
@@ -50,7 +51,8 @@ class BetweenSteps:
     def started(self) -> None:
         """The loop runs from here on."""
         self.looped_at = self.whole.clock.now()
-        self.whole.clock.first_steps.append(self.state.step)
+        self.later_step = self.state.step + (1 if self.state_check is None else CHECKED_STEPS)
+        self.whole.clock.first_steps += range(self.state.step, self.later_step)
         if self.parts.console is not None:
             self.parts.console.started(self.whole.clock.all_s())
 
@@ -102,7 +104,7 @@ class BetweenSteps:
             values["targets_per_s"] = counted / trained_s
         first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
         values["learning_rate"] = first["lr"]
-        later_steps = self.state.step - self.first_step - 1  # since `looped_at`
+        later_steps = self.state.step - self.later_step  # since `looped_at`
         if later_steps > 0:
             step_s = (self.whole.clock.now() - self.looped_at) / later_steps
             values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
@@ -125,16 +127,16 @@ class BetweenSteps:
     def watch(self, index: int) -> Watch:
         """What looks at a step, where one is due to be looked at when it is made."""
         watch: Watch = self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
-        if self.state_check is not None and index < 2:
+        if self.state_check is not None and index < CHECKED_STEPS:
             self.state_check.inner, watch = watch, self.state_check
         return watch
 
     def made(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
-        if self.state_check is not None and step.index < 2:
+        if self.state_check is not None and step.index < CHECKED_STEPS:
             self.state_check.check_step(step)
         self.whole.meter.add(step)
-        if step.index == self.first_step:
+        if step.index == self.later_step - 1:
             self.looped_at = (
                 self.whole.clock.now()
             )  # what comes once is over: by later steps the time that is left is told

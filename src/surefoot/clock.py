@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 Phase = Literal["opening", "starting", "training", "waiting", "evaluating", "saving", "user"]
 PHASES: tuple[Phase, ...] = ("starting", "training", "waiting", "evaluating", "saving", "user")
-"""What is recorded. "starting" is the first step of a session, its data too: kernels, buffers and workers are made in it once."""
+"""What is recorded. "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and
+workers are made; and of a new run the second step, which is watched as well for state that no checkpoint holds."""
 
 
 class Clock:

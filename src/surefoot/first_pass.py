@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.unsaved import Observation, changes, refuse_unsaved, same
+from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, preserved, refuse_unsaved, same
 from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.means import Mean
@@ -28,12 +28,13 @@ from surefoot.optimizers.gradients import clear
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.parallel import Alone
 from surefoot.precision import Precision
-from surefoot.seeding import fold, seed_generators, untouched
-from surefoot.sharding import extra_states, held_of, holders
+from surefoot.seeding import fold, seed_generators
+from surefoot.sharding import held_of, holders
 from surefoot.watching import UNWATCHED
 from surefoot.watching import Watch as StepWatch
 from surefoot.world import World
 
+CHECKED_STEPS = 2  # that a `StateCheck` watches
 _SHOWN = 3
 
 
@@ -115,8 +116,12 @@ class StateCheck:
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
                 return
             names: list[str] = []
-            with suppress(Exception):
+            try:
                 names = self._changed_by_second_pass(loss, micro_batch)
+            except NotPutBackError:
+                raise
+            except Exception:  # of the user's: the step explains it
+                pass
             refuse_unsaved(self.world.gathered(names), when="in every pass")
             self.has_passed = True
 
@@ -149,7 +154,7 @@ class StateCheck:
         if holders(self.state.parameters) is None:  # else all ranks gather weights together
             task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
         losses, after = [], []
-        with _unchanged(models, loss, self.user_state, self.state.parameters) as put_back, _eagerly():
+        with preserved(models, loss, self.user_state, self.state.parameters) as put_back, _eagerly():
             for _ in range(2):
                 put_back(only_saved=True)
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
@@ -180,7 +185,7 @@ def first_loss(
     named: Any = models["model"] if list(models) == ["model"] else dict(models)
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
-    with _unchanged(models, loss, user_state, ()), _eagerly():
+    with preserved(models, loss, user_state, ()), _eagerly():
         for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
             seed_generators(fold(key, 0, micro_batch.index))
             before = [state() for state in generators]
@@ -213,17 +218,12 @@ def make_ready(
     micro_batch = first(state.step)
     if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
-    before = Observation(state.models, task.loss, user_state=user_state)
-    extras = [each for model in state.models.values() for each in extra_states(model)]
-    with untouched(), warnings.catch_warnings():
+    with preserved(state.models, task.loss, user_state, state.parameters), warnings.catch_warnings():
         # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
-    before.put_back()
-    clear(state.parameters)
-    state.buffers.undo()
-    for module, extra in extras:
-        module.set_extra_state(extra)
+        clear(state.parameters)
+        state.buffers.undo()
 
 
 def _passed(
@@ -243,7 +243,7 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
-    with _unchanged(models, loss, {}, ()), precision.numerics(), _eagerly(), ExitStack() as hooks:
+    with preserved(models, loss, {}, ()), precision.numerics(), _eagerly(), ExitStack() as hooks:
         trained = [
             (f"{prefix}{name}", parameter)
             for prefix, model in _prefixed(models)
@@ -254,39 +254,6 @@ def _passed(
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
         forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
         return [name for name, parameter in trained if parameter.requires_grad and parameter not in used]
-
-
-@contextmanager
-def _unchanged(
-    models: Mapping[str, nn.Module], loss: Loss, user_state: Mapping[str, Any], parameters: Sequence[nn.Parameter]
-) -> Iterator[Callable[..., None]]:
-    """Everything is afterwards as it was; gradients are absent meanwhile. Yields what puts back all, or what a checkpoint holds."""
-    parts = [part for model in models.values() for part in model.modules()]
-    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
-    modes = [(part, part.training) for part in parts]
-    extras = [each for model in models.values() for each in extra_states(model)]
-    for parameter in every:
-        parameter.grad = None
-    before = Observation(models, loss, user_state=user_state, with_weights=True)
-
-    def put_back(*, only_saved: bool = False) -> None:
-        before.put_back(only_saved=only_saved)
-        for part, training in modes:
-            part.training = training
-        for parameter in every:
-            parameter.grad = None
-
-    try:
-        with untouched():
-            yield put_back
-    finally:
-        put_back()
-        for parameter, trained, gradient in flags:
-            parameter.requires_grad_(trained)
-            parameter.grad = gradient
-        for part, extra in extras:
-            part.set_extra_state(extra)
 
 
 def _eagerly() -> AbstractContextManager[Any]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from surefoot.checkpoint.unsaved import Observation
+from surefoot.checkpoint.unsaved import preserved
 from surefoot.data.samples import rows
-from surefoot.evaluate import scored
+from surefoot.evaluate import scored_by_batch
+from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
 from surefoot.parts import Parts
 
@@ -31,9 +31,13 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
         return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
-    with ExitStack() as last, parts.numerics():
-        last.callback(Observation(parts.state.models, parts.task.loss, user_state=parts.whole.kept.objects).put_back)
-        together, again, apart = (_mean(parts, *each) for each in (([batch], 0), ([batch], 1), (halves, 0)))
+    means = []
+    state, user_state = parts.state, parts.whole.kept.objects
+    with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
+        for one, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
+            means.append(_mean(parts, one, seed))
+            put_back()  # as in a step, of which each micro-batch begins with the same buffers
+    together, again, apart = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
     tolerance = _TOLERANCES.get(parts.whole.precision.name, 1e-2) * max(1.0, abs(together))
     if not math.isfinite(together) or abs(together - apart) <= tolerance:
         return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
@@ -48,19 +52,21 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
     )
 
 
-def _mean(parts: Parts, batches: list[MicroBatch], seed: int) -> float:
-    """The loss over batches, called with the plain models unless all ranks must gather their weights together."""
+def _mean(parts: Parts, batch: MicroBatch, seed: int) -> Mean:
+    """The loss of a batch of each rank, called with the plain models unless all ranks must gather their weights together."""
     models = parts.state.models
     plain = models["model"] if list(models) == ["model"] else models
-    scores = scored(
+    means = scored_by_batch(
         parts.task.forward if parts.parallel.kind == "fsdp" else plain,
-        [replace(batch, batch=deepcopy(batch.batch)) for batch in batches],  # a loss may write into it
+        [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
+        score="loss",
         loss=parts.task.loss,
         scores=(),
         precision=parts.whole.precision,
         seed=parts.supply.seed + seed,
     )
-    return float(scores["loss"])
+    assert means is not None  # there is a loss
+    return means[0]
 
 
 def _halves(whole: MicroBatch, parts: Parts) -> list[MicroBatch] | None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from surefoot import narration, snapshot
 from surefoot.checkpoint import contents
-from surefoot.checkpoint.changes import Change, find_changes, refuse_changes
+from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
@@ -202,7 +202,12 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
     micro_batch = supply.beginning()
     if micro_batch is not None:
         with suppress(Exception):  # of the user's objects in it
-            fingerprints["micro_batch"] = {"sha256": hash_of(micro_batch.batch, unknown), "count": micro_batch.count}
+            sha256 = hash_of(micro_batch.batch, unknown)
+            fingerprints["micro_batch"] = {
+                "sha256": sha256,
+                "count": micro_batch.count,
+                "samples": len(micro_batch.ids),
+            }
     possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
         user_state = parts.whole.kept.objects
@@ -222,12 +227,14 @@ def _has_small_loss(parts: Parts) -> bool:
 
 
 def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
-    """Give the models the weights and modes of step 0; False where that cannot be done, or is not worth it. Collective."""
+    """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
+    worth it. Collective.
+    """
     if parts.saving is None or not _has_small_loss(parts):
         return False
     models = {snapshot.file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
-        start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=list(models))
+        start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=[*models, "state"])
     except CheckpointError as problem:
         parts.say(f"note: the loss is not compared with that of the run's beginning: {first_line(problem)}")
         return False
@@ -237,6 +244,7 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
             evaluating = set(start.state["evaluating"][name])
             for part, module in model.named_modules():
                 module.training = part not in evaluating
+        snapshot.restore_known(parts.whole.kept.objects, start)
     except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
         return False
     return True
@@ -258,7 +266,11 @@ def _compared(parts: Parts, checkpoint: Contents) -> Parts:
     if changes:
         names = sorted({name for change in changes for name in change.names})
         accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
-    taken = now if now["loss"] is not None or before["loss"] is None else before | {"sources": now["sources"]}
+    taken = dict(now)
+    if is_elsewhere(before, now) and not changes:  # what was let pass is nothing to compare with from now on
+        taken = {**before, "sources": now["sources"]}
+    elif now["loss"] is None and not changes:
+        taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
     return replace(parts, fingerprints={**taken, "accepted": accepted})
 
 

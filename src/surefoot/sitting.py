@@ -233,10 +233,10 @@ class Sitting:
             self.feed.close()
 
     def _enter(self, phase: Phase) -> None:
-        """Nothing of the user's runs between steps if the run trains by itself; a session's first step is told apart."""
+        """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
         if phase == "user" and self.between.alone:
             phase = "training"
-        first = self.state.step == self.between.first_step and phase in ("training", "waiting")
+        first = self.state.step < self.between.later_step and phase in ("training", "waiting")
         self.whole.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:

@@ -212,6 +212,14 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
     state.step = found.step
 
 
+def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
+    """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
+    tensors = _under("kept/", found.tensors("state"))
+    for name, held in objects.items():
+        if name in found.state["kept"]:
+            restore_kept(held, tensors, found.state["kept"][name], name=name)
+
+
 def refuse_incomplete(found: Contents) -> None:
     """Raise `CheckpointError` where a checkpoint lacks a part of its state: one of another version of surefoot, perhaps."""
     missing = _KEYS - found.state.keys()

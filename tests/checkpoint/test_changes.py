@@ -11,11 +11,12 @@ from surefoot.errors import CheckpointError
 
 
 def taken(**changes: Any) -> dict[str, Any]:
-    machine = {"torch": "2", "device": "cpu", "hardware": "x", "deterministic": False, "threads": 1}
+    machine = {"torch": "2", "surefoot": "1", "device": "cpu", "hardware": "x", "cpu": "y"}
+    machine |= {"deterministic": False, "threads": 1, "ranks": 1}
     sources = {name: {f"{name}()": "a"} for name in ("loss", "model", "collate", "data", "optimizer")}
     plain: dict[str, Any] = {"machine": machine, "format": "fp32", "samples": {"sample 0": "a"}, "splits": {}}
     plain |= {
-        "micro_batch": {"sha256": "a", "count": 2},
+        "micro_batch": {"sha256": "a", "count": 2, "samples": 2},
         "loss": "1.0",
         "draws": False,
         "failed": False,
@@ -25,8 +26,11 @@ def taken(**changes: Any) -> dict[str, Any]:
     return plain | changes
 
 
-ELSEWHERE = taken()["machine"] | {"threads": 4}
+THREADS = taken()["machine"] | {"threads": 4}
+ELSEWHERE = taken()["machine"] | {"hardware": "z"}
 GPU = taken()["machine"] | {"device": "cuda"}
+ANOTHER = {"sha256": "b", "count": 2, "samples": 2}
+HALF = {"sha256": "b", "count": 1, "samples": 1}  # the first of several ranks
 
 
 @pytest.mark.parametrize(
@@ -39,16 +43,19 @@ GPU = taken()["machine"] | {"device": "cuda"}
         ({"loss": "1.001", "machine": ELSEWHERE}, [("loss",)]),
         ({"loss": "1.001", "machine": ELSEWHERE, "format": "bf16"}, []),
         ({"loss": "1.1", "machine": ELSEWHERE, "format": "bf16"}, [("loss",)]),
-        ({"samples": {"sample 0": "b"}, "micro_batch": {"sha256": "b", "count": 2}, "machine": ELSEWHERE}, []),
+        ({"samples": {"sample 0": "b"}, "micro_batch": ANOTHER, "machine": ELSEWHERE}, []),
+        ({"samples": {"sample 0": "b"}, "micro_batch": ANOTHER, "machine": THREADS}, [("data",)]),
+        ({"loss": "1.00001", "machine": THREADS}, []),
+        ({"loss": "7", "micro_batch": HALF, "machine": taken()["machine"] | {"ranks": 2}}, []),
         ({"loss": "2.0", "machine": GPU, "draws": True}, []),
         ({"loss": "2.0", "machine": GPU}, [("loss",)]),
         ({"samples": {"sample 0": "b"}}, [("data",)]),
         (
-            {"samples": {"sample 0": "b", "sample 1": "b"}, "micro_batch": {"sha256": "b", "count": 2}, "loss": "7"},
+            {"samples": {"sample 0": "b", "sample 1": "b"}, "micro_batch": ANOTHER, "loss": "7"},
             [("data",)],
         ),
-        ({"micro_batch": {"sha256": "b", "count": 2}}, [("collate",)]),
-        ({"micro_batch": {"sha256": "b", "count": 2}, "sources": taken()["sources"] | {"collate": {}}}, [("collate",)]),
+        ({"micro_batch": ANOTHER}, [("collate",)]),
+        ({"micro_batch": ANOTHER, "sources": taken()["sources"] | {"collate": {}}}, [("collate",)]),
         ({"sources": taken()["sources"] | {"optimizer": {}}}, [("optimizer",)]),
         ({"loss": "2.0", "sources": taken()["sources"] | {"loss": {}, "model": {}}}, [("loss", "model")]),
         ({"loss": None, "sources": taken()["sources"] | {"loss": {}}}, [("loss",)]),

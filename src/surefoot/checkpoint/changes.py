@@ -16,6 +16,7 @@ from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
+_READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # what samples are read by; neither threads nor ranks
 _NAMED = 3
 
 Fingerprints = Mapping[str, Any]
@@ -54,13 +55,13 @@ def find_changes(
     optimizer, for loss and model where the run has no loss of its own, its weights are many, or its micro-batch is another one.
     """
     texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
-    elsewhere = before["machine"] != now["machine"]
+    elsewhere = is_elsewhere(before, now)
     samples = _unlike(before["samples"], now["samples"])
     unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
     batches = before["micro_batch"], now["micro_batch"]
     changes: list[Change] = []
     notes: list[str] = []
-    if elsewhere and (samples or batches[0] != batches[1]):
+    if elsewhere and (samples or (_may_compare_batches(*batches) and batches[0] != batches[1])):
         notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
     elif not elsewhere:
         more = f", nor are {len(samples) - 1} others" * (len(samples) > 1)
@@ -68,7 +69,7 @@ def find_changes(
             changes.append(
                 Change(("data",), f"{samples[0]} of the training data is not what it was{more}", _cause(texts["data"]))
             )
-        elif None not in batches and batches[0] != batches[1]:
+        elif _may_compare_batches(*batches) and batches[0] != batches[1]:
             changes.append(_change_of_batch(before, now, texts))
         changes += [
             Change(("data",), f"{labels[0]} of {split}, which steers the run, is not what it was")
@@ -99,6 +100,11 @@ def find_changes(
     return changes, notes
 
 
+def is_elsewhere(before: Fingerprints, now: Fingerprints) -> bool:
+    """Whether samples may be read to other bits now, because another machine or another version of torch reads them."""
+    return any(before["machine"][name] != now["machine"][name] for name in _READERS)
+
+
 def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
     """Raise `CheckpointError` naming the changes that are not accepted."""
     refused = [change for change in changes if not set(change.names) <= set(accepted)]
@@ -127,12 +133,20 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
     """Why the loss of before cannot be compared with that of now; None where it can."""
     if None in (before["loss"], now["loss"]):
         return "no loss of it can be compared"
-    if not elsewhere and before["micro_batch"] != now["micro_batch"]:
+    batches = before["micro_batch"], now["micro_batch"]
+    if None not in batches and not _may_compare_batches(*batches):
+        return "its value cannot be compared: the first micro-batch has another size"
+    if not elsewhere and batches[0] != batches[1]:
         return "its value cannot be compared: the first micro-batch is another one"
     own = ("torch", "device", "hardware")
     if (before["draws"] or now["draws"]) and any(before["machine"][name] != now["machine"][name] for name in own):
         return "its value cannot be compared: another device draws other random numbers"
     return None
+
+
+def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
+    """Whether both are there, and as many samples: other ranks may cut a batch otherwise."""
+    return before is not None and now is not None and before["samples"] == now["samples"]
 
 
 def _is_equal(before: Fingerprints, now: Fingerprints) -> bool:

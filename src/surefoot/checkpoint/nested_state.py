@@ -34,7 +34,7 @@ def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     for name, held in objects.items():
         state = held.state_dict() if isinstance(held, Stateful) else held
         state = held.get_state() if isinstance(held, torch.Generator) else state
-        if metrics := _metrics_in(
+        if metrics := metrics_in(
             held
         ):  # whose state_dict leaves out how often they were updated, and most of their state
             state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
@@ -139,7 +139,7 @@ def _load_state(held: Any, saved: Any) -> None:
     if isinstance(held, torch.Generator):
         held.set_state(saved)
     elif isinstance(held, Stateful):
-        metrics = _metrics_in(held)
+        metrics = metrics_in(held)
         for metric, (state, updates) in zip(metrics, saved["metrics"] if metrics else (), strict=True):
             for key, value in state.items():
                 setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
@@ -153,17 +153,34 @@ def _load_state(held: Any, saved: Any) -> None:
             state.update(saved)
             saved = state
         held.load_state_dict(saved)
-    elif isinstance(held, Tensor):
+    else:
+        _take_back(held, saved)
+
+
+def _take_back(held: Any, saved: Any) -> Any:
+    """`saved` in the tensors, dicts and lists that are there, so that whoever else holds one has it too; what takes the place."""
+    if isinstance(held, Tensor) and isinstance(saved, Tensor):
+        if (held.shape, held.dtype) != (saved.shape, saved.dtype):
+            return saved.to(held.device)
         with torch.no_grad():
             held.copy_(saved)
-    elif isinstance(held, dict):
+        return held
+    if isinstance(held, dict) and isinstance(saved, dict):
+        entries = {key: _take_back(held.get(key), each) for key, each in saved.items()}
         held.clear()
-        held.update(saved)
-    else:
-        held[:] = saved
+        held.update(entries)
+        return held
+    if isinstance(held, list | tuple) and isinstance(saved, list | tuple):
+        every = [_take_back(*pair) for pair in zip(held, saved, strict=False)] + list(saved[len(held) :])
+        if isinstance(held, list):
+            held[:] = every
+            return held
+        same = len(held) == len(every) and all(one is other for one, other in zip(held, every, strict=True))
+        return held if same else tuple(every)
+    return saved
 
 
-def _metrics_in(held: Any) -> list[Any]:
+def metrics_in(held: Any) -> list[Any]:
     """The metrics of torchmetrics in a module; nobody has one who has not imported it."""
     torchmetrics = sys.modules.get("torchmetrics")
     modules = held.modules() if torchmetrics is not None and isinstance(held, nn.Module) else ()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache, partial
 from operator import is_not
 from pathlib import Path
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.contents import group_numbers
-from surefoot.errors import ConfigError
-from surefoot.sharding import held_of, plain_tensors
+from surefoot.checkpoint.nested_state import metrics_in
+from surefoot.errors import ConfigError, first_line
+from surefoot.seeding import untouched
+from surefoot.sharding import extra_states, held_of, plain_tensors
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
-_MAX_BYTES = 1 << 28  # of a larger tensor only the counter of changes in place is compared, and it is not put back
+# of what no checkpoint holds, in all: of tensors beyond that only the counter of changes in place is compared, and they are
+# not put back
+_MAX_BYTES = 1 << 28
 _ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
@@ -57,6 +61,7 @@ class Observation:
         self.values: dict[str, Any] = {}  # that no checkpoint holds, by the name under which a user knows them
         self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
         self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
+        self.copied_bytes = 0  # of what no checkpoint holds
         self.with_weights, own = with_weights, [module for model in models.values() for module in model.modules()]
         of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
         self.saved_modules = {id(module) for module in [*own, *of_user]}
@@ -76,10 +81,23 @@ class Observation:
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Make everything that was visited what it was, or only what a checkpoint holds; reads tensors on the host."""
+        """Make everything that was visited what it was, or only what a checkpoint holds; reads tensors on the host.
+
+        Raises `NotPutBackError` after all else is put back, if something does not let itself be changed back.
+        """
+        problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
-                undo()
+                try:
+                    undo()
+                except Exception as problem:
+                    problems.append(f"{type(problem).__name__}: {first_line(problem)}")
+        if problems:
+            raise NotPutBackError(
+                f"a pass before the first step changed something that cannot be changed back ({problems[0]})\n"
+                "  the run would begin with another state than its own\n"
+                "  let the model and the loss change plain attributes, dicts, lists and tensors"
+            )
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
         """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
@@ -114,8 +132,11 @@ class Observation:
             case nn.Module() if not isinstance(thing, torch.jit.ScriptModule):
                 self._module(path, thing, is_saved)
             case _ if is_root or isinstance(thing, Optimizer) or _is_own(type(thing).__module__):
-                if "__dict__" in dir(thing) and not isinstance(thing, type):
+                if isinstance(thing, type):
+                    return
+                if "__dict__" in dir(thing):
                     self._attributes(path, vars(thing), is_saved)
+                self._slots(path, thing, is_saved)
 
     def _note(self, path: str, value: Any, is_saved: bool, undo: Callable[..., None] | None = None, *to: Any) -> None:
         if not is_saved and path:
@@ -131,9 +152,10 @@ class Observation:
             for name, part in parts.items():
                 self.visit(name, part, is_saved)
             return
-        if local.nbytes > _MAX_BYTES and not is_saved:
+        if not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
             self._note(path, (tuple(local.shape), tensor._version), is_saved)
             return
+        self.copied_bytes += 0 if is_saved else local.nbytes
         numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
         self._note(path, numbers, is_saved, _reset_tensor, tensor, local, numbers)
         if tensor.is_leaf and tensor.requires_grad:
@@ -169,10 +191,21 @@ class Observation:
         for name, attribute in before.items():
             self.visit(f"{path}.{name}", attribute, is_saved)
 
+    def _slots(self, path: str, thing: Any, is_saved: bool) -> None:
+        for owner in type(thing).__mro__:
+            names = vars(owner).get("__slots__", ())
+            for name in (names,) if isinstance(names, str) else names:
+                slot = vars(owner).get(name)  # under a private name it is not found
+                if isinstance(slot, MemberDescriptorType) and hasattr(thing, name):
+                    attribute = slot.__get__(thing)
+                    self._note("", None, is_saved, slot.__set__, thing, attribute)
+                    self.visit(f"{path}.{name}", attribute, is_saved)
+
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
-        # one with a protocol of its own says itself which of its attributes are saved
+        # one with a protocol of its own says itself which of its attributes are saved; but a metric's leaves out its numbers
         says_itself = any(getattr(type(module), name) is not getattr(nn.Module, name) for name in _PROTOCOL)
+        says_itself &= module not in metrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._note("", None, all_saved, _reset, entries, entries.copy())
@@ -247,8 +280,54 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
     if (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
         return False
     if not exact and earlier.is_floating_point():
-        return torch.allclose(earlier, later, rtol=_ROUNDING, atol=0, equal_nan=True)
-    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (earlier, later)))
+        size = earlier.abs().nan_to_num(posinf=0.0).max() if earlier.numel() else 0.0
+        return torch.allclose(earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True)
+    plain = [each.resolve_conj().resolve_neg().contiguous().reshape(-1) for each in (earlier, later)]
+    return torch.equal(*(each.view(torch.uint8) for each in plain))
+
+
+class NotPutBackError(ConfigError):
+    """Something that a pass changed could not be changed back."""
+
+
+@contextmanager
+def preserved(
+    models: Mapping[str, nn.Module], loss: Any, user_state: Mapping[str, Any], parameters: Sequence[nn.Parameter] = ()
+) -> Iterator[Callable[..., None]]:
+    """Everything is afterwards as it was; gradients are absent meanwhile. Yields what puts back all, or what a checkpoint holds.
+
+    `parameters` are those that an optimizer trains, if they are others than the models'.
+    """
+    parts = [part for model in models.values() for part in model.modules()]
+    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
+    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
+    modes = [(part, part.training) for part in parts]
+    extras = [each for model in models.values() for each in extra_states(model)]
+    for parameter in every:
+        parameter.grad = None
+    before = Observation(models, loss, user_state=user_state, with_weights=True)
+
+    def put_back(*, only_saved: bool = False) -> None:
+        try:
+            before.put_back(only_saved=only_saved)
+        finally:
+            for part, training in modes:
+                part.training = training
+            for parameter in every:
+                parameter.grad = None
+
+    try:
+        with untouched():
+            yield put_back
+    finally:
+        try:
+            put_back()
+        finally:
+            for parameter, trained, gradient in flags:
+                parameter.requires_grad_(trained)
+                parameter.grad = gradient
+            for part, extra in extras:
+                part.set_extra_state(extra)
 
 
 @cache

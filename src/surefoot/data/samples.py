@@ -178,7 +178,9 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
             digest.update(_spread(tensor).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         found["sha256"] = digest.hexdigest()
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
-        found["sha256"] = hash_of_list(sorted(dataset.items(), key=str) if isinstance(dataset, dict) else dataset)
+        found["sha256"] = hash_of_list(
+            sorted(dataset.items(), key=lambda item: str(item[0])) if isinstance(dataset, dict) else dataset
+        )
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
         found["sha256"] = sha256(json.dumps(parts, default=str).encode()).hexdigest()
