@@ -89,8 +89,9 @@ def torchrun(
                 os.kill(pid, signal.SIGKILL)
 
 
-def be_a_rank() -> None:
-    """Leave this process's number, and notice silence as soon as the test wants it."""
+def be_a_rank() -> int:
+    """Leave this process's number, and notice silence as soon as the test wants it. Returns the number of torchrun's process."""
+    torchrun = os.getppid()  # before the test can know of this process, and kill torchrun
     rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     Path(os.environ[_PIDS], f"rank-{rank}-{attempt}").write_text(str(os.getpid()))
     from surefoot import meeting
@@ -98,6 +99,7 @@ def be_a_rank() -> None:
 
     silent_s = float(os.environ[_SILENT_S])
     setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010  # another type
+    return torchrun
 
 
 def unused_parameter() -> None:
@@ -121,11 +123,10 @@ def unused_parameter() -> None:
     sf.Run(model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train=data, **settings).train()
 
 
-def late_on_rank_1() -> None:
+def late_on_rank_1(torchrun: int) -> None:
     """A script whose rank 0 waits for the other one, which comes when torchrun is gone."""
     from surefoot.world import joined
 
-    torchrun = os.getppid()
     while os.environ["RANK"] == "1" and os.getppid() == torchrun:
         time.sleep(0.1)
     joined("cpu")
@@ -138,8 +139,7 @@ if __name__ == "__main__":
             be_a_rank()
             unused_parameter()
         case "late-on-rank-1":
-            be_a_rank()
-            late_on_rank_1()
+            late_on_rank_1(be_a_rank())
         case _:
             from surefoot.launch.rank import tie_to_launcher
 
