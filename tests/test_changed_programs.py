@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,17 @@ def fingerprints(place: Path, step: int) -> dict[str, Any]:
     state = json.loads((place / "run" / "checkpoints" / f"step-{step:08d}" / "state.json").read_text())
     found: dict[str, Any] = state["fingerprints"]
     return found
+
+
+def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_once(place: Path) -> None:
+    begin(place)
+    shutil.rmtree(place / "run" / "checkpoints" / "step-00000000")
+    changed = ("inputs + 0.1", "inputs + 0.2")
+    with pytest.raises(sf.CheckpointError, match=r'accept_change="data"'):
+        built(place, *changed).train()
+    built(place, *changed, accept_change="data", stop_after="6 steps").train()
+    assert fingerprints(place, 6)["accepted"][0]["changed"] == ["data"]
+    built(place, *changed).train()
 
 
 CASES = {

@@ -292,6 +292,35 @@ def test_looking_at_the_contract_leaves_no_trace(capsys: pytest.CaptureFixture[s
     assert calls == 2 * 4
 
 
+class Remembers(nn.Linear):
+    """A pass moves a parameter, a persistent buffer and another, in evaluation mode too; the loss depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 10)
+        self.teacher = nn.Parameter(torch.zeros(10), requires_grad=False)
+        self.register_buffer("calls", torch.ones(()))
+        self.register_buffer("last", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher += self.calls
+            self.calls += 1
+            self.last += 1
+        return super().forward(x) / self.last + self.teacher / self.calls
+
+
+def test_looking_at_the_contract_changes_neither_weights_nor_buffers(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[list[float]] = []
+
+    def noting(model: Any, batch: Any) -> Tensor:
+        seen.append([float(model.teacher[0]), float(model.calls), float(model.last)])
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    assert started(capsys, model=Remembers, loss=noting).startswith("loss    contract holds: ")
+    assert len(seen) == 2 * 4, "what was noted before the first step was put back too"
+    assert seen[0] == [0.0, 1.0, 1.0]
+
+
 def begun_on_ranks(out: str) -> str:
     import contextlib
     import io

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import surefoot as sf
 from identities import world_runs
@@ -92,6 +93,33 @@ def test_a_rank_reads_only_its_own_micro_batches_ahead(ranks: Ranks) -> None:
     for before, own in ranks(2, read_before_the_first_step):
         assert before
         assert set(before) <= set(own)
+
+
+class Following(world_runs.Net):
+    """With a slow copy of a weight, moved in each pass and no buffer, on which the loss depends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, *inputs: Any) -> Any:
+        logits, mask = super().forward(*inputs)
+        with torch.no_grad():
+            self.slow.lerp_(next(self.parameters()).flatten()[0] + 1, 0.1)
+        return logits * (1 + self.slow.detach().clone()), mask
+
+
+def followed(*, out: str) -> list[Any]:
+    runs = []
+    for place, stop_after in (("whole", None), ("cut", "3 steps"), ("cut", None)):
+        run = world_runs.built(model=Following, out=f"{out}/{place}", steps=6, evaluate={}, stop_after=stop_after)
+        run.train()
+        runs.append([each.tolist() for each in run.state.models["model"].parameters()])
+    return [runs[0] == runs[2], runs[0] != runs[1]]
+
+
+def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, followed, out=str(tmp_path)) == [[True, True]] * 2
 
 
 # --- stopping, saving --------------------------------------------------------------------------------------------

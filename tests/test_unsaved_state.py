@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ranks import Ranks
+from surefoot.checkpoint.unsaved import same
 from surefoot.config import layered
 from surefoot.recipes import images
 
@@ -264,6 +266,53 @@ def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path
     assert (first.seen, second.seen) == (1, 1)
 
 
+@dataclass(slots=True)
+class Slots:
+    n: int = 0
+
+
+class Metric(Net):
+    """With a metric that counts in its own attributes, which its state_dict leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is no part of this installation")
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        self.accuracy.update(outputs, torch.zeros(len(outputs)))
+        return outputs
+
+
+def test_slots_are_looked_into_and_put_back(tmp_path: Path) -> None:
+    own = Slots()
+
+    def counting(model: Any, batch: Any) -> Tensor:
+        own.n += 1
+        return loss(model, batch)
+
+    with pytest.raises(sf.ConfigError, match=r"loss\.own\.n changes in every pass"):
+        build(tmp_path / "run", loss=counting).train()
+    assert own.n == 0
+
+
+def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"model\.accuracy\.\w+ changes in every pass"):
+        build(tmp_path / "run", model=Metric).train()
+
+    def run_to(out: Path, stop_after: str | None) -> Any:
+        run = build(out, model=Metric, stop_after=stop_after)
+        metric = run.keep("accuracy", run.state.models["model"].accuracy)
+        run.train()
+        return metric.metric_state, metric.update_count
+
+    whole = run_to(tmp_path / "whole", None)
+    run_to(tmp_path / "cut", "3 steps")
+    assert repr(run_to(tmp_path / "cut", None)) == repr(whole)
+    assert whole[1] == STEPS
+
+
 # --- the cures -------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +335,24 @@ def test_a_kept_loss_is_not_refused_and_resumes_bit_equal(inside: bool, tmp_path
     whole = kept(tmp_path / "whole", inside=inside)
     kept(tmp_path / "cut", inside=inside, stop_after="3 steps")
     assert equal(weights(kept(tmp_path / "cut", inside=inside)), weights(whole))
+
+
+@pytest.mark.parametrize("again", ["a new run", "the same"])
+def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(again: str, tmp_path: Path) -> None:
+    """As in a notebook: its loss is compared with that of the beginning by the state of the beginning."""
+    whole, own = kept(tmp_path / "whole", inside=False), Loss()
+    run = build(tmp_path / "cut", loss=own)
+    run.keep("loss", own)
+    with run:
+        for step in run:
+            if step.index == 2:
+                break
+    if again == "a new run":
+        run = build(tmp_path / "cut", loss=own)
+        run.keep("loss", own)
+    run.train()
+    assert run.state.step == STEPS
+    assert equal(weights(run), weights(whole))
 
 
 def test_a_persistent_buffer_is_not_refused(tmp_path: Path) -> None:
@@ -674,3 +741,63 @@ def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(parallel: str,
         assert "model.calls changes in every pass" in answers[0][0]
         assert answers[0] == answers[1]
     assert plain == [["", STEPS], ["", STEPS]]
+
+
+# --- putting back ------------------------------------------------------------------------------------------------------
+
+
+class Conjugate(Net):
+    """Tensors whose bits stand in memory otherwise than they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spectrum = torch.fft.rfft(torch.ones(WIDTH))
+        self.filter, self.negative, self.norm = spectrum.conj(), spectrum.conj().imag, nn.BatchNorm1d(WIDTH)
+        assert self.filter.is_conj()
+        assert self.negative.is_neg()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=WIDTH)))
+
+
+@pytest.mark.parametrize("own_steps", [False, True])
+def test_views_that_are_conjugate_or_negative_are_put_back(own_steps: bool, tmp_path: Path) -> None:
+    runs = [build(tmp_path / f"{check}", model=Conjugate, check_state=check) for check in (True, False)]
+    for run in runs:
+        make_steps(run) if own_steps else run.train()
+    assert equal(*map(weights, runs))
+    assert weights(runs[0])["norm.num_batches_tracked"] == STEPS
+
+
+class Sealed(dict):  # type: ignore[type-arg]
+    """What cannot be changed back: it only grows."""
+
+    def clear(self) -> None:
+        raise TypeError("sealed")
+
+
+@pytest.mark.parametrize("own_steps", [False, True])
+@pytest.mark.parametrize("check", [False, True])
+def test_what_cannot_be_changed_back_is_refused_after_all_else_is_back(
+    check: bool, own_steps: bool, tmp_path: Path
+) -> None:
+    entries = Sealed()
+
+    def growing(model: Any, batch: Any) -> Tensor:
+        entries[len(entries)] = 1
+        return loss(model, batch)
+
+    run = build(tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check)
+    before = weights(run)
+    with pytest.raises(sf.ConfigError, match=r"cannot be changed back \(TypeError: sealed\)"):
+        make_steps(run) if own_steps else run.train()
+    assert own_steps or equal(weights(run), before)
+
+
+def test_rounding_is_measured_by_the_largest_number_of_a_tensor() -> None:
+    numbers = torch.tensor([26.0, 1e-7, -3.0])
+    near, far = (numbers + torch.tensor([0.0, change, 0.0]) for change in (1e-5, 1e-2))
+    assert same(numbers, near, exact=False)
+    assert not same(numbers, far, exact=False)
+    assert not same(numbers, near)
+    assert same(torch.zeros(0), torch.zeros(0), exact=False)

@@ -114,6 +114,30 @@ def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts
     assert repr(back) == repr(nested)
 
 
+def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -> None:
+    def fresh(number: float) -> dict[str, Any]:
+        center = torch.full((2,), number)
+        return {
+            "center": center,
+            "of": {"n": number, "list": [center + 1, number]},
+            "pair": (center + 2, number),
+            "new": None,
+        }
+
+    parts = fresh(0.0)
+    center, inner, entries, (paired, _) = parts["center"], parts["of"], parts["of"]["list"], parts["pair"]
+    back = kept_and_back(tmp_path / "run", fresh(3.0) | {"new": torch.ones(1)}, parts)
+    assert back is parts
+    assert repr(back) == repr(fresh(3.0) | {"new": torch.ones(1)})
+    assert center.tolist() == [3.0, 3.0]
+    assert inner["n"] == 3.0
+    assert entries[0] is back["of"]["list"][0]
+    assert paired.tolist() == [5.0, 5.0]
+    assert all(
+        one is other for one, other in [(center, back["center"]), (inner, back["of"]), (paired, back["pair"][0])]
+    )
+
+
 @pytest.mark.parametrize("key", [True, None, 1.5, (1, 2), b"x"])
 def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
     with (

@@ -67,11 +67,14 @@ class Observation:
         self.saved_modules = {id(module) for module in [*own, *of_user]}
         # not entered from an object of `run.keep`, which may refer to all of the run
         self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
+        metrics = {name: metrics_in(each) for name, each in user_state.items()}  # all of them is saved
+        self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
         for module in () if with_weights else own:
             tensors = (module._parameters | module._buffers).items()
             self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
         for name, each in user_state.items():  # first, so that what else refers to them finds them visited
-            self.visit(name, each, True, is_root=True)
+            for part in [each, *metrics[name]]:
+                self.visit(name, part, True, is_root=True)
         for name, each in [*models.items(), ("loss", loss)]:
             self.visit(name, each, is_root=True)
         for name, optimizer in (optimizers or {}).items():
