@@ -204,10 +204,12 @@ class Parts:
         for name, text in self.architecture.items():
             before = found.state["architecture"].get(name, "").splitlines()
             pairs = zip_longest(before, text.splitlines(), fillvalue="nothing")
-            changed = next(((was.strip(), line.strip()) for was, line in pairs if was != line), None)
+            changed = next(
+                ([each.strip().removesuffix("(") for each in pair] for pair in pairs if len({*pair}) > 1), None
+            )
             if changed is not None:
                 raise CheckpointError(
-                    f"cannot resume step-{found.step:08d}: the model was built with {changed[0]}, now with {changed[1]}\n"
+                    f"cannot resume step-{found.step:08d}: the model had {changed[0]}, and now has {changed[1]}\n"
                     "  with another one it would be another run: choose another --out, or start from its weights with --init"
                 )
 

@@ -71,6 +71,16 @@ def test_bits_are_compared_on_the_same_machine_and_losses_to_rounding_on_another
     assert [change.names for change in find_changes(taken(), taken(**now))[0]] == refused
 
 
+def test_a_file_that_was_renamed_changes_nothing_by_itself() -> None:
+    def of_file(file: str, text: str) -> dict[str, Any]:
+        return taken()["sources"] | {"loss": {f"loss() in {file}": text, f"used() in {file}": "same"}}
+
+    before = taken(sources=of_file("a.py", "1"))
+    assert find_changes(before, taken(sources=of_file("b.py", "1"))) == ([], [])
+    (change,), _ = find_changes(before, taken(loss="2.0", sources=of_file("b.py", "2")))
+    assert (change.names, change.cause) == (("loss",), "changed: loss() in b.py")
+
+
 def test_a_change_of_two_names_is_accepted_by_both_of_them() -> None:
     changes, _ = find_changes(taken(), taken(loss="2.0", sources=taken()["sources"] | {"loss": {}, "model": {}}))
     with pytest.raises(CheckpointError, match='accept_change="loss,model"'):

@@ -452,6 +452,15 @@ def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
     assert found("ended-early", lost) is None  # of which all is said
 
 
+def test_before_the_first_update_no_rate_is_the_cause() -> None:
+    records = train(lambda place: math.nan)[:1]
+    records[0].update({"skipped": EVERY, "skipped_steps": list(range(EVERY))})
+    finding = found("diverged", history(records, event("diverged", EVERY)))
+    assert finding is not None
+    assert finding.step == 0
+    assert not [each for each in (*finding.causes, *finding.try_) if "rate" in each or "lr" in each]
+
+
 def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() -> None:
     spike = train(lambda place: falling(place) + 4.0 * (place == 30))
     for program, replay, test in (

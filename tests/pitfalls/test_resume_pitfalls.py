@@ -142,10 +142,10 @@ def frozen_statistics(net: Net) -> Net:
         (
             {},
             {"model": with_dropout(0.5)},
-            "built with (3): Dropout(p=0.25, inplace=False), now with (3): Dropout(p=0.5",
+            "the model had (3): Dropout(p=0.25, inplace=False), and now has (3): Dropout(p=0.5",
         ),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
-        ({}, {"model": lambda: frozen_statistics(Net())}, "now with 1 in evaluation mode"),
+        ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1e-3, momentum=0.5)}, "optimizer.groups was"),
         ({"settings": {"a": {"b": 1}}}, {"settings": {"a": {"b": 2}}}, "settings.a.b was 1, now 2"),
     ],

@@ -324,7 +324,7 @@ class Unprinted(torch.nn.Module):
 
 def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
     verdict = sf.verify(build(run, model=_wider))
-    assert "makes another run than step-00000026: the model was built with " in the_problem(verdict).text
+    assert "makes another run than step-00000026: the model had " in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
 
     def sized(size: int) -> sf.Run:

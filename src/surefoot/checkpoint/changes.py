@@ -64,11 +64,13 @@ def find_changes(
     if elsewhere and (samples or (_may_compare_batches(*batches) and batches[0] != batches[1])):
         notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
     elif not elsewhere:
-        more = f", nor are {len(samples) - 1} others" * (len(samples) > 1)
         if samples:
-            changes.append(
-                Change(("data",), f"{samples[0]} of the training data is not what it was{more}", _cause(texts["data"]))
+            rest = len(samples) - 1
+            which = f"{samples[0]} and {rest} other{'s' * (rest > 1)}" if rest else samples[0]
+            what = (
+                f"{which} of the training data {'are' if rest else 'is'} not what {'they were' if rest else 'it was'}"
             )
+            changes.append(Change(("data",), what, _cause(texts["data"])))
         elif _may_compare_batches(*batches) and batches[0] != batches[1]:
             changes.append(_change_of_batch(before, now, texts))
         changes += [
@@ -114,7 +116,7 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
         raise CheckpointError(
             f"cannot resume {where}: {refused[0].text}\n  {refused[0].cause}{also}\n"
             "  with it this would be another run: choose another --out, or start from its weights with --init\n"
-            f'  to go on with it all the same: Run(accept_change="{names}"), or --accept-change {names}'
+            f'  to go on with it all the same: Run(accept_change="{names}") in a script, else --accept-change {names}'
         )
 
 
@@ -162,8 +164,16 @@ def _unlike(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What has another text now, came, or went."""
-    return [name for name in [*now, *(name for name in before if name not in now)] if before.get(name) != now.get(name)]
+    """What has another text now, came, or went; not what only stands in another file."""
+    moved = {(_without_file(name), text) for name, text in before.items()}
+    changed = [name for name, text in now.items() if (_without_file(name), text) not in moved]
+    own = set(map(_without_file, now))
+    return changed + [name for name in before if _without_file(name) not in own]
+
+
+def _without_file(name: str) -> str:
+    """The name of a function: "loss() in train.py" without the file, which may have been renamed."""
+    return name.partition(" in ")[0]
 
 
 def _cause(texts: Sequence[str]) -> str:

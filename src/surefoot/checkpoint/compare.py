@@ -84,7 +84,7 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     with_it = [{name: one[name] for name in ("length", "seed", "settings")} for one in (saved, now)]
     cure = "for a run on these data choose another --out"
     if has_same_samples(saved, now):
-        cure += '; to go on with them all the same: Run(accept_change="data"), or --accept-change data'
+        cure += '; to go on with them all the same: Run(accept_change="data") in a script, else --accept-change data'
     raise CheckpointError(
         f"cannot resume {where}: it was trained on another data set"
         + "".join(f"\n  {line}" for line in shortened([*found, *differences(*with_it)], 3))

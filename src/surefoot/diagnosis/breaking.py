@@ -183,16 +183,20 @@ def _divergence(history: History, begun: int, message: str, evidence: tuple[str,
         tries.append(described.typed("schedule.warmup", "5%"))
     if described.clip is not None and described.clip[0] == "off":
         tries.append(described.typed("clip", "norm 1.0"))
+    causes = [
+        "a learning rate that is too high, or reached too soon",
+        "numbers that overflow: attention or logits that grow without a norm, fp16, a loss with log or division",
+    ]
+    if not bad:
+        causes.append("a loss that is not meant to fall, as of a policy: judge such a run by its scores")
+    elif begun == 0:  # no update was made, so no rate is the cause
+        causes, tries = ["inputs, starting weights or a loss that are not finite before any update is made"], []
     return Finding(
         "diverged",
         "error",
         message,
         evidence=(*evidence, *_first_to_grow(history, begun)),
-        causes=(
-            "a learning rate that is too high, or reached too soon",
-            "numbers that overflow: attention or logits that grow without a norm, fp16, a loss with log or division",
-            *(() if bad else ("a loss that is not meant to fall, as of a policy: judge such a run by its scores",)),
-        ),
+        causes=tuple(causes),
         try_=(*tries, described.replay(begun)),
         step=begun,
         numbers={"begun": begun},
