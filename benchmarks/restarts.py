@@ -92,7 +92,16 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
             except ProcessLookupError:  # the run was finished before
                 break
             done.append({"rank": rank, "signal": signal_number.name, "after_s": after_s, "after_steps": steps})
-            _until_started_again(group.directory / f"rank-0-{attempt + 1}", group)
+            again = group.directory / f"rank-0-{attempt + 1}"
+            wait_until(
+                lambda again=again, pid=pid: (
+                    again.exists() or group.process.poll() is not None or (_is_finished(out) and group.left() == [pid])
+                ),
+                limit_s=LONG_S,
+            )
+            if group.left() == [pid] and _is_finished(out):  # stopped after its last word: nobody is left to miss it
+                os.kill(pid, signal.SIGCONT)
+                break
             if group.process.poll() is not None:
                 break
         status = group.wait(seconds=LONG_S)
@@ -114,6 +123,11 @@ def _until_gone_on(out: Path, steps: int) -> None:
     wait_until(
         lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(out) >= target, limit_s=LONG_S
     )
+
+
+def _is_finished(out: Path) -> bool:
+    metrics = out / "metrics.jsonl"
+    return metrics.exists() and '"what": "finished"' in metrics.read_text()
 
 
 def _litter(out: Path) -> list[str]:
