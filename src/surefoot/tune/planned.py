@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import origins, program, to_toml, values
+from surefoot.config.paths import read_regular
 from surefoot.errors import ConfigError
 from surefoot.tune.variants import Variant, flags, written
 
@@ -124,7 +125,7 @@ def read(directory: Path) -> Planned | None:
     """The plan in a comparison's directory; None where there is none."""
     path = directory / FILE
     try:
-        return from_text(path.read_text(encoding="utf-8"), where=str(path))
+        return from_text(read_regular(path).decode(), where=str(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as problem:
