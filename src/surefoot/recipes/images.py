@@ -313,7 +313,7 @@ def _refuse_smoothing(changes: Changes) -> None:
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
-    """The files of the user's own that are run to build a run again, with the hash of each when it last began or went on, if it was noted."""
+    """The files of the user's own that a run is built again with; each with the hash that the run noted of it last, if it did."""
     kept = pictures.kept(run) if (run / pictures.FILE).is_file() else None
     hashes = {} if kept is None else {kept.network: kept.sha256}  # which `predict` runs, whatever the settings name
     names = {*hashes, networks.recorded_name(config.model, held=None if kept is None else kept.network)}
