@@ -26,7 +26,7 @@ from surefoot.errors import CheckpointError, ConfigError
 _OPEN: set[Path] = set()  # directories that runs of this process hold
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
-_REPLACED = ("config.toml", "environment.json", "panels.json", "report.html")  # whole, so that links are not followed
+_REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
 
 
 class RunDirectory:
