@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +20,13 @@ import forged
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint import Store
-from surefoot.config.paths import open_no_follow, write_whole
+from surefoot.cli.report import _could_have_panels
+from surefoot.config.paths import open_no_follow, read_regular, write_whole
+from surefoot.directory import directory_of_start
+from surefoot.reporting.reading import read_run
 from surefoot.sinks import JsonLines, RankLog, TensorBoard, records
+from surefoot.tune.trained import read_run as read_trained
+from surefoot.verifying.files import checked
 
 STEPS = 26
 
@@ -183,6 +189,101 @@ def test_a_file_cut_off_while_it_is_written_is_not_there(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "file", pieces())
     assert [*tmp_path.iterdir()] == []
+
+
+# --- pipes and devices: nobody waits for them ---------------------------------------------------------------------------
+
+
+SMALL = [
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "panels.json",
+    "crash/step-00000003.json",
+    ".lock",
+    "tensorboard",
+]
+STATE = "checkpoints/step-00000008/state.json"
+
+
+def planted(run: Path, name: str, kind: str) -> None:
+    """Put a pipe, a directory, or a link to a device in the place of a file."""
+    place = run / name
+    place.parent.mkdir(exist_ok=True)
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero")
+
+
+def in_time(act: Callable[[], Any]) -> Any:
+    """What a call gives; the test fails if it waits for 20 s."""
+
+    def late(*_: Any) -> None:
+        pytest.fail("waits for a file")  # no Exception: a reader would answer an OSError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    try:
+        return act()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
+@pytest.mark.parametrize("name", [*SMALL, STATE, "checkpoints/step-00000008/manifest.json"])
+def test_who_looks_at_a_run_waits_for_no_file_of_it(name: str, kind: str, stopped: Path) -> None:
+    planted(stopped, name, kind)
+    in_time(lambda: sf.report(stopped))
+    in_time(lambda: sf.diagnose(stopped))
+    in_time(lambda: checked(stopped))
+    in_time(lambda: read_trained(stopped))
+    in_time(lambda: directory_of_start(stopped))
+    in_time(lambda: _could_have_panels(stopped))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    [
+        ("environment.json", "pipe", "regular file"),
+        ("environment.json", "device", "regular file"),
+        ("environment.json", "directory", "regular file"),
+        ("metrics.jsonl", "pipe", "regular file"),
+        ("metrics.jsonl", "directory", "regular file"),
+        (".lock", "pipe", "regular file"),
+        ("panels.json", "directory", "regular file"),
+        ("logs/rank-0.log", "pipe", "regular file"),
+        ("trackers/wandb.log", "pipe", "regular file"),
+        ("crash", "pipe", "directory"),
+        ("tensorboard", "pipe", "directory"),
+    ],
+)
+def test_a_run_goes_on_over_no_pipe_device_or_directory_in_the_place_of_a_file(
+    name: str, kind: str, what: str, stopped: Path
+) -> None:
+    planted(stopped, name, kind)
+    with pytest.raises(sf.ConfigError, match=rf"{name} is not a {what}\n.*\n  remove it") as refused:
+        in_time(lambda: build(stopped).train())
+    assert len(str(refused.value).splitlines()) == 3
+
+
+def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
+    planted(stopped, "environment.json", "pipe")
+    with pytest.raises(OSError, match="a pipe, not a regular file"):
+        in_time(lambda: read_regular(stopped / "environment.json"))
+    assert "environment.json cannot be read: a pipe, not a regular file" in read_run(stopped).problems
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_regular(stopped / "metrics.jsonl", limit=10)
+    planted(stopped, "environment.json", "device")
+    assert "environment.json cannot be read: a device, not a regular file" in str(checked(stopped).problems)
+    with pytest.raises(OSError, match="a directory, not a regular file"):
+        read_regular(stopped)
 
 
 # --- deleted while a run trains ------------------------------------------------------------------------------------------

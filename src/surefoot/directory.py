@@ -20,11 +20,13 @@ from typing import IO, Any
 import torch
 
 from surefoot.checkpoint.disk import DISK
-from surefoot.config.paths import open_no_follow, write_whole
+from surefoot.config.paths import open_no_follow, read_regular, write_whole
 from surefoot.errors import CheckpointError, ConfigError
 
 _OPEN: set[Path] = set()  # directories that runs of this process hold
-_WRITTEN_INTO = ("checkpoints", "crash", "logs", "tensorboard", "trackers", "metrics.jsonl", ".lock")
+_DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
+_APPENDED_TO = ("metrics.jsonl", ".lock")
+_REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
 
 
 class RunDirectory:
@@ -102,14 +104,23 @@ class RunDirectory:
         return True
 
     def _refuse_links(self) -> None:
-        ours = [self.path / name for name in _WRITTEN_INTO]
-        appended_to = [*self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
-        for path in (path for path in ours + appended_to if path.is_symlink()):
+        directories = [self.path / name for name in _DIRECTORIES]
+        logs = [*self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
+        files = [*(self.path / name for name in _APPENDED_TO), *logs]
+        for path in (path for path in directories + files if path.is_symlink()):
             raise ConfigError(
                 f"{path} is a link to {os.readlink(path)}\n"
                 "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
                 f"  remove it (rm {shlex.quote(str(path))}), or choose another place: --out DIR"
             )
+        for path in [*directories, *files, *(self.path / name for name in _REPLACED)]:
+            is_ours = path.is_dir() if path in directories else path.is_file()
+            if path.exists() and not is_ours:
+                raise ConfigError(
+                    f"{path} is not a {'directory' if path in directories else 'regular file'}\n"
+                    "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
+                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
+                )
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -138,8 +149,8 @@ class RunDirectory:
         held: list[Any] = []
         if place.exists():
             try:
-                held = json.loads(place.read_text())["sittings"]
-            except (ValueError, KeyError, TypeError):
+                held = json.loads(read_regular(place))["sittings"]
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 place.replace(self.path / "environment.damaged.json")
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
@@ -178,8 +189,8 @@ def held_here(path: Path) -> bool:
 def directory_of_start(run: Path) -> str | None:
     """Where the command was given that began a run; None where that is not known."""
     try:
-        return str(json.loads((run / "environment.json").read_text())["sittings"][0]["directory"])
-    except (OSError, ValueError, LookupError, TypeError):
+        return str(json.loads(read_regular(run / "environment.json"))["sittings"][0]["directory"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

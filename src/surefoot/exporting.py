@@ -78,7 +78,7 @@ def export(
             write_whole(out / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
             files.append(_SETTINGS)
         for tokenizer in sorted(run.glob("*tokenizer*.json")):
-            if not tokenizer.is_symlink():
+            if tokenizer.is_file() and not tokenizer.is_symlink():
                 write_whole(out / tokenizer.name, tokenizer.read_bytes())
                 files.append(tokenizer.name)
     except OSError as problem:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, open_regular
 from surefoot.errors import ConfigError, DataError
 from surefoot.panel_checks import check, check_number, check_png, check_texts, is_count
 
@@ -207,7 +207,7 @@ def read_panels(run: Path | str) -> Panels | None:
     """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
     place = local_path(run, setting="run") / FILE
     try:
-        with place.open("rb") as file:
+        with open_regular(place) as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return None

@@ -23,6 +23,7 @@ from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line
 
+_LARGEST_BYTES = 64 << 20  # of a program
 _NOT_OWN = {"builtins", "surefoot", "torch"}  # whose classes need not be looked through
 
 
@@ -62,45 +63,63 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
 
 
 def digest(path: Path) -> str | None:
-    """A hash of what is in a file; None where there is none."""
-    return sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    """A hash of what is in a file; None if it is missing, or too large for a program."""
+    is_there = path.is_file() and path.stat().st_size <= _LARGEST_BYTES
+    return sha256(path.read_bytes()).hexdigest() if is_there else None
 
 
-def refuse_changed(path: Path, *, was: str | None, run: Path) -> None:
+def is_resolved(path: Path) -> bool:
+    """Whether a path is absolute and leads through no link; surefoot writes no other, which could name what lies beside a run."""
+    with suppress(OSError, RuntimeError, ValueError):
+        return path == path.resolve()
+    return False
+
+
+def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
     """Raise `ConfigError` if a program is not surely the one that its user made a run with.
 
-    That is one whose hash is another than when the run last began or went on, one inside the run's directory, which came with
-    that, and one that other users of this machine could have changed. A file that is not there is left to `names_in`.
+    That is one inside the run's directory, which came with that, or one of which the run has noted no hash (`was` is None). Unless
+    `resuming`, it is also one whose hash is another than when the run last began or went on, and one that other users of this
+    machine could have changed. A file that is not there is left to `names_in`.
     """
     if not path.is_file():
         return
     if path.resolve().is_relative_to(run.resolve()):
         reason = f"lies inside the run's directory {run}: it came with that, and may be anybody's"
+    elif was is None:
+        reason = f"is not noted as a program of {run}"
+    elif resuming:
+        return
     elif digest(path) != was:
         reason = f"is not the program that made {run}: its text has changed since"
-    elif (open_to := _written_by_others(path.resolve())) is not None:
+    elif (open_to := _written_by_others(path.resolve(), run=run)) is not None:
         reason = f"could have been changed by other users, who may write to {open_to}"
     else:
         return
+    instead = (
+        f"if it is yours, copy it out of {run}, and write that path into {run / 'config.toml'}"
+        if resuming
+        else "to run it all the same, add --run-changed-program"
+    )
     raise ConfigError(
         f"{path} {reason}\n"
-        "  its code would run with your rights, and need not compute what the run has computed\n"
-        "  to run it all the same, add --run-changed-program"
+        f"  its code would run with your rights, and need not compute what the run has computed\n  {instead}"
     )
 
 
-def _written_by_others(path: Path) -> Path | None:
+def _written_by_others(path: Path, *, run: Path) -> Path | None:
     """The file, its directory or one above it that users besides this one and root may write to; None if none is, or on Windows.
 
+    For root the owner of the run's directory is no other user either: root looks at runs of the users of a machine.
     In a directory like /tmp (sticky) nobody replaces another user's files, but anybody can put one beside, and Python imports it.
     """
     if sys.platform == "win32":
         return None
+    trusted = {0, os.getuid(), run.stat().st_uid if os.getuid() == 0 else 0}
     for place in (path, *path.parents):
         status = place.stat()
         replaceable = not status.st_mode & stat.S_ISVTX or place in (path, path.parent)
-        others_own = os.getuid() != 0 and status.st_uid not in (0, os.getuid())
-        if others_own or (replaceable and _open_to_others(status)):
+        if status.st_uid not in trusted or (replaceable and _open_to_others(status)):
             return place
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def build():
         panels=lambda model: [sf.ConfusionMatrix(title="made anew", classes=("x",), counts=((4,),))], console=False,
     )
 """
+RUN = Path("runs/a")
 CANARY = "from pathlib import Path; Path('canary').touch()\n"
 VERBS = {
     "evaluate": ["evaluate", "runs/a"],
@@ -118,17 +120,50 @@ def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: py
     program.chmod(0o664)
     monkeypatch.setattr("os.getgid", lambda: status.st_gid)
     monkeypatch.setattr("os.getuid", lambda: status.st_gid)
-    assert user_files._written_by_others(program) is None
+    assert user_files._written_by_others(program, run=RUN) is None
     monkeypatch.setattr("os.getgid", lambda: status.st_gid + 1)
-    assert user_files._written_by_others(program) == program
+    assert user_files._written_by_others(program, run=RUN) == program
 
 
 def test_what_belongs_to_another_user_may_be_written_by_others(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: program.stat().st_uid + 1)
     if program.stat().st_uid == 0:  # what is root's nobody else changes
-        assert user_files._written_by_others(program) is None
+        assert user_files._written_by_others(program, run=RUN) is None
     else:
-        assert user_files._written_by_others(program) == program
+        assert user_files._written_by_others(program, run=RUN) == program
+
+
+def test_root_trusts_itself_and_the_owner_of_the_run_and_nobody_else(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = {program: 1000, RUN: 1000}
+    stat = Path.stat
+
+    def of_another(path: Path, **how: bool) -> os.stat_result:
+        fields = list(stat(path, **how))
+        fields[4] = owners.get(path, 0)
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", of_another)
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert user_files._written_by_others(program, run=RUN) is None
+    owners[RUN] = 0
+    assert user_files._written_by_others(program, run=RUN) == program
+
+
+@pytest.mark.parametrize("arguments", [*VERBS.values(), ["resume", "runs/a"]], ids=[*VERBS, "resume"])
+@pytest.mark.parametrize("name", ["/proc/self/cwd/runs/a/evil.py:build", "evil.py:build", "evil.py", "nonesuch"])
+def test_a_recipe_that_is_a_file_is_never_run(
+    arguments: list[str], name: str, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("evil.py", "runs/a/evil.py"):
+        Path(place).write_text(CANARY + PROGRAM)
+    Path("runs/a/config.toml").write_text(f'absent = []\n[program]\nkind = "recipe"\nrecipe = "{name}"\n')
+    capsys.readouterr()
+    assert left_with(arguments) == 2
+    refusal = capsys.readouterr().err.strip().splitlines()[-3:]
+    assert refusal[0].startswith(f"error: runs/a/config.toml names the recipe {name!r}, which this version")
+    assert not Path("canary").exists()
 
 
 @pytest.mark.parametrize("arguments", LOOKING, ids=" ".join)

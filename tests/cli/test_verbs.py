@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import surefoot
+from surefoot import user_files
 from surefoot.cli.main import main
 from surefoot.sinks import records
 
@@ -360,9 +362,9 @@ def test_a_program_that_came_with_the_run_is_not_executed(program: Path, capsys:
     evil.write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
     config = Path("runs/mine/config.toml")
     config.write_text(config.read_text().replace(str(program), str(evil)))
-    for verb, words in (("resume", "names a program inside the run"), ("evaluate", "lies inside the run's directory")):
+    for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
-        assert words in capsys.readouterr().err
+        assert "lies inside the run's directory" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 
@@ -421,7 +423,26 @@ def test_a_program_named_by_a_relative_path_is_not_executed(program: Path, capsy
     config.write_text(config.read_text().replace(str(program), "evil.py"))
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
-        assert "names a program by a relative path" in capsys.readouterr().err
+        assert "names a program by a relative path or through a link" in capsys.readouterr().err
+    assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/self/cwd/evil.py", "{here}/link/evil.py", "{here}/runs/../evil.py", "evil.py\\u0000"]
+)
+def test_a_program_beside_a_run_is_not_executed_by_whatever_path_it_is_named(
+    place: str, program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An archive could bring a program beside its run, with its right hash."""
+    main(["train", "program.py:build", "--length", "3 steps"])
+    program.rename("evil.py").write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
+    Path("link").symlink_to(tmp_path)
+    config = Path("runs/mine/config.toml")
+    text = config.read_text().replace(str(program), place.format(here=tmp_path))
+    config.write_text(re.sub("sha256 = .*", f'sha256 = "{user_files.digest(Path("evil.py"))}"', text))
+    for verb in ("resume", "evaluate"):
+        assert refused(verb, "mine") == 2
+        assert "names a program by a relative path or through a link" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 

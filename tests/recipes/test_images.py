@@ -293,7 +293,7 @@ def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:
         trained(config(**asked))
 
 
-@pytest.mark.parametrize("where", ["run/net.py:build", "net.py:build"])
+@pytest.mark.parametrize("where", ["run/net.py:build", "net.py:build", "/proc/self/cwd/net.py:build"])
 def test_a_program_that_came_with_the_run_is_never_run(
     where: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,7 +302,7 @@ def test_a_program_that_came_with_the_run_is_never_run(
     flags = ["--out=run", "--length=2 steps", "--precision=fp32"]
     main(["train", "images", *flags, f"--model.name={program}:build"])
     held = Path("run/images.json")
-    held.write_text(held.read_text().replace(f"{program}:build", where if where[0] == "n" else str(tmp_path / where)))
+    held.write_text(held.read_text().replace(f"{program}:build", where if where[0] != "r" else str(tmp_path / where)))
     Path("run/net.py").write_text("raise SystemExit('run')")
     Path("net.py").write_text("raise SystemExit('run')")
     Image.new("L", (8, 8)).save("x.png")
@@ -310,7 +310,45 @@ def test_a_program_that_came_with_the_run_is_never_run(
         with pytest.raises(SystemExit) as end:
             main(command)
         assert end.value.code == 4, command
-        assert "names a program by a relative path or inside the run" in capsys.readouterr().err
+        assert "names a program by a relative path, through a link or inside the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", ["as it was", "missing", "of the file"])
+@pytest.mark.parametrize("where", ["run/evil.py", "evil.py"])
+def test_a_network_that_came_with_the_run_is_never_run(
+    where: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """config.toml names it, without `out`; images.json says what it likes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["surefoot"])
+    main(["train", "images", "--out=run", "--length=2 steps", "--precision=fp32", "--model.width=4"])
+    Path(where).write_text("from pathlib import Path; Path('canary').touch()\n")
+    Path("run/config.toml").write_text(
+        f'absent = []\n[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
+    )
+    held = Path("run/images.json")
+    if kept == "of the file":
+        held.write_text(held.read_text().replace('"simple_cnn"', '"/nowhere/evil.py:build"'))
+    elif kept == "missing":
+        held.unlink()
+    for command in (["verify", "run"], ["evaluate", "run"], ["resume", "run"]):
+        with pytest.raises(SystemExit):
+            main(command)
+    assert not Path("canary").exists()
+
+
+def test_predict_runs_no_changed_network_that_the_settings_do_not_name(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    main(["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", "--model.width=4"])
+    held = run / "images.json"
+    held.write_text(held.read_text().replace('"simple_cnn"', f'"{program}:build"'))
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(run), str(tmp_path / "x.png")])
+    assert end.value.code == 2
+    assert f"{program} is not noted as a program of {run}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

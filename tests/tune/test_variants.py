@@ -110,6 +110,13 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path) -> None:
         planned.read(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["/proc/self/cwd", ".", "/somewhere/../else"])
+def test_a_plan_that_was_started_wherever_one_stands_now_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match="is relative or leads through a link") as refused:
+        again(plan(started_in=place))
+    assert len(str(refused.value).splitlines()) == 3
+
+
 def test_the_same_plan_goes_on_with_the_threads_it_had() -> None:
     on = going_on(again(plan()), plan(threads=8), where=Path("runs/a"), threads_given=False)
     assert on.threads == 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, read_regular
 from surefoot.errors import ConfigError
 
 RUN_CHANGED = "--run-changed-program"
@@ -101,7 +101,7 @@ def run_directory(arguments: list[str]) -> Path:
 def file_text(path: Path) -> str:
     """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
     except (OSError, UnicodeDecodeError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConfigError(f"cannot read {path}: {why}") from problem

@@ -48,12 +48,12 @@ class Program:
         if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
             function(config)
 
-    def refuse_changed_files(self, config: Any, *, run: Path) -> None:
+    def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
         """Refuse other files of the user's own that the module says it runs for a run: `program_files(config, run=run)`."""
         function = self.names.get("program_files")
         if self.described.get("kind") == "recipe" and inspect.isfunction(function):
             for path, digest in function(config, run=run):
-                user_files.refuse_changed(path, was=digest, run=run)
+                user_files.refuse_changed(path, was=digest, run=run, resuming=resuming)
 
     def on_paper(self, *config: Any) -> Run:
         """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
@@ -94,20 +94,28 @@ def again(described: dict[str, Any], *, run: Path, resuming: bool = False, run_c
     """The program that the config.toml of a run names.
 
     `resuming` runs a changed one, says so, and leaves it to the resume to compare what it computes. All else refuses it, and one
-    that others could have changed, unless `run_changed`.
+    that others could have changed, unless `run_changed`. A recipe is one of surefoot's own: "FILE.py:function" is refused.
     """
     match described:
         case {"kind": "recipe", "recipe": str(name)}:
+            if name not in NAMES:
+                raise ConfigError(
+                    f"{run / 'config.toml'} names the recipe {name!r}, which this version of surefoot does not have\n"
+                    "  surefoot writes only the names of its own recipes there, and runs no file in their place\n"
+                    f"  there are: {', '.join(NAMES)}; if a newer version made the run, install that one"
+                )
             return found(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
-            if not Path(path).is_absolute():  # surefoot never writes that: it would be whatever lies beside
-                raise ConfigError(f"{run / 'config.toml'} names a program by a relative path, {path}: refused")
-            if resuming and Path(path).resolve().is_relative_to(run.resolve()):
-                raise ConfigError(f"{run / 'config.toml'} names a program inside the run, {path}: refused")
+            if not user_files.is_resolved(Path(path)):
+                raise ConfigError(
+                    f"{run / 'config.toml'} names a program by a relative path or through a link: {path}\n"
+                    "  surefoot never writes such a path: it could lead to a file that came with the run\n"
+                    f"  if the program is yours, write its absolute path, without links, into {run / 'config.toml'}"
+                )
+            if resuming or not run_changed:
+                user_files.refuse_changed(Path(path), was=digest, run=run, resuming=resuming)
             if resuming:
                 user_files.note_changed(Path(path), was=digest)
-            elif not run_changed:
-                user_files.refuse_changed(Path(path), was=digest, run=run)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             import shlex

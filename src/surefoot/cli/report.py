@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli.options import option, run_directory, whole
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, open_regular, read_regular
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _could_have_panels(run: Path) -> bool:
     from surefoot.reporting.writing import is_running
 
     try:
-        made_by = program((run / "config.toml").read_text(encoding="utf-8"))
+        made_by = program(read_regular(run / "config.toml").decode())
     except (OSError, UnicodeDecodeError, ConfigError):  # the page names it
         return False
     has_panels = {"recipe": True, "file": not _is_finished(run)}.get(str(made_by.get("kind")), False)
@@ -94,7 +94,7 @@ def _could_have_panels(run: Path) -> bool:
 def _is_finished(run: Path) -> bool:
     """Whether the end of the records says that all steps were made: such a run has made its panels, if it has any."""
     try:
-        with (run / "metrics.jsonl").open("rb") as file:
+        with open_regular(run / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
             return b'"what": "finished"' in file.read()
     except OSError:

@@ -88,7 +88,7 @@ def resume(arguments: list[str]) -> None:
     of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
     before = values_of_run(text, where=str(run / "config.toml"))
     held = {name: value for name, value in before.items() if name not in of_one_sitting}
-    layers = [("file", held | ({"out": str(run)} if "out" in held else {}))]
+    layers = [("file", held | ({"out": str(run)} if "out" in held or of_recipes else {}))]
     _start(
         program,
         layers,
@@ -138,6 +138,8 @@ def _start(
         run.configuration = to_toml(Nothing(), {}, described)
     else:
         config, found = configured(program.config, layers, arguments, verb=verb)
+        if only is not None:
+            program.refuse_changed_files(config, run=only, resuming=True)
         program.check(config)
         accept_change = _accepted(accepted)
         start_several(command, settled(several, config), config=config, flags=arguments, out=only)

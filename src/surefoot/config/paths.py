@@ -1,4 +1,4 @@
-"""Paths that a user gives, and files that are written without following a link. Nothing here imports torch."""
+"""Paths that a user gives, files that are written without following a link, and files that are read without waiting. No torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from surefoot.errors import ConfigError
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # a scheme of two letters or more: `C://` is a drive
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # `Path` makes one slash of two; `C:/` is a drive
 _FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 _WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # as opening a pipe does
 _BINARY: int = getattr(os, "O_BINARY", 0)
+_SMALL_BYTES = 20_000_000  # more than a small file of a run has
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
@@ -25,11 +28,11 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
     >>> local_path("runs/first", setting="out").parts
     ('runs', 'first')
     """
-    text = os.fspath(path)
-    if isinstance(text, str) and (scheme := _URL.match(text)):
+    text = os.fsdecode(path)
+    if scheme := _URL.match(text):
         raise ConfigError(
             f"{setting} {text!r} is a URL, and surefoot reads and writes local files only\n"
-            f"  as a path it would name a directory called {scheme[0][:-2]!r}\n"
+            f"  as a path it would name a directory called {scheme[0].strip().rstrip('/')!r}\n"
             "  give a local path: mount the remote storage, or copy the files before or after the run"
         )
     return Path(text)
@@ -48,15 +51,41 @@ def open_no_follow(path: Path, flags: int) -> int:
             raise
         raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path)) from problem
     try:
-        opened = os.fstat(handle)
-        if not stat.S_ISREG(opened.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        opened = _regular(handle, path)
         if not _FOLLOWS_NO_LINK and not os.path.samestat(os.lstat(path), opened):
             raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path))
     except OSError:
         os.close(handle)
         raise
     return handle
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, to read; `OSError` for a pipe or a device: these may never end."""
+    handle = os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY)  # no child inherits it: Python sees to that
+    try:
+        _regular(handle, path)
+    except OSError:
+        os.close(handle)
+        raise
+    return open(handle, "rb")
+
+
+def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
+    """Read a regular file of at most `limit` bytes; `OSError` for a larger one, and for what `open_regular` refuses."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1) or b""
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, which surefoot never writes there", str(path))
+    return data
+
+
+def _regular(handle: int, path: Path) -> os.stat_result:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
+    return status
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, read_regular
 from surefoot.data.tokenizers import encodable, listed
 from surefoot.errors import DataError
 
@@ -26,6 +26,7 @@ Kind = Literal["bpe", "unigram"]
 PADDING, BEGIN, END = 0, 1, 2  # what fills rows up, what stands before a target, and after a source and a target
 _SPECIAL = ["<padding>", "<begin>", "<end>"]
 _KEPT_DIGITS = 6  # after the point
+_LARGEST_BYTES = 200_000_000  # of a file: 33 MB are known
 _LEAST = 256 + len(_SPECIAL)
 
 
@@ -96,7 +97,7 @@ class SubwordTokenizer:
     def load(cls, path: Path | str) -> Self:
         """From a file that holds what `to_json` gave."""
         try:
-            return cls.from_json(local_path(path, setting="path").read_text(encoding="utf-8"))
+            return cls.from_json(read_regular(local_path(path, setting="path"), limit=_LARGEST_BYTES).decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import program, values_of_run
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, open_regular, read_regular
 from surefoot.diagnosis.architecture import kinds_of_models
 from surefoot.diagnosis.collected import Collected
 from surefoot.diagnosis.described import Described, Standing
@@ -82,7 +82,7 @@ def standing_of(run: Path) -> Standing:
     import fcntl
 
     try:
-        with lock.open("rb") as file:
+        with open_regular(lock) as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "running"
@@ -130,6 +130,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except (OSError, UnicodeDecodeError):
         return ""

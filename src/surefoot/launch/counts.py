@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.batching import batching, one_each
+from surefoot.config.paths import read_regular
 from surefoot.errors import ConfigError
 
 
@@ -157,7 +158,7 @@ def _began_with(out: Path, batch_size: int | str) -> int | str | None:
     """What the newest checkpoint that can be read says; whether it is intact is another question, and asked later."""
     for path in sorted((out / "checkpoints").glob("step-*/state.json"), reverse=True):
         try:
-            described = json.loads(path.read_text(encoding="utf-8"))["described"]
+            described = json.loads(read_regular(path))["described"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if described.get("batch_size") == batch_size:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, read_regular
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
 _VOCABULARY = 2048
 _GPT2_VOCABULARY = 50_257
+_LARGEST_BYTES = 200_000_000  # of a tokenizer's file: 33 MB are known
 _GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 
 
@@ -146,7 +147,7 @@ def refuse_foreign_vocabulary(tokenizer: str | None, vocabulary: int | None) -> 
 def saved_tokenizer(path: Path) -> Any:
     """The tokenizer of a run; `CheckpointError` where its file is damaged."""
     try:
-        return sf.tokenizer_from_json(path.read_text(encoding="utf-8"))
+        return sf.tokenizer_from_json(read_regular(path, limit=_LARGEST_BYTES).decode())
     except (sf.DataError, OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
 

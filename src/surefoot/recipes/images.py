@@ -313,12 +313,11 @@ def _refuse_smoothing(changes: Changes) -> None:
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
-    """The files of the user's own that are run to build a run again, with the hash of each when it last began or went on."""
-    if not (run / pictures.FILE).is_file():
-        return []
-    kept = pictures.kept(run)
-    name = networks.recorded_name(config.model, held=kept.network)
-    return [] if (file := networks.file_of(name)) is None else [(file, kept.sha256 if name == kept.network else "")]
+    """The files of the user's own that a run is built again with; each with the hash that the run noted of it last, if it did."""
+    kept = pictures.kept(run) if (run / pictures.FILE).is_file() else None
+    hashes = {} if kept is None else {kept.network: kept.sha256}  # which `predict` runs, whatever the settings name
+    names = {*hashes, networks.recorded_name(config.model, held=None if kept is None else kept.network)}
+    return [(file, hashes.get(name)) for name in sorted(names) if (file := networks.file_of(name)) is not None]
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:

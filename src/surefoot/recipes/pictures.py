@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.paths import local_path
+from surefoot import user_files
+from surefoot.config.paths import local_path, read_regular
 
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: one that was held out
@@ -77,7 +78,7 @@ def kept(run: Path) -> Kept:
     """What a run kept; `CheckpointError` where the file is missing or damaged, or names a program inside the run."""
     place = run / FILE
     try:
-        found = json.loads(place.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(place))
         fits = isinstance(found, dict) and found.keys() == _SETTINGS.keys()
         if not fits or not all(isinstance(found[name], kind) for name, kind in _SETTINGS.items()):
             raise ValueError(f"its entries should be {', '.join(_SETTINGS)}")
@@ -89,9 +90,12 @@ def kept(run: Path) -> Kept:
     except (OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem
     program = Path(found["network"].rpartition(":")[0])
-    if program.suffix == ".py" and (not program.is_absolute() or program.resolve().is_relative_to(run.resolve())):
-        # surefoot never writes that: it would run whatever came with the directory
-        raise sf.CheckpointError(f"{place} names a program by a relative path or inside the run, {program}: refused")
+    if program.suffix == ".py" and (not user_files.is_resolved(program) or program.is_relative_to(run.resolve())):
+        raise sf.CheckpointError(
+            f"{place} names a program by a relative path, through a link or inside the run: {program}\n"
+            "  surefoot never writes that: it would run whatever came with the directory\n"
+            f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {place}"
+        )
     return Kept(**found)
 
 

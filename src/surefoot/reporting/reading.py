@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import origins, program, values
+from surefoot.config.paths import read_regular
 from surefoot.errors import ConfigError
 from surefoot.record import Record
 from surefoot.reporting.recorded import Recorded
 from surefoot.sinks import streamed
-
-_LARGEST_FILE = 20_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def read_run(path: Path, *, also: Callable[[Record], object] = lambda record: No
 def _newest_state(path: Path) -> dict[str, Any]:
     """state.json of the newest checkpoint that has one."""
     for place in sorted((path / "checkpoints").glob("step-*"), reverse=True):
-        found = _json(place / "state.json")
+        found = _json(place / "state.json", [])
         if isinstance(found, dict):
             return found
     return {}
@@ -111,11 +110,12 @@ def _watch(held: Any) -> tuple[str, str, float | None, int | None] | None:
 
 def _sittings(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
     place = path / "environment.json"
-    found = _json(place)
+    wrong: list[str] = []
+    found = _json(place, wrong)
     held = found.get("sittings") if isinstance(found, dict) else None
     if not isinstance(held, list):
         if place.exists():
-            problems.append("environment.json cannot be read")
+            problems.extend(wrong or ["environment.json cannot be read"])
         return ()
     return tuple(sitting for sitting in held if isinstance(sitting, dict))
 
@@ -123,7 +123,7 @@ def _sittings(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What the run died of, the last first, with the words that stand beside it, where its step was made again."""
     places = sorted((path / "crash").glob("step-*.json"), reverse=True)[:10]
-    held = [(place, _json(place)) for place in places]
+    held = [(place, _json(place, [])) for place in places]
     return tuple(
         {**found, "words": _text(place.with_suffix(".txt"), [])} for place, found in held if isinstance(found, dict)
     )
@@ -136,10 +136,7 @@ def _steps(length: Any) -> int | None:
 
 def _text(path: Path, problems: list[str]) -> str | None:
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            problems.append(f"{path.name} is too large to be read")
-            return None
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as problem:
@@ -147,8 +144,8 @@ def _text(path: Path, problems: list[str]) -> str | None:
         return None
 
 
-def _json(path: Path) -> Any:
-    text = _text(path, [])
+def _json(path: Path, problems: list[str]) -> Any:
+    text = _text(path, problems)
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

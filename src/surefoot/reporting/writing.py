@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.config.paths import local_path, write_whole
+from surefoot.config.paths import local_path, open_regular, write_whole
 from surefoot.diagnosis import Finding, collecting, described_in, findings
 from surefoot.errors import ConfigError, DataError
 from surefoot.panels import Panels, read_panels
@@ -136,7 +136,7 @@ def is_running(path: Path) -> bool:
     import fcntl
 
     try:
-        with (path / ".lock").open("rb") as lock:
+        with open_regular(path / ".lock") as lock:
             asked = _lock_of_whole_file(fcntl.F_WRLCK)
             kind = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))[_FLOCK_KIND]
     except OSError:  # there is none, or it is another user's

@@ -14,7 +14,7 @@ from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 
-from surefoot.config.paths import open_no_follow
+from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.record import Record
 
 _READ_BYTES = 1 << 20
@@ -146,7 +146,9 @@ def line(record: Record) -> str:
 def records(path: Path) -> list[Record]:
     """The records of a run, one curve: without those that a later resume has superseded, nor half-written lines."""
     kept: list[Record] = []
-    for text in path.read_bytes().split(b"\n"):
+    with open_regular(path) as file:
+        lines = file.read().split(b"\n")
+    for text in lines:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
+from surefoot.config.paths import open_regular
 from surefoot.record import Record
 
 _decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of each text first
@@ -26,7 +27,7 @@ def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
     for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
         steps[place] = min(steps[place], steps[place + 1])
     end = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while end < size:
             text = file.readline(_LONGEST)
             if not text:
@@ -44,7 +45,7 @@ def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
     """Where in the file lines of a resume end, the steps that these went on from, and how much of the file there is to read."""
     ends, steps, size = list[int](), list[int](), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
             size += len(text)
             if b'"resumed"' in text:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import origins, program, to_toml, values
+from surefoot.config.paths import read_regular
 from surefoot.errors import ConfigError
 from surefoot.tune.variants import Variant, flags, written
+from surefoot.user_files import is_resolved
 
 FILE = "compare.toml"
 _TABLE = "comparison"
@@ -106,10 +108,16 @@ def from_text(text: str, *, where: str) -> Planned:
             origins=origins(text),
             variants=variants,
             threads=found["threads"],
-            started_in=found["started_in"],
+            started_in=str(found["started_in"]),
         )
     except (TypeError, KeyError) as problem:
         raise ConfigError(f"{where} is no plan of a comparison: {problem} is missing or damaged") from problem
+    if not is_resolved(Path(plan.started_in)):  # networks are found from there
+        raise ConfigError(
+            f"{where} was started in {plan.started_in!r}, which is relative or leads through a link\n"
+            "  surefoot never writes such a path: it could lead to files that came with the comparison\n"
+            "  if it is yours, write the absolute path of where it was started, without links, as started_in"
+        )
     return replace(
         plan,
         target=found.get("target"),
@@ -124,7 +132,7 @@ def read(directory: Path) -> Planned | None:
     """The plan in a comparison's directory; None where there is none."""
     path = directory / FILE
     try:
-        return from_text(path.read_text(encoding="utf-8"), where=str(path))
+        return from_text(read_regular(path).decode(), where=str(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as problem:

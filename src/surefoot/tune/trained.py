@@ -17,6 +17,7 @@ from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reading import read_manifest
 from surefoot.config import values
+from surefoot.config.paths import read_regular
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.record import Record, scores_in
 from surefoot.sinks import records
@@ -103,7 +104,7 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
     """
     lines = records(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
     text = path / "config.toml"
-    settings = values(text.read_text(encoding="utf-8"), where=str(text)) if text.is_file() else {}
+    settings = values(read_regular(text).decode(), where=str(text)) if text.is_file() else {}
     watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
     scored = [record for record in lines if record["kind"] == "scores"]
     if score is not None and scored and parsed(score)[1] not in scored[-1]:
@@ -163,7 +164,7 @@ def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
 
 def _state(path: Path, step: int) -> dict[str, Any] | None:
     try:
-        found = json.loads((Store(path / "checkpoints").path(step) / "state.json").read_text(encoding="utf-8"))
+        found = json.loads(read_regular(Store(path / "checkpoints").path(step) / "state.json"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("described"), dict) else None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from surefoot.config.paths import open_regular, read_regular
 from surefoot.directory import RunDirectory
 from surefoot.record import Record
 
@@ -57,7 +58,7 @@ class Records:
     def new(self) -> list[Record]:
         """The records since the last call; a line that is not whole yet is left for the next."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.read_bytes)
                 data = file.read()
         except OSError:  # not begun yet
@@ -173,7 +174,7 @@ def write_outcome(directory: RunDirectory, name: str, outcome: Outcome, **furthe
 def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
     """What is kept of how a variant ended; None where it has not, or where that cannot be read."""
     try:
-        found = json.loads((directory / RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        found = json.loads(read_regular(directory / RESULTS / f"{name}.json"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and "status" in found else None

@@ -17,6 +17,7 @@ from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reading import opened, read_manifest
 from surefoot.checkpoint.reading import verify as wrong_in
 from surefoot.checkpoint.store import Store
+from surefoot.config.paths import read_regular
 from surefoot.errors import CheckpointError
 from surefoot.snapshot import refuse_incomplete
 from surefoot.verifying import log as logs
@@ -122,7 +123,7 @@ def checked(path: Path) -> Files:
 def program_notes(path: Path) -> list[str]:
     """What is to be told of the program: that it is not what it was when the run last began or went on."""
     with suppress(OSError, ValueError):
-        held = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("program", {})
+        held = tomllib.loads(read_regular(path / "config.toml").decode()).get("program", {})
         file, digest = held.get("path"), held.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_files.digest(Path(file)) != digest:
             gone = (
@@ -201,11 +202,13 @@ def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
 
 def _sittings(place: Path) -> tuple[list[Sitting], list[Problem]]:
     try:
-        held = json.loads(place.read_text(encoding="utf-8"))["sittings"]
+        held = json.loads(read_regular(place))["sittings"]
         return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in held], []
     except FileNotFoundError:
         return [], [Problem("damaged", "environment.json is missing", file=place.name)]
-    except (OSError, ValueError, LookupError, TypeError):
+    except OSError as problem:
+        return [], [Problem("damaged", f"environment.json cannot be read: {problem.strerror}", file=place.name)]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return [], [Problem("damaged", "environment.json is damaged: it tells of no sittings", file=place.name)]
 
 
@@ -237,7 +240,7 @@ def _elsewhere(machine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _script(path: Path, newest: Checkpoint) -> list[Problem]:
     """The settings that config.toml tells of a run that a script has made, against those of the checkpoint."""
     try:
-        held = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        held = tomllib.loads(read_regular(path / "config.toml").decode())
     except (OSError, ValueError):
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if held.get("program", {}).get("kind") != "script" or not isinstance(held.get("run"), dict):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from surefoot.config.paths import write_whole
+from surefoot.config.paths import read_regular, write_whole
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Kept:
     def read(cls, path: Path) -> Self:
         """What an earlier sitting kept; a new run in the tracker where there is none, or none that can be read."""
         try:
-            held = json.loads(path.read_text())
+            held = json.loads(read_regular(path))
             return cls(path, str(held["id"]), bool(held["begun"]), {str(k): int(v) for k, v in held["sent"].items()})
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls(path)
