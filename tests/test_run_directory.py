@@ -14,13 +14,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 import forged
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint import Store
+from surefoot.checkpoint.format import Contents, write
 from surefoot.config.paths import open_no_follow, write_whole
+from surefoot.directory import RunDirectory
+from surefoot.heartbeat.beat import Lost
+from surefoot.heartbeat.heart import Heartbeat
+from surefoot.journal import Journal
 from surefoot.sinks import JsonLines, RankLog, TensorBoard, records
+from surefoot.tune.trials import Trials
 
 STEPS = 26
 
@@ -183,6 +190,115 @@ def test_a_file_cut_off_while_it_is_written_is_not_there(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "file", pieces())
     assert [*tmp_path.iterdir()] == []
+
+
+# --- links that appear while a run trains --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A directory that looks like the checkpoints of a run; it is the same, names and all, when the test is over."""
+    directory = tmp_path / "elsewhere"
+    for name in (".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004", "step-00000004"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "thesis.txt").write_text("years of work\n")
+    before = sorted(directory.rglob("*"))
+    yield directory
+    assert sorted(directory.rglob("*")) == before
+
+
+def plant(out: Path, name: str, target: Path) -> None:
+    """Put a link in the place of one of a run's own names, which moves aside."""
+    if (out / name).exists():
+        (out / name).rename(out.parent / f"moved-{Path(name).name}")
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "tensorboard", "crash", "logs", "trackers", "metrics.jsonl", ".lock", "logs/rank-1.log"]
+)
+def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(
+    name: str, tmp_path: Path, elsewhere: Path, outside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
+    with pytest.raises(sf.CheckpointError, match=f"step {STEPS} is not saved: a link to {target}") as refused:
+        train_and(out, 9, lambda: plant(out, name, target))
+    assert str(refused.value).splitlines()[1:] == [f"  {out / name}", f"  remove it: rm {out / name}"]
+    assert "WARNING: NOT SAVED: step 12 is not saved: a link to" in capsys.readouterr().out
+
+
+def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+    with build(out) as run:
+        for step in run:
+            if step.index == 9:
+                assert run.parts.saving is not None
+                run.parts.saving.writer.wait()
+                plant(out, "checkpoints", elsewhere)
+            elif step.index == 14:
+                run.parts.saving.writer.wait()
+                (out / "checkpoints").unlink()
+                (tmp_path / "moved-checkpoints").rename(out / "checkpoints")
+    assert same_weights(out, whole)
+
+
+def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path)
+    store = Store(directory.checkpoints, guard=directory.refuse_links)
+
+    def write_and_plant(contents: Contents, **more: Any) -> None:
+        write(contents, **more)
+        plant(tmp_path, "checkpoints", elsewhere)
+
+    monkeypatch.setattr("surefoot.checkpoint.store.write", write_and_plant)
+    with pytest.raises(sf.CheckpointError, match="step 12 is not saved: a link to"):
+        store.save(Contents(12, {"model": {"weight": torch.ones(2)}}))
+
+
+def test_a_run_that_dies_writes_no_report_through_a_link(
+    tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="boom"), build(out, console=True) as run:
+        for step in run:
+            if step.index == 2:
+                plant(out, "crash", elsewhere)
+                raise RuntimeError("boom")
+    assert "a link, and nothing is written through links" in capsys.readouterr().out
+
+
+def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
+    journal, directory = Journal(None), RunDirectory(tmp_path)
+    journal.open(directory, step=0, found=None)
+    plant(tmp_path, "tensorboard", elsewhere)
+    shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
+    with pytest.raises(OSError, match="a link to"):
+        journal.make_again()
+    journal.close()
+
+
+def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+    """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of trials."""
+    log = RankLog()
+    log.open(tmp_path / "logs" / "rank-1.log")
+    plant(tmp_path, "logs", elsewhere)
+    log.at_once("a line that finds no place")
+    log.write("x")
+    with pytest.raises(OSError, match="nothing is written through links"):
+        log.flush()
+    heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
+    heart.opened(logs=tmp_path / "logs", fresh_line="")
+    heart._say(Lost(0, "rank 0 is lost"))
+    for opened in (
+        lambda: RankLog().open(tmp_path / "logs" / "rank-3.log"),
+        lambda: TensorBoard(tmp_path / "logs", from_step=0),
+        lambda: Trials(RunDirectory(tmp_path), lambda _: ["true"], threads=1, cwd=".").start("a"),
+    ):
+        with pytest.raises(OSError, match="nothing is written through links"):
+            opened()
 
 
 # --- deleted while a run trains ------------------------------------------------------------------------------------------

@@ -53,7 +53,12 @@ class RunDirectory:
             raise ConfigError(f"this process is training into {self.path} already: choose another --out")
         try:
             _make(place)
-            self._refuse_links()
+            if (link := self._link()) is not None:
+                raise ConfigError(
+                    f"{link} is a link to {os.readlink(link)}\n"
+                    "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
+                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --out DIR"
+                )
             lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         except OSError as problem:
             raise ConfigError(
@@ -83,9 +88,9 @@ class RunDirectory:
             return False
         try:
             _make(self.path.resolve())
-            self._refuse_links()
+            self.refuse_links()
             lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
-        except (OSError, ConfigError) as problem:
+        except OSError as problem:
             raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
         if _locked(lock) is False:
             lock.close()
@@ -101,15 +106,16 @@ class RunDirectory:
                 self.write_bytes(name, content)
         return True
 
-    def _refuse_links(self) -> None:
+    def refuse_links(self) -> None:
+        """Raise `OSError` (ELOOP) if a name that the run writes to is a link: nothing may be written or removed then."""
+        if (link := self._link()) is not None:
+            words = f"a link to {os.readlink(link)}, and a run follows no link out of its directory"
+            raise OSError(errno.ELOOP, words, str(link))
+
+    def _link(self) -> Path | None:
         ours = [self.path / name for name in _WRITTEN_INTO]
         appended_to = [*self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
-        for path in (path for path in ours + appended_to if path.is_symlink()):
-            raise ConfigError(
-                f"{path} is a link to {os.readlink(path)}\n"
-                "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
-                f"  remove it (rm {shlex.quote(str(path))}), or choose another place: --out DIR"
-            )
+        return next((path for path in ours + appended_to if path.is_symlink()), None)
 
     def close(self) -> None:
         """Let go of the directory."""
