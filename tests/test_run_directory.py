@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import forged
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint import Store
-from surefoot.checkpoint.format import Contents, write
+from surefoot.checkpoint.format import Contents, DamageError, write
 from surefoot.config.paths import open_no_follow, write_whole
 from surefoot.directory import RunDirectory
 from surefoot.heartbeat.beat import Lost
@@ -262,11 +264,13 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
     tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    with pytest.raises(RuntimeError, match="boom"), build(out, console=True) as run:
-        for step in run:
-            if step.index == 2:
-                plant(out, "crash", elsewhere)
-                raise RuntimeError("boom")
+
+    def die() -> None:
+        plant(out, "crash", elsewhere)
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        train_and(out, 2, die)
     assert "a link, and nothing is written through links" in capsys.readouterr().out
 
 
@@ -410,6 +414,20 @@ WRONG_SHAPES: list[tuple[str, Any]] = [
     ("clock/total_s", None),
     ("clock/window_s", {"training": [1]}),
     ("clock/first_steps", "x"),
+    ("clock/total_s", {"training": "x"}),
+    ("described/length", "x"),
+    ("described/schedule_of_steps", None),
+    ("described/settings", []),
+    ("extra", None),
+    ("extra/model", {"x": 3}),
+    ("fingerprints", {}),
+    ("fingerprints/accepted", [{"step": 3}]),
+    ("fingerprints/loss", "x"),
+    ("fingerprints/sources", {}),
+    ("groups/model", {"list": [{"dict": {"lr": {"float": "x"}}}]}),
+    ("optimizer", {}),
+    ("optimizer/model", {"dict": {"own": {"dict": {"state": {"value": 3}}}}}),
+    ("trainable/frozen", [3]),
     ("skipped_in_a_row", None),
     ("skipped_in_a_row", ["x"]),
     ("evaluating", []),
@@ -456,6 +474,95 @@ def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
     printed = capsys.readouterr().out
     assert "step-00000008 is damaged (state.json: " in printed
     assert where.rpartition("/")[2] in printed.partition("is damaged")[2].partition("\n")[0]
+
+
+WRONG_VALUES: tuple[Any, ...] = (None, 3, "x", [], {}, ["x"], {"a": 1}, "absent")
+
+
+def places(value: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every leaf and node of JSON, by its path; of lists the first item alone."""
+    yield where
+    inner = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))[:1]
+        if isinstance(value, list)
+        else []
+    )
+    for key, held in inner:
+        yield from places(held, (*where, key))
+
+
+def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
+    """What gives state.json another value at a path, or none."""
+
+    def edit(state: dict[str, Any]) -> None:
+        held: Any = state
+        for key in where[:-1]:
+            held = held[key]
+        if value == "absent":
+            del held[where[-1]]
+        else:
+            held[where[-1]] = value
+
+    return edit
+
+
+@pytest.mark.parametrize("most", [24, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"])
+def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
+    most: int, stopped: Path
+) -> None:
+    place, untouched = forged.checkpoint(stopped, 8), stopped.parent / "untouched"
+    shutil.copytree(stopped, untouched)
+    state = json.loads((place / "state.json").read_text())
+    cases = [(where, value) for where in places(state) if where for value in WRONG_VALUES]
+    random.Random(5).shuffle(cases)
+    for where, value in cases[:most]:
+        shutil.rmtree(stopped)
+        shutil.copytree(untouched, stopped)
+        forged.state_changed(place, replaced(where, value))
+        try:
+            with suppress(sf.SurefootError):
+                sf.verify(build(stopped), steps=1, windows=1)
+            with suppress(sf.SurefootError):
+                build(stopped, report=False, stop_after="9 steps").train()
+        except Exception as problem:
+            raise AssertionError(f"state.json with {'/'.join(map(str, where))} = {value!r}") from problem
+
+
+@pytest.mark.parametrize("value", [None, {}, {"step": 3}, ["x"]])
+def test_verify_calls_a_state_of_the_wrong_shape_damaged(value: Any, stopped: Path) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("fingerprints", value))
+    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in str(sf.verify(build(stopped), windows=0))
+
+
+def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(stopped: Path) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("aliases/model", {"other": "nothing"}))
+    with pytest.raises(DamageError, match=r"step-00000008 is damaged \(state.json: KeyError: 'nothing' at ") as refused:
+        build(stopped).train()
+    assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_an_error_out_of_the_users_own_code_is_not_called_damage(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, state: Any) -> None:
+        raise KeyError("a fault of the user's own")
+
+    monkeypatch.setattr(
+        "surefoot.stopping.Watch.load_state", refuse
+    )  # a function of this file, which is not surefoot's
+    with pytest.raises(KeyError, match="a fault of the user's own"):
+        build(stopped).train()
+
+
+def test_what_is_no_number_of_an_optimizer_is_refused_by_name(stopped: Path) -> None:
+    def edit(state: dict[str, Any]) -> None:
+        state["groups"]["model"]["list"][0]["dict"]["betas"] = {"tuple": []}
+
+    forged.state_changed(forged.checkpoint(stopped, 8), edit)
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume: betas of the optimizer was \(\), and is \(0.9"):
+        build(stopped).train()
 
 
 def test_weights_that_are_not_finite_are_named_at_a_resume(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
