@@ -27,7 +27,8 @@ from surefoot.checkpoint.pieces import Pieces, bounds, from_json, logical_name, 
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, Stretch, entries
 from surefoot.errors import CheckpointError, first_line, passed_others
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _MISREAD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TEXTS = {"*": str}
 
@@ -248,7 +249,7 @@ def _misshapen(value: Any, shape: Any, where: str = "") -> str | None:
         case type() if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)):
             return None
         case FunctionType():
-            with suppress(_MISREAD):
+            with suppress(*_MISREAD):
                 shape(value)
                 return None
             return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"
