@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,7 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
                 break
             done.append({"rank": rank, "signal": signal_number.name, "after_s": after_s, "after_steps": steps})
             again = group.directory / f"rank-0-{attempt + 1}"
-            wait_until(
-                lambda again=again, pid=pid: (
-                    again.exists() or group.process.poll() is not None or (_is_finished(out) and group.left() == [pid])
-                ),
-                limit_s=LONG_S,
-            )
+            wait_until(partial(_is_over, group, again, pid, out), limit_s=LONG_S)
             if group.left() == [pid] and _is_finished(out):  # stopped after its last word: nobody is left to miss it
                 os.kill(pid, signal.SIGCONT)
                 break
@@ -123,6 +119,11 @@ def _until_gone_on(out: Path, steps: int) -> None:
     wait_until(
         lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(out) >= target, limit_s=LONG_S
     )
+
+
+def _is_over(group: Torchrun, again: Path, pid: int, out: Path) -> bool:
+    """Whether ranks are started again, or none will be."""
+    return again.exists() or group.process.poll() is not None or (_is_finished(out) and group.left() == [pid])
 
 
 def _is_finished(out: Path) -> bool:

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 import forged
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint import Store
+from surefoot.checkpoint.format import Contents, DamageError, write
 from surefoot.cli.report import _could_have_panels
 from surefoot.config.paths import open_no_follow, read_regular, write_whole
-from surefoot.directory import directory_of_start
+from surefoot.directory import RunDirectory, directory_of_start
+from surefoot.heartbeat.beat import Lost
+from surefoot.heartbeat.heart import Heartbeat
+from surefoot.journal import Journal
 from surefoot.reporting.reading import read_run
 from surefoot.sinks import JsonLines, RankLog, TensorBoard, records
 from surefoot.tune.trained import read_run as read_trained
+from surefoot.tune.trials import Trials
 from surefoot.verifying.files import checked
 
 STEPS = 26
@@ -286,6 +294,117 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
         read_regular(stopped)
 
 
+# --- links that appear while a run trains --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A directory that looks like the checkpoints of a run; it is the same, names and all, when the test is over."""
+    directory = tmp_path / "elsewhere"
+    for name in (".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004", "step-00000004"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "thesis.txt").write_text("years of work\n")
+    before = sorted(directory.rglob("*"))
+    yield directory
+    assert sorted(directory.rglob("*")) == before
+
+
+def plant(out: Path, name: str, target: Path) -> None:
+    """Put a link in the place of one of a run's own names, which moves aside."""
+    if (out / name).exists():
+        (out / name).rename(out.parent / f"moved-{Path(name).name}")
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "tensorboard", "crash", "logs", "trackers", "metrics.jsonl", ".lock", "logs/rank-1.log"]
+)
+def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(
+    name: str, tmp_path: Path, elsewhere: Path, outside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
+    with pytest.raises(sf.CheckpointError, match=f"step {STEPS} is not saved: a link to {target}") as refused:
+        train_and(out, 9, lambda: plant(out, name, target))
+    assert str(refused.value).splitlines()[1:] == [f"  {out / name}", f"  remove it: rm {out / name}"]
+    assert "WARNING: NOT SAVED: step 12 is not saved: a link to" in capsys.readouterr().out
+
+
+def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+    with build(out) as run:
+        for step in run:
+            if step.index == 9:
+                assert run.parts.saving is not None
+                run.parts.saving.writer.wait()
+                plant(out, "checkpoints", elsewhere)
+            elif step.index == 14:
+                run.parts.saving.writer.wait()
+                (out / "checkpoints").unlink()
+                (tmp_path / "moved-checkpoints").rename(out / "checkpoints")
+    assert same_weights(out, whole)
+
+
+def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path)
+    store = Store(directory.checkpoints, guard=directory.refuse_links)
+
+    def write_and_plant(contents: Contents, **more: Any) -> None:
+        write(contents, **more)
+        plant(tmp_path, "checkpoints", elsewhere)
+
+    monkeypatch.setattr("surefoot.checkpoint.store.write", write_and_plant)
+    with pytest.raises(sf.CheckpointError, match="step 12 is not saved: a link to"):
+        store.save(Contents(12, {"model": {"weight": torch.ones(2)}}))
+
+
+def test_a_run_that_dies_writes_no_report_through_a_link(
+    tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+
+    def die() -> None:
+        plant(out, "crash", elsewhere)
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        train_and(out, 2, die)
+    assert "a link, and nothing is written through links" in capsys.readouterr().out
+
+
+def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
+    journal, directory = Journal(None), RunDirectory(tmp_path)
+    journal.open(directory, step=0, found=None)
+    plant(tmp_path, "tensorboard", elsewhere)
+    shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
+    with pytest.raises(OSError, match="a link to"):
+        journal.make_again()
+    journal.close()
+
+
+def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+    """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of trials."""
+    log = RankLog()
+    log.open(tmp_path / "logs" / "rank-1.log")
+    plant(tmp_path, "logs", elsewhere)
+    log.at_once("a line that finds no place")
+    log.write("x")
+    with pytest.raises(OSError, match="nothing is written through links"):
+        log.flush()
+    heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
+    heart.opened(logs=tmp_path / "logs", fresh_line="")
+    heart._say(Lost(0, "rank 0 is lost"))
+    for opened in (
+        lambda: RankLog().open(tmp_path / "logs" / "rank-3.log"),
+        lambda: TensorBoard(tmp_path / "logs", from_step=0),
+        lambda: Trials(RunDirectory(tmp_path), lambda _: ["true"], threads=1, cwd=".").start("a"),
+    ):
+        with pytest.raises(OSError, match="nothing is written through links"):
+            opened()
+
+
 # --- deleted while a run trains ------------------------------------------------------------------------------------------
 
 
@@ -395,6 +514,20 @@ WRONG_SHAPES: list[tuple[str, Any]] = [
     ("clock/total_s", None),
     ("clock/window_s", {"training": [1]}),
     ("clock/first_steps", "x"),
+    ("clock/total_s", {"training": "x"}),
+    ("described/length", "x"),
+    ("described/schedule_of_steps", None),
+    ("described/settings", []),
+    ("extra", None),
+    ("extra/model", {"x": 3}),
+    ("fingerprints", {}),
+    ("fingerprints/accepted", [{"step": 3}]),
+    ("fingerprints/loss", "x"),
+    ("fingerprints/sources", {}),
+    ("groups/model", {"list": [{"dict": {"lr": {"float": "x"}}}]}),
+    ("optimizer", {}),
+    ("optimizer/model", {"dict": {"own": {"dict": {"state": {"value": 3}}}}}),
+    ("trainable/frozen", [3]),
     ("skipped_in_a_row", None),
     ("skipped_in_a_row", ["x"]),
     ("evaluating", []),
@@ -441,6 +574,95 @@ def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
     printed = capsys.readouterr().out
     assert "step-00000008 is damaged (state.json: " in printed
     assert where.rpartition("/")[2] in printed.partition("is damaged")[2].partition("\n")[0]
+
+
+WRONG_VALUES: tuple[Any, ...] = (None, 3, "x", [], {}, ["x"], {"a": 1}, "absent")
+
+
+def places(value: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every leaf and node of JSON, by its path; of lists the first item alone."""
+    yield where
+    inner = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))[:1]
+        if isinstance(value, list)
+        else []
+    )
+    for key, held in inner:
+        yield from places(held, (*where, key))
+
+
+def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
+    """What gives state.json another value at a path, or none."""
+
+    def edit(state: dict[str, Any]) -> None:
+        held: Any = state
+        for key in where[:-1]:
+            held = held[key]
+        if value == "absent":
+            del held[where[-1]]
+        else:
+            held[where[-1]] = value
+
+    return edit
+
+
+@pytest.mark.parametrize("most", [24, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"])
+def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
+    most: int, stopped: Path
+) -> None:
+    place, untouched = forged.checkpoint(stopped, 8), stopped.parent / "untouched"
+    shutil.copytree(stopped, untouched)
+    state = json.loads((place / "state.json").read_text())
+    cases = [(where, value) for where in places(state) if where for value in WRONG_VALUES]
+    random.Random(5).shuffle(cases)
+    for where, value in cases[:most]:
+        shutil.rmtree(stopped)
+        shutil.copytree(untouched, stopped)
+        forged.state_changed(place, replaced(where, value))
+        try:
+            with suppress(sf.SurefootError):
+                sf.verify(build(stopped), steps=1, windows=1)
+            with suppress(sf.SurefootError):
+                build(stopped, report=False, stop_after="9 steps").train()
+        except Exception as problem:
+            raise AssertionError(f"state.json with {'/'.join(map(str, where))} = {value!r}") from problem
+
+
+@pytest.mark.parametrize("value", [None, {}, {"step": 3}, ["x"]])
+def test_verify_calls_a_state_of_the_wrong_shape_damaged(value: Any, stopped: Path) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("fingerprints", value))
+    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in str(sf.verify(build(stopped), windows=0))
+
+
+def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(stopped: Path) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("aliases/model", {"other": "nothing"}))
+    with pytest.raises(DamageError, match=r"step-00000008 is damaged \(state.json: KeyError: 'nothing' at ") as refused:
+        build(stopped).train()
+    assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_an_error_out_of_the_users_own_code_is_not_called_damage(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, state: Any) -> None:
+        raise KeyError("a fault of the user's own")
+
+    monkeypatch.setattr(
+        "surefoot.stopping.Watch.load_state", refuse
+    )  # a function of this file, which is not surefoot's
+    with pytest.raises(KeyError, match="a fault of the user's own"):
+        build(stopped).train()
+
+
+def test_what_is_no_number_of_an_optimizer_is_refused_by_name(stopped: Path) -> None:
+    def edit(state: dict[str, Any]) -> None:
+        state["groups"]["model"]["list"][0]["dict"]["betas"] = {"tuple": []}
+
+    forged.state_changed(forged.checkpoint(stopped, 8), edit)
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume: betas of the optimizer was \(\), and is \(0.9"):
+        build(stopped).train()
 
 
 def test_weights_that_are_not_finite_are_named_at_a_resume(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ The loop asks (`surefoot.loop.Duties`); only here may a run wait for the device.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import Any
 
@@ -185,7 +186,13 @@ class BetweenSteps:
         directory, saving = self.parts.directory, self.parts.saving
         if directory is None or saving is None or not self.parts.world.is_main:
             return
-        deleted = [directory.make_again(), self.journal.make_again(), saving.lost()]
+        try:
+            directory.refuse_links()
+            deleted = [directory.make_again(), self.journal.make_again(), saving.lost()]
+        except OSError as problem:
+            if problem.errno != errno.ELOOP:
+                raise
+            return  # the save that follows fails of the same, and says so
         if any(deleted):
             saving.asked = True
             self.parts.say(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
+from surefoot.config.paths import make_no_follow
 from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError, DataError, SurefootError
 from surefoot.micro_batch import MicroBatch
@@ -120,7 +121,7 @@ def write_report(
         "how_to_go_on": how_to_go_on,
         **({} if seen is None else {"seen": seen}),
     }
-    (directory.path / "crash").mkdir(exist_ok=True)
+    make_no_follow(directory.path / "crash")
     name = f"step-{step:08d}" + (f"-rank-{rank}" if rank else "")
     directory.write_text(f"crash/{name}.json", json.dumps(found, indent=1))
     if text is not None:

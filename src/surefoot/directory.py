@@ -55,7 +55,13 @@ class RunDirectory:
             raise ConfigError(f"this process is training into {self.path} already: choose another --out")
         try:
             _make(place)
-            self._refuse_links()
+            if (link := self._link()) is not None:
+                raise ConfigError(
+                    f"{link} is a link to {os.readlink(link)}\n"
+                    "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
+                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --out DIR"
+                )
+            self._refuse_other_kinds()
             lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         except OSError as problem:
             raise ConfigError(
@@ -85,9 +91,9 @@ class RunDirectory:
             return False
         try:
             _make(self.path.resolve())
-            self._refuse_links()
+            self.refuse_links()
             lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
-        except (OSError, ConfigError) as problem:
+        except OSError as problem:
             raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
         if _locked(lock) is False:
             lock.close()
@@ -103,24 +109,35 @@ class RunDirectory:
                 self.write_bytes(name, content)
         return True
 
-    def _refuse_links(self) -> None:
-        directories = [self.path / name for name in _DIRECTORIES]
-        logs = [*self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
-        files = [*(self.path / name for name in _APPENDED_TO), *logs]
-        for path in (path for path in directories + files if path.is_symlink()):
+    def refuse_links(self) -> None:
+        """Raise `OSError` (ELOOP) if a name that the run writes to is a link: nothing may be written or removed then."""
+        if (link := self._link()) is not None:
+            words = f"a link to {os.readlink(link)}, and a run follows no link out of its directory"
+            raise OSError(errno.ELOOP, words, str(link))
+
+    def _link(self) -> Path | None:
+        return next((path for path in (*self._directories(), *self._files()) if path.is_symlink()), None)
+
+    def _directories(self) -> list[Path]:
+        return [self.path / name for name in _DIRECTORIES]
+
+    def _files(self) -> list[Path]:
+        return [
+            *(self.path / name for name in _APPENDED_TO),
+            *self.path.glob("logs/*"),
+            *self.path.glob("trackers/*.lo*"),
+        ]
+
+    def _refuse_other_kinds(self) -> None:
+        files = [*self._files(), *(self.path / name for name in _REPLACED)]
+        strange = [(path, "directory") for path in self._directories() if path.exists() and not path.is_dir()]
+        strange += [(path, "regular file") for path in files if path.exists() and not path.is_file()]
+        for path, kind in strange:
             raise ConfigError(
-                f"{path} is a link to {os.readlink(path)}\n"
-                "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
-                f"  remove it (rm {shlex.quote(str(path))}), or choose another place: --out DIR"
+                f"{path} is not a {kind}\n"
+                "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
+                f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
             )
-        for path in [*directories, *files, *(self.path / name for name in _REPLACED)]:
-            is_ours = path.is_dir() if path in directories else path.is_file()
-            if path.exists() and not is_ours:
-                raise ConfigError(
-                    f"{path} is not a {'directory' if path in directories else 'regular file'}\n"
-                    "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
-                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
-                )
 
     def close(self) -> None:
         """Let go of the directory."""

@@ -6,6 +6,7 @@ prints it without a traceback; a library user catches `SurefootError`, or one of
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -102,6 +103,16 @@ class _Refusals:
             return
         where = f"\n  {users[-1].filename}, line {users[-1].lineno}" if users else ""
         print(f"error: {problem}{where}", file=sys.stderr)
+
+
+def passed_others(problem: BaseException) -> bool:
+    """Whether an exception came through code that is neither ours, nor torch's, nor of the standard library."""
+    files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
+    packages = [re.search(r"(?:site|dist)-packages/(\w+)", Path(file).as_posix()) for file in files]
+    return any(
+        _is_users(file) if package is None else package[1] not in ("surefoot", "torch")
+        for file, package in zip(files, packages, strict=True)
+    )
 
 
 def _is_users(file: str) -> bool:

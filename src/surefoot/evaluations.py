@@ -12,6 +12,7 @@ from typing import Any
 from surefoot import snapshot
 from surefoot.checkpoint.compare import flat
 from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.reading import interprets
 from surefoot.errors import CheckpointError, ConfigError, DivergedError
 from surefoot.evaluate import EvaluationStoppedError, numbers
 from surefoot.gallery import made
@@ -31,6 +32,7 @@ class Evaluations:
         self.ended = False  # what is scored when the run is over has been scored
         self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
 
+    @interprets
     def resumed(self, parts: Parts, found: Contents) -> None:
         """Go on with what a checkpoint says is owed."""
         self.parts = parts

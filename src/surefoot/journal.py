@@ -20,12 +20,13 @@ class Journal:
         self.console = console
         self.sinks: list[Sink] = [console] if console is not None else []
         self.metrics: JsonLines | None = None
+        self.directory: RunDirectory | None = None
         self.failing: list[Sink] = []  # those that have been warned of
 
     def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
         noted_bytes = 0 if found is None or found.log is None else found.log[0]
-        self.metrics = JsonLines(directory.metrics, noted_bytes=noted_bytes)
+        self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted_bytes)
         self.sinks += [self.metrics, TensorBoard(directory.path / "tensorboard", from_step=step)]
         if found is None:
             return
@@ -38,6 +39,8 @@ class Journal:
         files = [sink.appended for sink in self.sinks if isinstance(sink, JsonLines | TensorBoard)]
         deleted = [file for file in files if file.was_deleted()]
         for file in deleted:
+            if self.directory is not None:
+                self.directory.refuse_links()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             file.make_again()
         return bool(deleted)

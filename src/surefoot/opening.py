@@ -19,6 +19,7 @@ from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refu
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.initial import load_initial_weights
+from surefoot.checkpoint.reading import interprets
 from surefoot.config import with_choices
 from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.directory import RunDirectory, environment
@@ -250,6 +251,7 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
     return True
 
 
+@interprets
 def _compared(parts: Parts, checkpoint: Contents) -> Parts:
     """The run with the fingerprints that its next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
     before, now = checkpoint.state["fingerprints"], parts.fingerprints

@@ -22,6 +22,7 @@ from surefoot.checkpoint.compare import (
     refuse_other_data,
 )
 from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.reading import interprets
 from surefoot.compiling import Compiling, compiled
 from surefoot.config.strategy import Strategy
 from surefoot.directory import RunDirectory, machine
@@ -148,6 +149,7 @@ class Parts:
         kept = {"save_every": self.timetable.save.described(), "stop_after": self.timetable.stop_step}
         return flat(self.described) | printed | frozen | kind | every | kept
 
+    @interprets
     def going_on_from(self, found: Contents) -> Parts:
         """The same run as it goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
 
@@ -197,6 +199,7 @@ class Parts:
         called = dict(self.task.ranks.through(compiled(self.state.models)))
         return replace(self, task=replace(self.task, forward=called["model"] if list(called) == ["model"] else called))
 
+    @interprets
     def refuse_another_architecture(self, found: Contents) -> None:
         """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
         if found.state["machine"]["torch"] != torch.__version__:
@@ -213,6 +216,7 @@ class Parts:
                     "  with another one it would be another run: choose another --out, or start from its weights with --init"
                 )
 
+    @interprets
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
         other_machine = "; ".join(differences(_ALONE | found.state["machine"], self.machine()))

@@ -39,7 +39,9 @@ class Saving:
     ) -> None:
         self.world = world
         keep_every = times.keep.due if times.keep else None
-        self.store = Store(directory.checkpoints, keep=keep, keep_every=keep_every, disk=disk)
+        self.store = Store(
+            directory.checkpoints, keep=keep, keep_every=keep_every, guard=directory.refuse_links, disk=disk
+        )
         mail = world.mailbox("checkpoint") if world.size > 1 else None
         self.writer = Writer(self.store, rank=world.rank, mail=mail)
         self.every, self.keep_every, self.console = times.save, times.keep, console

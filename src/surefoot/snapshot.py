@@ -14,6 +14,7 @@ from surefoot.checkpoint import contents
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
 from surefoot.checkpoint.pieces import Pieces, bounds
+from surefoot.checkpoint.reading import interprets
 from surefoot.clock import Clock
 from surefoot.errors import CheckpointError
 from surefoot.layers import Seen
@@ -162,6 +163,7 @@ def _divided(
     return whole, Pieces(place, count, shapes, spread)
 
 
+@interprets
 def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> None:
     """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
     refuse_incomplete(found)
@@ -229,6 +231,7 @@ def refuse_incomplete(found: Contents) -> None:
         )
 
 
+@interprets
 def load_weights(model: nn.Module, found: Contents, *, name: str = "model", device: str = "auto") -> None:
     """Give a model the weights of a checkpoint as they are evaluated (averaged, where the run had averages), on a device.
 

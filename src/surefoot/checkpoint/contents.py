@@ -281,7 +281,19 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
         group.pop(APART, None)  # by a step that this takes back
         for key, value in saved.items():
             held = group.get(key)
+            if held is not None and _form(held) != _form(value):
+                raise CheckpointError(
+                    f"cannot resume: {key} of the optimizer was {value!r}, and is {held!r} now\n"
+                    "  no step can be made with what the checkpoint holds there\n"
+                    "  go on from an older checkpoint, or start from its weights with --init"
+                )
             group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_form(each) for each in value]
+    return "number" if isinstance(value, bool | int | float | Tensor) else type(value).__name__
 
 
 def _named(state: ModelState) -> dict[str, Tensor | Stored]:

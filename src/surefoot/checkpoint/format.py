@@ -48,6 +48,7 @@ class Contents:
     state: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
+    directory: Path | None = field(default=None, compare=False)  # where it was read
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""

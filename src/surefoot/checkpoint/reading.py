@@ -3,44 +3,120 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, from_bytes
+from surefoot.checkpoint.nested_state import join_state
 from surefoot.checkpoint.pieces import Pieces, bounds, from_json, logical_name, piece_file
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, Stretch, entries
-from surefoot.errors import CheckpointError, first_line
+from surefoot.errors import CheckpointError, first_line, passed_others
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_MISREAD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TEXTS = {"*": str}
+
+
+def _number(text: str) -> float:
+    return float("" + text)
+
+
+def _plain(value: Any) -> Any:
+    return join_state(value, defaultdict(lambda: torch.empty(0)))
+
+
+def _optimizer(value: Any) -> Any:
+    own = _plain(value)["own"]
+    return dict(own["state"]), dict(own["more"])
+
+
+_NUMBERS = {"*": _number}
 _STATE_SHAPE: dict[str, Any] = {  # of what stands in state.json, as far as it is used without another look
     "aliases": {"*": _TEXTS},
     "architecture": _TEXTS,
-    "clock": {"total_s": _TEXTS, "window_s": _TEXTS, "first_steps": [int]},
-    "described": {"compile": bool, "data": dict, "length": str, "precision": str, "seed": int},
+    "clock": {"total_s": _NUMBERS, "window_s": _NUMBERS, "first_steps": [int]},
+    "described": {
+        "compile": bool,
+        "data": dict,
+        "length": lambda text: int(text.removesuffix("s").removesuffix(" step")),
+        "precision": str,
+        "schedule_of_steps": int,
+        "seed": int,
+        "settings": dict,
+    },
     "ended": bool,
     "evaluating": {"*": [str]},
     "evaluation_due": bool,
-    "first_scores": _TEXTS,
-    "groups": {"*": {"list": [{"dict": dict}]}},
-    "kept": {"*": dict},
+    "extra": {"*": {"*": _plain}},
+    "fingerprints": {
+        "accepted": [{"changed": [str], "step": int, "what": [str]}],
+        "draws": bool,
+        "failed": bool,
+        "format": str,
+        "loss": (None, _number),
+        "machine": {"device": str, "hardware": str, "torch": str},
+        "micro_batch": (None, {"count": (int, float), "sha256": str}),
+        "samples": _TEXTS,
+        "sources": dict.fromkeys(CHANGES, _TEXTS),
+        "splits": {"*": _TEXTS},
+    },
+    "first_scores": _NUMBERS,
+    "groups": {"*": {"list": [{"dict": {"*": _plain}}]}},
+    "kept": {"*": _plain},
     "machine": {"torch": str},
-    "optimizer": {"*": dict},
+    "optimizer": {"*": _optimizer},
     "plateau": (None, dict),
     "scored": {"*": dict},
-    "seen": list,
+    "seen": [str],
     "skipped_in_a_row": [int],
+    "trainable": {"frozen": [str], "in_no_optimizer": [str]},
     "watch": (None, {"direction": str, "score": str, "step": (None, int), "value": (None, str), "waited": int}),
 }
 _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
+
+
+@contextmanager
+def interpreted(directory: Path | None) -> Iterator[None]:
+    """Make an error over the state of a checkpoint `DamageError`, unless it is one of ours: no value ends in a traceback.
+
+    The cause is kept. Errors that came through the user's code, or a package's, stay what they are; and all if `directory` is
+    None, as it is for contents that were not read.
+    """
+    try:
+        yield
+    except _MISREAD as problem:
+        if directory is None or passed_others(problem):
+            raise
+        where = traceback.extract_tb(problem.__traceback__)[-1]
+        words = f"{type(problem).__name__}: {first_line(problem)} at {Path(where.filename).name}:{where.lineno}"
+        raise DamageError(directory, f"{STATE}: {words}") from problem
+
+
+def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate what reads the state of a checkpoint, one of its arguments (`interpreted`)."""
+
+    @wraps(function)
+    def interpreting(*arguments: _P.args, **more: _P.kwargs) -> _R:
+        with interpreted(next(each.directory for each in arguments if isinstance(each, Contents))):
+            return function(*arguments, **more)
+
+    return interpreting
 
 
 def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
@@ -129,20 +205,32 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
 
 def _without_tensors(manifest: Manifest, directory: Path, *, disk: Files) -> tuple[Contents, Pieces | None]:
     state = _state(_get(STATE, manifest, directory=directory, disk=disk), directory)
-    misshapen = _misshapen(state, _STATE_SHAPE)
+    misshapen = _misshapen(state, _STATE_SHAPE) or _untold(state, manifest)
     if misshapen is not None:
         raise DamageError(directory, f"{STATE}: {misshapen}")
     try:
         pieces = from_json(state.pop(SHARDED, None))
     except ValueError as problem:
         raise DamageError(directory, f"{STATE}: {problem}") from problem
-    return Contents(manifest.step, {}, state, manifest.log), pieces
+    return Contents(manifest.step, {}, state, manifest.log, directory=directory), pieces
+
+
+def _untold(state: Mapping[str, Any], manifest: Manifest) -> str | None:
+    """Which model or optimizer, whose tensors are there, the state does not tell of; None if it tells of all."""
+    tells = {"model": ("aliases", "evaluating"), "optimizer": ("groups", "optimizer")}
+    for file in manifest.files:
+        kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
+        for key in tells.get(kind, ()):
+            if key in state and (name or "model") not in state[key]:
+                return f"{key} lacks {name or 'model'}"
+    return None
 
 
 def _misshapen(value: Any, shape: Any, where: str = "") -> str | None:
     """Say which value is not of its shape; None if all are.
 
-    A shape is a type, None, [of items], {"*": of all values}, {of named ones, which must be there}, or a tuple of several.
+    A shape is a type, None, a function that takes the value, [of items], {"*": of all values}, {of named ones, which must be
+    there}, or a tuple of several.
     """
     match shape:
         case dict() if isinstance(value, dict):
@@ -160,6 +248,11 @@ def _misshapen(value: Any, shape: Any, where: str = "") -> str | None:
             return None
         case type() if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)):
             return None
+        case FunctionType():
+            with suppress(*_MISREAD):
+                shape(value)
+                return None
+            return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"
         case _:
             return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"
     return next((problem for name, part, of in parts if (problem := _misshapen(part, of, name))), None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +43,7 @@ class Store:
 
     After a save the newest `keep` stay of those that this process wrote or read in full, so a damaged one
     never counts, nor costs another its place. Besides them stay step 0, what `keep_every` is true for, and
-    what is `protected`.
+    what is `protected`. Before anything is renamed or removed `guard` is called, which may raise `OSError`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Store:
         *,
         keep: int = 3,
         keep_every: Callable[[int], bool] | None = None,
+        guard: Callable[[], None] = lambda: None,
         disk: Files = DISK,
     ) -> None:
         check_keep(keep)
@@ -60,6 +62,7 @@ class Store:
             keep_every,
             disk,
         )
+        self.guard = guard
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:
@@ -154,6 +157,7 @@ class Store:
         return target
 
     def _prepare(self, contents: Contents) -> None:
+        self.guard()
         above = (self.directory, *self.directory.parents)
         for path in reversed([path for path in above if not self.disk.is_directory(path)]):
             self.disk.make_directory(path)
@@ -170,6 +174,7 @@ class Store:
         partial, replaced = self.partial(contents.step), target.with_name(f".replaced-{target.name}")
         write(contents, directory=partial, disk=self.disk, others=others)
         self.intact.discard(contents.step)
+        self.guard()  # writing took a while
         if target.name in self.disk.names(self.directory):
             self.disk.rename(target, replaced)
         self.disk.rename(partial, target)
@@ -177,6 +182,7 @@ class Store:
 
     def _clear(self) -> _Remains:
         """Remove what was left behind, or put it back where it is all there is; returns what resists."""
+        self.guard()
         names = self.disk.names(self.directory)
         kinds = (".partial-step-", ".replaced-step-", ".deleted-step-")
         litter = [name for name in names if name.startswith(kinds)]
@@ -207,6 +213,7 @@ class Store:
             if self.keep_every is not None and self.keep_every(step):
                 continue
             try:
+                self.guard()
                 self.disk.rename(self.path(step), self.directory / f".deleted-{self.path(step).name}")
                 self.intact.discard(step)
             except OSError as problem:
@@ -217,6 +224,7 @@ class Store:
             return [*remains, (self.directory, problem)]
 
     def _remove(self, directory: Path) -> None:
+        self.guard()
         if self.disk.is_link(directory):  # the link itself: what it leads to is not ours
             self.disk.remove(directory)
             return
@@ -251,12 +259,13 @@ class Store:
             newest = self.newest_step()
         except CheckpointError:
             newest = None
-        stands = "" if newest is None else f"; the newest checkpoint is {self.path(newest).name}"
+        link = problem.errno == errno.ELOOP
+        stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
         full = problem.errno in {errno.ENOSPC, errno.EDQUOT}
-        cure = (
-            f"free some space, or keep fewer: --keep, now {self.keep}"
-            if full
-            else "check the disk and who may write there"
-        )
         where = problem.filename or self.directory
+        cure = "check the disk and who may write there"
+        if full:
+            cure = f"free some space, or keep fewer: --keep, now {self.keep}"
+        elif link:
+            cure = f"remove it: rm {shlex.quote(str(where))}"
         return CheckpointError(f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}")

@@ -156,6 +156,7 @@ def _written(store: Store, contents: Contents, *, begun: int, rank: int) -> dict
     try:
         if begun != step:
             raise CheckpointError(f"step {begun} is not saved: {where} stands after step {step}")
+        store.guard()
         return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": None}
     except FileNotFoundError as problem:
         failed = _apart(step, where, problem.filename or store.partial(step))

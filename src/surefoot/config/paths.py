@@ -88,6 +88,13 @@ def _regular(handle: int, path: Path) -> os.stat_result:
     return status
 
 
+def make_no_follow(directory: Path) -> None:
+    """Make a directory, and those above it, where there is none; `OSError` if its own name is a link."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(directory))
+
+
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file so that it is there whole or not at all; a link of its name is replaced, and never followed.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
+from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.errors import RankLostError, first_line
 from surefoot.heartbeat.beat import Beat, Lost, Place, Watch
 from surefoot.heartbeat.broken import Lines, of_connection
@@ -312,7 +313,9 @@ class Heartbeat:
             if self.logs is None or self._speaks_of(lost):
                 os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
                 return
-            with (self.logs / f"rank-{self.rank}.log").open("a", encoding="utf-8", errors="replace") as log:
+            make_no_follow(self.logs)
+            handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with open(handle, "a", encoding="utf-8", errors="replace") as log:
                 log.write(text)
 
     def _tell_now(self) -> None:

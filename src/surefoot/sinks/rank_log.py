@@ -8,7 +8,7 @@ from datetime import datetime
 from io import StringIO
 from pathlib import Path
 
-from surefoot.config.paths import open_no_follow
+from surefoot.config.paths import make_no_follow, open_no_follow
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _MOST = 1 << 16  # characters that wait for a place
@@ -23,7 +23,7 @@ class RankLog(StringIO):
 
     def open(self, path: Path) -> None:
         """Append the time, what was said so far, and what is said from now on, to a file; its directory is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_no_follow(path.parent)
         self.path = path
         self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
         self.flush()
@@ -35,7 +35,7 @@ class RankLog(StringIO):
                 self._taken()
             return
         text = self._taken()
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # the run's directory may have been deleted
+        make_no_follow(self.path.parent)  # the run's directory may have been deleted
         with open(open_no_follow(self.path, _APPEND), "a", encoding="utf-8") as file:
             file.write(text)
 
@@ -44,6 +44,7 @@ class RankLog(StringIO):
         if self.path is None:
             return
         with suppress(OSError):
+            make_no_follow(self.path.parent)
             file = open_no_follow(self.path, _APPEND)
             try:
                 os.write(file, f"{text}\n".encode())

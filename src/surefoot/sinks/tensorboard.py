@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.paths import make_no_follow
 from surefoot.record import Record
 from surefoot.sinks.jsonl import AppendedFile
 
@@ -27,7 +28,7 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
-        directory.mkdir(parents=True, exist_ok=True)
+        make_no_follow(directory)
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
         self.appended = AppendedFile(directory / name)
         # no thread of torch's writer: one that meets a full disk prints a traceback, and loses what follows

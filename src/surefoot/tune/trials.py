@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.paths import open_regular, read_regular
+from surefoot.config.paths import make_no_follow, open_no_follow, open_regular, read_regular
 from surefoot.directory import RunDirectory
 from surefoot.record import Record
 
@@ -87,11 +87,11 @@ class Trials:
         """Begin a variant, or go on with it."""
         path = self.directory.path
         for folder in (RESULTS, LOGS):
-            (path / folder).mkdir(exist_ok=True)
+            make_no_follow(path / folder)
         metrics = path / name / "metrics.jsonl"
         fresh = not metrics.exists()
         numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
-        with (path / LOGS / f"{name}.log").open("ab") as log:
+        with open(open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),

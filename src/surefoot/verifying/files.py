@@ -14,7 +14,7 @@ from surefoot import user_files
 from surefoot.checkpoint.compare import described_as_now, differences
 from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.manifest import Manifest
-from surefoot.checkpoint.reading import opened, read_manifest
+from surefoot.checkpoint.reading import interpreted, opened, read_manifest
 from surefoot.checkpoint.reading import verify as wrong_in
 from surefoot.checkpoint.store import Store
 from surefoot.config.paths import read_regular
@@ -113,10 +113,11 @@ def checked(path: Path) -> Files:
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:
-        problems += _other_runs(checkpoints)
-        problems += _misplaced(checkpoints, sittings, log)
-        problems += _script(path, checkpoints[max(checkpoints)])
-        notes += _other_scores(checkpoints)
+        with interpreted(checkpoints[max(checkpoints)].path):
+            problems += _other_runs(checkpoints)
+            problems += _misplaced(checkpoints, sittings, log)
+            problems += _script(path, checkpoints[max(checkpoints)])
+            notes += _other_scores(checkpoints)
     return Files(path, checkpoints, log, sittings, problems, notes + program_notes(path))
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from surefoot import snapshot
 from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.compare import differences
+from surefoot.checkpoint.reading import interpreted
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.parts import Parts
@@ -153,7 +154,8 @@ def _of_records(files: Files) -> tuple[list[Problem], list[str]]:
     """Whether the records agree with themselves and with the checkpoints that can be compared with them."""
     found = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
-        found += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
+        with interpreted(checkpoint.path):
+            found += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
     problems = [problem for each in found for problem in consistency.shortened(each)]
     proved = [sentences.of_records(files)] if files.log.of("train") and not problems else []
     return problems, proved

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.paths import open_no_follow
+from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.record import Record
 from surefoot.sinks.tracking.about import About
 from surefoot.sinks.tracking.names import project_and_name
@@ -97,7 +97,7 @@ class Tracker:
         return self.directory / f"{self.name}.log"
 
     def _started(self) -> subprocess.Popen[bytes]:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_no_follow(self.directory)
         paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
         with open(open_no_follow(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
