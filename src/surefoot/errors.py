@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_HOOKS = ("sys", "torch.distributed.distributed_c10d")  # not the user's: Python's, and torch's, which names the rank
 
 
 class SurefootError(Exception):
@@ -107,7 +108,7 @@ def line_of_user(trace: TracebackType | None) -> str:
 def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
     """Print a refusal without frames; `others` takes what comes of the user's own code, or all if it is the user's hook."""
     others = others.others if isinstance(others, _Refusals) else others
-    ours = isinstance(problem, SurefootError) and others is sys.__excepthook__ and sys.stderr is not None
+    ours = isinstance(problem, SurefootError) and others.__module__ in _HOOKS and sys.stderr is not None
     if not ours or comes_of_user(problem):
         others(type(problem), problem, trace)
     else:
@@ -128,7 +129,7 @@ class _Refusals:
 
     def __call__(self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
         """Print one exception that nobody has caught."""
-        if isinstance(problem, SurefootError) and self.others is sys.__excepthook__:  # others agree on who prints
+        if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:  # others agree on who prints
             wait_for_first_rank()
         print_uncaught(problem, trace, self.others)
 
