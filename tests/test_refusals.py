@@ -284,7 +284,11 @@ def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames(code: str, t
     assert not any("Traceback" in line for line in lines)
 
 
-@pytest.mark.parametrize(("file", "of_user"), [(errors.__file__, False), (torch.__file__, False), (__file__, True)])
+@pytest.mark.parametrize(
+    ("file", "of_user"),
+    [(errors.__file__, False), (torch.__file__, False), (os.__file__, False), (__file__, True)],
+    ids=["surefoot", "torch", "the standard library", "the user's"],
+)
 def test_whose_code_raised_what_a_refusal_hides_decides_on_frames(file: str, of_user: bool) -> None:
     code = compile("try: open('/no/such/file')\nexcept OSError: raise error", file, "exec")
     with pytest.raises(sf.ConfigError) as raised:
