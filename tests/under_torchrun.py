@@ -132,7 +132,7 @@ def script(*, batch_size: int) -> None:
             return 64
 
         def __getitem__(self, sample: int) -> Any:
-            return {}["my own bug"]
+            return dict[str, int]()["my own bug"]
 
     settings: dict[str, Any] = {"batch_size": batch_size, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
     sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda net, x: net(x).mean(), train=Data(), **settings).train()
