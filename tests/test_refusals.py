@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
+from ranks import Ranks
+from surefoot import errors
+from surefoot.cli import main
 from surefoot.data import reading
 
 X, Y = torch.randn(64, 4), torch.randint(3, (64,))
@@ -60,8 +64,18 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "surefoot.Mean",
     ),
     "a Tensor": ({"train": X}, sf.DataError, "a Tensor", r"\(inputs, targets\)"),
-    "a tuple of arrays": ({"train": (X.numpy(), Y.numpy())}, sf.DataError, "NumPy arrays", "torch.from_numpy"),
-    "a mixed tuple": ({"train": (X, Y.numpy())}, sf.DataError, "NumPy arrays", "torch.from_numpy"),
+    "a tuple of arrays": (
+        {"train": (X.numpy(), Y.numpy())},
+        sf.DataError,
+        "a tuple of NumPy arrays",
+        "torch.as_tensor",
+    ),
+    "a mixed tuple": (
+        {"train": (X, Y.numpy())},
+        sf.DataError,
+        "a tuple of tensors and NumPy arrays",
+        "torch.as_tensor",
+    ),
     "a path": ({"train": Path("data/train.bin")}, sf.DataError, r"the path 'data/train\.bin'", "load_documents"),
     "a path as text": ({"train": "data/train.bin"}, sf.DataError, "the path", "load_images"),
     "ready batches": ({"train": BATCHES}, sf.DataError, "ready batches of 8", r"torch\.cat"),
@@ -77,9 +91,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         {"evaluate": {"v": sf.Split((X.numpy(), Y.numpy()))}},
         sf.DataError,
         "split 'v': the data are a tuple of NumPy arrays",
-        "torch.from_numpy",
+        "torch.as_tensor",
     ),
+    "evaluate as a tuple": ({"evaluate": (X, Y)}, sf.ConfigError, "evaluate is a tuple", "evaluate={"),
+    "evaluate as a Tensor": ({"evaluate": X}, sf.ConfigError, "evaluate is a Tensor", "evaluate={"),
+    "evaluate as a Split": ({"evaluate": sf.Split((X, Y))}, sf.ConfigError, "evaluate is a Split", "evaluate={"),
+    "a class of modules": ({"model": nn.Linear}, sf.ConfigError, "missing 2 required", r"lambda: Linear\("),
     "betas of torch's": ({"optimizer": betas((0.9, 1.0))}, sf.ConfigError, "Invalid beta parameter", "below 1"),
+    "one beta": ({"optimizer": betas((0.9,))}, sf.ConfigError, "index out of range", "below 1"),  # type: ignore[arg-type]
 }
 
 
@@ -91,6 +110,55 @@ def test_what_users_hand_over_is_refused_with_its_cure(
         build(**changes).train()
     assert refused.match(cure)
     assert 2 <= len(str(refused.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("batches", BATCHES),
+        ("batches", [{"x": x, "y": y} for x, y in BATCHES]),
+        ("arrays", (X.numpy(), Y.numpy())),
+        ("arrays", (X, Y.numpy())),
+        ("columns", [X, Y]),
+        ("columns", [X.numpy(), Y]),
+    ],
+)
+def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: Any) -> None:
+    with pytest.raises(sf.DataError) as refused:
+        build(train=data)
+    cure = re.search(r"(tuple\(|\[dict).*$", str(refused.value))
+    assert cure is not None
+    samples = eval(cure[0], {name: data, "torch": torch, "tuple": tuple, "map": map, "zip": zip, "dict": dict})
+    assert len(samples if isinstance(samples, list) else samples[0]) == 64
+    by_name = isinstance(samples, list)
+    run = build(train=samples, loss=lambda model, batch: loss(model, (batch["x"], batch["y"]) if by_name else batch))
+    run.train()
+    reference = build()
+    reference.train()
+    assert torch.equal(run.state.models["model"].weight, reference.state.models["model"].weight)
+
+
+def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
+    with pytest.raises(sf.ConfigError) as refused:
+        build(evaluate=(X, Y))
+    changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"surefoot": sf, "data": (X, Y), "dict": dict})
+    assert set(build(**changes).scores()) == {"held-out/loss"}
+    with pytest.raises(sf.ConfigError) as refused:
+        build(model=nn.Linear)
+    cure = str(refused.value).partition("with them: ")[2].replace("...", "4, 3")
+    assert isinstance(build(model=eval(cure, {"Linear": nn.Linear})).state.models["model"], nn.Linear)
+
+
+def test_a_model_that_fails_of_itself_raises_what_it_raised() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        build(model=lambda: nn.Linear(4, 3 + "x"))  # type: ignore[operator]
+    with pytest.raises(sf.ConfigError, match="is a NoneType, not an"):
+        build(model=None)
+
+
+def test_a_factory_that_fails_of_itself_raises_what_it_raised() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        build(optimizer=lambda groups: torch.optim.AdamW(groups, lr=int("x")))
 
 
 def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_inside() -> None:
@@ -115,7 +183,7 @@ def test_a_list_of_samples_is_taken(data: Any) -> None:
 
 def test_a_metric_object_is_refused_and_what_the_message_says_works() -> None:
     metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
-    for scores in (metric, [metric]):
+    for scores in ([metric], {"a": metric}, metric):
         with pytest.raises(sf.ConfigError, match="MulticlassAccuracy is a metric object") as refused:
             sf.Split((X, Y), scores=scores)
     cure = "".join(str(refused.value).splitlines()[2:])
@@ -123,6 +191,15 @@ def test_a_metric_object_is_refused_and_what_the_message_says_works() -> None:
     run = build(evaluate={"v": split})
     right = (run.state.models["model"](X).argmax(dim=1) == Y).double().mean()
     assert run.scores()["v/score"] == pytest.approx(float(right))
+
+
+def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
+    scores = {"a": sf.accuracy}
+    with pytest.raises(sf.ConfigError, match="scores is a dictionary") as refused:
+        sf.Split((X, Y), scores=scores)  # type: ignore[arg-type]
+    cure = str(refused.value).partition("names: ")[2]
+    split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "scores": scores})
+    assert set(build(evaluate={"v": split}).scores()) == {"v/loss", "v/accuracy"}
 
 
 # --- scripts -----------------------------------------------------------------------------------------------------------
@@ -134,32 +211,144 @@ class Data:
     def __getitem__(self, index): {body}
 run = sf.Run(
     model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: {loss}, train=Data(), batch_size=4, length="4 steps",
-    optimizer=sf.sgd(lr=0.1), console=False,
+    optimizer={optimizer}, console=False, workers={workers},
 )
 run.train()
 """
 
 
-def printed_by(code: str, tmp_path: Path) -> list[str]:
+def script_of(
+    body: str, *, loss: str = "model(batch).mean()", optimizer: str = "sf.sgd(lr=0.1)", workers: int = 0
+) -> str:
+    return SCRIPT.format(body=body, loss=loss, optimizer=optimizer, workers=workers)
+
+
+def printed_by(code: str, tmp_path: Path, *, option: str = "") -> list[str]:
     script = tmp_path / "train.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    command = [sys.executable, option, code] if option else [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     return done.stderr.splitlines()
 
 
 def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path: Path) -> None:
-    code = SCRIPT.format(body="return torch.zeros(1)", loss="(model(batch).mean(), 3)")
+    code = script_of("return torch.zeros(1)", loss="(model(batch).mean(), 3)")
     lines = printed_by(code, tmp_path)
     assert lines[0].startswith("error: the loss returned (Tensor, int)")
     assert lines[-1] == f"  {tmp_path / 'train.py'}, line {len(SCRIPT.splitlines())}"
     assert not any("Traceback" in line or line.startswith("  File") for line in lines)
 
 
-def test_an_error_in_the_users_own_code_keeps_its_frames(tmp_path: Path) -> None:
-    lines = printed_by(SCRIPT.format(body="return index / 0", loss="model(batch).mean()"), tmp_path)
+def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(tmp_path: Path) -> None:
+    body = "return torch.zeros(1)"
+    code = script_of(body, optimizer="lambda groups: torch.optim.AdamW(groups, betas=(0.9, 1.0))")
+    lines = printed_by(code, tmp_path)
+    places = [line for line in lines if "train.py, line" in line]
+    assert places == [f"  {tmp_path / 'train.py'}, line {number}" for number in (8, 6)]
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("option", ["", "-c"])
+def test_an_error_in_the_users_own_code_keeps_its_frames(tmp_path: Path, option: str, workers: int) -> None:
+    """In a loader's process it is taken only for sample 5: sample 0, 4 and 7 are looked at before."""
+    code = script_of("return torch.zeros(1) if index in (0, 4, 7) else index / 0", workers=workers)
+    lines = printed_by(code, tmp_path, option=option)
     assert "ZeroDivisionError: division by zero" in lines
     assert any("in __getitem__" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try: {}['my own bug']\nfinally: sf.ConfigError; sf.sgd(lr=-1)",
+        "try: {}['my own bug']\nexcept KeyError: raise sf.DataError('sample 3 is broken')",
+        "try: {}['my own bug']\nexcept KeyError:\n    try: sf.sgd(lr=-1)\n    finally: sf.adam(lr=-1)",
+    ],
+    ids=["finally", "except", "two of ours"],
+)
+def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path) -> None:
+    lines = printed_by(f"import surefoot as sf\n{code}", tmp_path)
+    assert "KeyError: 'my own bug'" in lines
+    assert lines[-1].startswith("surefoot.errors.")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["sf.load_documents('/no/such/file')", "try: {}['x']\nexcept KeyError: raise sf.DataError('no') from None"],
+)
+def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames(code: str, tmp_path: Path) -> None:
+    lines = printed_by(f"import surefoot as sf\n{code}", tmp_path)
+    assert lines[0].startswith("error: ")
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "of_user"),
+    [(errors.__file__, False), (torch.__file__, False), (os.__file__, False), (__file__, True)],
+    ids=["surefoot", "torch", "the standard library", "the user's"],
+)
+def test_whose_code_raised_what_a_refusal_hides_decides_on_frames(file: str, of_user: bool) -> None:
+    code = compile("try: open('/no/such/file')\nexcept OSError: raise error", file, "exec")
+    with pytest.raises(sf.ConfigError) as raised:
+        exec(code, {"open": open, "OSError": OSError, "error": sf.ConfigError("no"), "__name__": "a_module"})
+    assert errors.comes_of_user(raised.value) is of_user
+
+
+def test_a_rank_that_was_lost_has_no_frames_of_where_this_one_waited() -> None:
+    lost = sf.RankLostError("rank 1 was killed")
+    try:
+        raise RuntimeError("connection closed")
+    except RuntimeError as problem:
+        lost.__cause__ = problem
+    assert not errors.comes_of_user(lost)
+
+
+@pytest.mark.parametrize(("local_rank", "waited_s"), [("0", []), ("1", [10.0])])
+def test_a_refusal_before_ranks_meet_waits_for_local_rank_0(
+    local_rank: str, waited_s: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(errors.time, "sleep", slept.append)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    refusal = sf.ConfigError("no")
+    sys.excepthook(sf.ConfigError, refusal, None)
+    assert slept == waited_s
+    assert main._speaks_of(refusal)
+    assert slept == 2 * waited_s
+    assert capsys.readouterr().err == "error: no\n"
+
+
+class Broken:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, sample: int) -> Any:
+        return {}["my own bug"]
+
+
+def broken_on_ranks(**changes: Any) -> None:
+    build(train=Broken() if not changes else (X, Y), **changes)
+
+
+def test_an_error_in_the_users_own_code_keeps_its_frames_on_several_ranks(ranks: Ranks) -> None:
+    first, second = ranks.outcomes(ranks.start(2, broken_on_ranks))
+    assert first.status == second.status == 1
+    assert "KeyError: 'my own bug'" in first.text
+    assert "in __getitem__" in first.text
+    assert second.text == ""
+
+
+def test_a_refusal_on_several_ranks_is_its_sentence_and_the_scripts_own_line(ranks: Ranks) -> None:
+    first, second = ranks.outcomes(ranks.start(2, broken_on_ranks, batch_size=7))
+    lines = first.text.splitlines()
+    assert lines[0].startswith("error: batch_size = 7 cannot be shared")
+    assert re.fullmatch(rf"  {re.escape(__file__)}, line \d+", lines[-1])
+    assert "Traceback" not in first.text
+    assert second.text == ""
 
 
 def test_a_hook_that_was_there_is_left_in_charge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +430,43 @@ def test_a_worker_that_hangs_is_named_and_waited_for(tmp_path: Path, monkeypatch
     assert f"loader worker {hung % 2} (process " in warning
     assert f"of step {hung}" in warning
     assert len(warning.splitlines()) == 3
+
+
+class TimedOut:
+    """A loader's batches, before each of which a wait is over so many times."""
+
+    def __init__(self, batches: Any, *, times: int) -> None:
+        self.batches, self.times, self.left, self._workers = batches, times, times, batches._workers
+
+    def __next__(self) -> Any:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("DataLoader timed out after 5 seconds")
+        self.left = self.times
+        return next(self.batches)
+
+    def _shutdown_workers(self) -> None:
+        self.batches._shutdown_workers()
+
+
+@pytest.mark.parametrize(
+    ("times", "named"),
+    [(3, []), (5, [(0, 20), (1, 20)]), (17, [(0, 20), (0, 40), (0, 80), (1, 20), (1, 40), (1, 80)])],
+)
+def test_a_slow_worker_is_named_once_and_then_each_time_that_it_takes_twice_as_long(
+    times: int, named: list[tuple[int, int]]
+) -> None:
+    warnings: list[str] = []
+    run = build(train=[torch.ones(4)] * 16, loss=lambda model, batch: model(batch).mean(), length="6 steps")
+    feed = run.parts.supply.feed(workers=2, say=warnings.append)
+    feed.start(0, stop=6)
+    assert feed.reads is not None
+    feed.reads.batches = TimedOut(feed.reads.batches, times=times)
+    for step in range(6):
+        feed.micro_batches(step)
+    feed.close()
+    found = [re.search(r"worker (\d) .* for (\d+) s$", text.splitlines()[0]) for text in warnings]
+    assert [(int(one[1]), int(one[2])) for one in found if one] == named
 
 
 def test_a_worker_is_named_after_twenty_seconds() -> None:

@@ -123,6 +123,23 @@ def unused_parameter() -> None:
     sf.Run(model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train=data, **settings).train()
 
 
+def script(*, batch_size: int) -> None:
+    """A script whose data set has an error of its own, or whose batch size is refused before ranks meet."""
+    import torch
+
+    import surefoot as sf
+
+    class Data:
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, sample: int) -> Any:
+            return dict[str, int]()["my own bug"]
+
+    settings: dict[str, Any] = {"batch_size": batch_size, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
+    sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda net, x: net(x).mean(), train=Data(), **settings).train()
+
+
 def late_on_rank_1(torchrun: int) -> None:
     """A script whose rank 0 waits for the other one, which comes when torchrun is gone."""
     from surefoot.world import joined
@@ -138,6 +155,9 @@ if __name__ == "__main__":
         case "unused-parameter":
             be_a_rank()
             unused_parameter()
+        case "broken-data" | "negative-batch":
+            be_a_rank()
+            script(batch_size=8 if sys.argv[1] == "broken-data" else -1)
         case "late-on-rank-1":
             late_on_rank_1(be_a_rank())
         case _:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching
 from surefoot.config.strategy import Strategy
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 from surefoot.fp8 import with_fp8
 from surefoot.loop import State
 from surefoot.optimizers import on_shards
@@ -56,7 +56,7 @@ def built_models(
     for place, (name, source) in enumerate(named.items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
             seed_generators(fold(key, place))
-            found = source if isinstance(source, nn.Module) else source()
+            found = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
         if not isinstance(found, nn.Module):
             raise ConfigError(
                 f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
@@ -69,6 +69,19 @@ def built_models(
             )
         built[name] = with_fp8(found, device).to(device) if fp8 and device.type != "meta" else found.to(device)
     return built
+
+
+def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return build()
+    except TypeError as problem:
+        if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
+            raise  # it was called
+        called = getattr(build, "__name__", type(build).__name__)
+        raise ConfigError(
+            f"model: {name!r} is {called}, which cannot be called without arguments: {first_line(problem)}\n"
+            f"  give a function that calls it with them: lambda: {called}(...)"
+        ) from None
 
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:

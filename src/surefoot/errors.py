@@ -6,13 +6,21 @@ prints it without a traceback; a library user catches `SurefootError`, or one of
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import re
+=======
+import os
+>>>>>>> fix-q
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_HOOKS = ("sys", "torch.distributed.distributed_c10d")  # not the user's: Python's, and torch's, which names the rank
 
 
 class SurefootError(Exception):
@@ -22,6 +30,7 @@ class SurefootError(Exception):
     """
 
     exit_status = 1
+    of_user = False  # set on an error that another process sends: its chain of exceptions does not travel
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -77,34 +86,59 @@ def first_line(problem: BaseException) -> str:
 
 def error_lines(problem: BaseException) -> str:
     """What is printed of an error that needs no traceback; what is said of it further is indented."""
-    return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines())
+    return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
+
+
+def behind(problem: BaseException) -> BaseException | None:
+    """The exception that one comes of, or that it would hide, as Python prints them; None if there is none."""
+    return problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+
+
+def comes_of_user(problem: BaseException) -> bool:
+    """Whether an error comes of an exception that went through the user's own code, or hides one; never of a lost rank's end."""
+    if isinstance(problem, RankLostError):
+        return False
+    own = problem.of_user if isinstance(problem, SurefootError) else line_of_user(problem.__traceback__) != ""
+    before = behind(problem)
+    return own or (before is not None and comes_of_user(before))
+
+
+def line_of_user(trace: TracebackType | None) -> str:
+    """The innermost line of the user's own code in a traceback, as a further line of a message; "" if it has none."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_users(frame)]
+    return f"\n  {lines[-1][0]}, line {lines[-1][1]}" if lines else ""
+
+
+def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
+    """Print a refusal without frames; `others` takes what comes of the user's own code, or all if it is the user's hook."""
+    others = others.others if isinstance(others, _Refusals) else others
+    ours = isinstance(problem, SurefootError) and others.__module__ in _HOOKS and sys.stderr is not None
+    if not ours or comes_of_user(problem):
+        others(type(problem), problem, trace)
+    else:
+        print(error_lines(problem) + line_of_user(trace), file=sys.stderr)
+
+
+def wait_for_first_rank() -> None:
+    """Under torchrun wait 10 s: local rank 0 may meet the same error and print it, and torchrun then ends this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0":
+        time.sleep(10.0)
 
 
 class _Refusals:
-    """A `sys.excepthook` for errors of ours; `others` takes the rest.
+    """A `sys.excepthook` for errors of ours. Notebooks and interactive sessions of IPython do not come this way."""
 
-    One of ours that comes of an exception in the user's own code is left to `others` too: its frames say where. Notebooks and
-    interactive sessions of IPython do not come this way.
-    """
-
-    def __init__(self, others: Callable[[type[BaseException], BaseException, TracebackType | None], Any]) -> None:
+    def __init__(self, others: Hook) -> None:
         self.others = others
 
-    def __call__(self, kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    def __call__(self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
         """Print one exception that nobody has caught."""
-        users = [frame for frame in traceback.extract_tb(trace) if _is_users(frame.filename)]
-        cause = problem.__cause__
-        of_user = cause is not None and any(
-            _is_users(frame.filename) and frame not in users for frame in traceback.extract_tb(cause.__traceback__)
-        )
-        told_by_others = self.others is not sys.__excepthook__  # several ranks have a hook by which one of them speaks
-        if not isinstance(problem, SurefootError) or of_user or sys.stderr is None or told_by_others:
-            self.others(kind, problem, trace)
-            return
-        where = f"\n  {users[-1].filename}, line {users[-1].lineno}" if users else ""
-        print(f"error: {problem}{where}", file=sys.stderr)
+        if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:  # others agree on who prints
+            wait_for_first_rank()
+        print_uncaught(problem, trace, self.others)
 
 
+<<<<<<< HEAD
 def passed_others(problem: BaseException) -> bool:
     """Whether an exception came through code that is neither ours, nor torch's, nor of the standard library."""
     files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
@@ -118,6 +152,12 @@ def passed_others(problem: BaseException) -> bool:
 def _is_users(file: str) -> bool:
     """Whether a file is the user's own: not of surefoot, nor an installed package, the standard library, or no file."""
     path = Path(file)
+=======
+def _is_users(frame: FrameType) -> bool:
+    """Whether a frame is of the user's own code: not of surefoot, an installed package, the standard library, or made up."""
+    path = Path(frame.f_code.co_filename)
+>>>>>>> fix-q
     installed = "site-packages" in path.parts or "dist-packages" in path.parts
-    ours = path.is_relative_to(Path(__file__).parent)
-    return path.is_file() and not installed and not ours and not path.is_relative_to(Path(traceback.__file__).parent)
+    ours = path.is_relative_to(Path(__file__).parent) or path.is_relative_to(Path(traceback.__file__).parent)
+    is_script = frame.f_globals.get("__name__") == "__main__"  # `python -c` has no file
+    return (path.is_file() or is_script) and not installed and not ours

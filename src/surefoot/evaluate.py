@@ -58,13 +58,20 @@ class Split:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
-        metric = next((score for score in self.score_functions if isinstance(score, _MetricObject)), None)
+        by_name: Any = self.scores if isinstance(self.scores, Mapping) else {}
+        candidates = by_name.values() or self.score_functions
+        metric = next((score for score in candidates if isinstance(score, _MetricObject)), None)
         if metric is not None:
             raise ConfigError(
-                f"Split: {type(metric).__name__} is a metric object, and a score is a function of (model, batch)\n"
+                f"Split: {getattr(metric, '__name__', type(metric).__name__)} is a metric object,"
+                " and a score is a function of (model, batch)\n"
                 "  let the split collect what the metric needs, and compute it once:\n"
                 "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
                 '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
+            )
+        if by_name:
+            raise ConfigError(
+                "Split: scores is a dictionary\n  give its functions, which have names: scores=[*scores.values()]"
             )
         names = [getattr(score, "__name__", "") for score in self.score_functions]
         names += [*(["loss"] if self.loss else []), *self.derived]

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import _get_default_group, _get_default_store, _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
-from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
+from surefoot.errors import ConfigError, RankLostError, print_uncaught
 from surefoot.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, Lines, Unheard
 from surefoot.interfaces import towards
 from surefoot.placement import TORCHRUN, Placement, end_with_parent
@@ -199,21 +199,17 @@ def _in_launcher() -> bool:
 def _tell_of_uncaught() -> None:
     """Tell the other ranks of an exception that ends this process; it ends with 7 where one of them is the cause.
 
-    The command line does so itself. This is for scripts, and for what happens there outside of a run. One rank says what all
-    of them end of; an error of ours needs no frames.
+    The command line does so itself. This is for scripts, and for what happens there outside of a run. One rank says what all end of.
     """
     before = sys.excepthook
 
-    def uncaught(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    def uncaught(_kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
         lost = problem if isinstance(problem, RankLostError) else None
         if lost is None and isinstance(problem, Exception) and (lost := told_to_ranks(problem)) is not None:
             lost.__cause__ = problem
         ends_by: BaseException = problem if lost is None else lost
-        speaks = not isinstance(ends_by, Exception) or speaks_of(ends_by)
-        if speaks and isinstance(ends_by, SurefootError):
-            print(error_lines(ends_by), file=sys.stderr)
-        elif speaks:
-            before(kind, problem, trace)
+        if not isinstance(ends_by, Exception) or speaks_of(ends_by):
+            print_uncaught(ends_by, trace, before)
         if lost is not None:
             sys.exit(lost.exit_status)
 

@@ -216,7 +216,7 @@ class Run:
         )
         schedule = schedule or constant()
         in_steps = schedule.resolved(times.length)
-        _check_splits(evaluate or {}, seed=seed)
+        _check_splits(evaluate, seed=seed)
         steering = [name for name, split in (evaluate or {}).items() if not split.at_end]
         watch = watched(best, early_stopping, splits=steering)
         lowering = feedback(plateau, early_stopping, splits=steering)
@@ -468,9 +468,14 @@ class Run:
         return differences({"data": found.state["described"]["data"]}, {"data": now})
 
 
-def _check_splits(evaluate: Mapping[str, Split], *, seed: int) -> None:
+def _check_splits(evaluate: Mapping[str, Split] | None, *, seed: int) -> None:
     """Raise where what is to be scored is no split, or cannot be read."""
-    for name, split in evaluate.items():
+    if evaluate is not None and not isinstance(evaluate, Mapping):
+        raise ConfigError(
+            f"evaluate is a {type(evaluate).__name__}: scores are called SPLIT/SCORE, so each split needs a name\n"
+            '  write evaluate={"held-out": surefoot.Split(data)}'
+        )
+    for name, split in (evaluate or {}).items():
         if not isinstance(split, Split):
             raise ConfigError(
                 f"evaluate[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"

@@ -124,6 +124,22 @@ def test_an_error_in_a_worker_is_the_error_without_workers():
     assert "ZeroDivisionError" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("hides", [True, False])
+def test_an_error_of_ours_that_a_worker_sends_says_whether_it_hides_one_of_the_users(hides):
+    class Broken(Numbers):
+        def __getitem__(self, sample):
+            try:
+                return {}["x"]
+            except KeyError as problem:
+                error = DataError("sample is broken")
+                raise error from (None if not hides else problem)
+
+    with pytest.raises(DataError, match="sample is broken") as caught:
+        fed(Broken(), 0, 1, workers=1)
+    assert caught.value.of_user is hides
+    assert [("KeyError" in note) for note in getattr(caught.value, "__notes__", [])] == [True] * hides
+
+
 def test_a_worker_that_dies_is_an_error_with_a_cure():
     class Fatal(Numbers):
         def __getitem__(self, sample):

@@ -71,6 +71,20 @@ def test_a_refusal_of_a_script_that_all_ranks_meet_is_said_once_and_without_fram
     assert group.said.count("Traceback (most recent call last)") == 1, "torchrun's own"
 
 
+def test_an_error_in_a_scripts_own_data_set_keeps_its_frames_and_is_said_once(tmp_path: Path) -> None:
+    with torchrun(tmp_path / "p", "broken-data") as group:
+        assert group.wait() == 1
+    assert group.said.count("]: KeyError: 'my own bug'\n") == 1
+    assert "in __getitem__" in group.said
+
+
+def test_a_refusal_of_a_script_before_ranks_meet_is_said_once(tmp_path: Path) -> None:
+    with torchrun(tmp_path / "p", "negative-batch") as group:
+        assert group.wait() == 1
+    (error,) = group.errors
+    assert "batch_size = -1" in error
+
+
 def test_a_refusal_before_ranks_meet_is_said_once(tmp_path: Path) -> None:
     with torchrun(tmp_path / "p", "train", PROGRAM, "--batch-size", "7x") as group:
         assert group.wait() == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 import traceback
 from collections.abc import Callable
 
@@ -24,9 +23,8 @@ from surefoot.cli import (
     verbs,
     verify,
 )
-from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines
+from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
 from surefoot.launch.rank import started_by_launcher
-from surefoot.placement import TORCHRUN
 
 _VERBS = {
     "train": verbs.train,
@@ -138,8 +136,7 @@ def _speaks_of(problem: Exception) -> bool:
 
         if has_met():
             return speaks_of(problem)
-    if TORCHRUN in os.environ and os.environ.get("LOCAL_RANK") != "0":
-        time.sleep(10.0)  # local rank 0 may meet the same, and say it: then torchrun ends this process meanwhile
+    wait_for_first_rank()
     return True
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from surefoot.data.plan import MicroBatches
 from surefoot.data.samples import read
-from surefoot.errors import DataError, SurefootError, first_line
+from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
@@ -33,7 +33,7 @@ _ENDLESS = sys.maxsize
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _PARENT_WATCH_S = 1.0
 _WAIT_S = 5.0
-_HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch
+_HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch; twice as many of a worker each time it has been named
 
 
 class Reading(Dataset[Any]):
@@ -113,6 +113,7 @@ class Workers:
     ) -> None:
         self.plan, self.first, self.pieces, self.workers, self.say = reading.plan, first, pieces, workers, say
         self.taken = 0  # micro-batches
+        self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits for a micro-batch, by worker
         were = set(multiprocessing.active_children())
         with warnings.catch_warnings(), _deaths_told():
             # how many workers are too many is for whoever sets them to say
@@ -127,7 +128,7 @@ class Workers:
 
     def next(self) -> Any:
         """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
-        waits = 0
+        waits, worker = 0, self.taken % self.workers  # a loader takes their micro-batches in turns
         while True:
             try:
                 with _deaths_told():
@@ -137,24 +138,24 @@ class Workers:
                 if "DataLoader timed out" not in str(problem):
                     raise
                 waits += 1
-                if waits == _HANGS_AFTER:
-                    self.say(self._hanging())
+                if waits == self.named_after[worker]:
+                    self.say(self._hanging(worker, waits * _WAIT_S))
+                    self.named_after[worker] *= 2
         self.taken += 1
         if isinstance(batch, SurefootError):
             raise batch
         return batch
 
-    def _hanging(self) -> str:
-        """Which worker is waited for, and what it reads: a loader takes their micro-batches in turns."""
+    def _hanging(self, worker: int, waited_s: float) -> str:
+        """Which worker is waited for, and what it reads."""
         ahead, place = divmod(self.taken, len(self.pieces))
         step, index = self.first + ahead, self.pieces[place]
         ids, _ = self.plan.micro_batches(step)[index]
         samples = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
-        worker = self.taken % self.workers
         process = self.batches._workers[worker]
         return (
             f"warning: loader worker {worker} (process {process.pid}) has been reading samples {samples} of step {step}"
-            f" for {_HANGS_AFTER * _WAIT_S:.0f} s\n"
+            f" for {waited_s:.0f} s\n"
             "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
             f"  to see where it stands: py-spy dump --pid {process.pid}; or try --workers 0"
         )
@@ -197,8 +198,9 @@ class _Answers(Dataset[Any]):
         try:
             return self.reading[address]
         except SurefootError as problem:
-            if problem.__cause__ is not None:  # which does not travel between processes
-                problem.add_note("".join(traceback.format_exception(problem.__cause__)))
+            if (cause := behind(problem)) is not None:  # which does not travel between processes
+                problem.add_note("".join(traceback.format_exception(cause)))
+            problem.of_user = comes_of_user(problem)
             return problem
 
 

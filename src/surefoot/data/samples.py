@@ -81,13 +81,16 @@ def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None
         what = "a dictionary of tensors"
         cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
     elif isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
-        what = "a tuple of NumPy arrays"
-        cure = "make tensors of them: tuple(map(torch.from_numpy, arrays))"
+        what = f"a tuple of {'tensors and ' if any(isinstance(part, Tensor) for part in parts) else ''}NumPy arrays"
+        cure = "make tensors of them: tuple(map(torch.as_tensor, arrays))"
     elif isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
-        what, cure = f"a list of {len(parts)} columns", "give a tuple of tensors: (inputs, targets)"
+        what = f"a list of {len(parts)} columns"
+        cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
     elif isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
         what = f"a list of ready batches of {batch_size} samples"
         cure = "give the samples themselves, as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
+        if isinstance(dataset[0], Mapping):
+            cure = "give the samples themselves: [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
     if what is not None:
         raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
 

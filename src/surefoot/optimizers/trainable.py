@@ -6,6 +6,7 @@ state waits. One that is unfrozen for the first time joins: its model's optimize
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.errors import CheckpointError, ConfigError, first_line
+from surefoot.errors import CheckpointError, ConfigError, first_line, line_of_user
 from surefoot.optimizers import flat, on_shards
 from surefoot.optimizers.averages import Twin
 from surefoot.optimizers.clipping import Clip, Clipping, clipping_of
@@ -230,11 +231,15 @@ def _from_factory(factory: Built, groups: list[dict[str, Any]]) -> Optimizer:
     """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
     try:
         return factory(groups)
-    except ValueError as problem:  # what torch's optimizers raise for a setting outside of its range
+    except (ValueError, TypeError, IndexError) as problem:
+        *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
+        if not frame.f_globals["__name__"].startswith("torch.optim"):
+            raise
         raise ConfigError(
             f"optimizer: the factory's optimizer refuses its settings: {first_line(problem)}\n"
             "  give it another value: betas at least 0 and below 1, lr and eps at least 0, for example"
-        ) from problem
+            + line_of_user(problem.__traceback__)
+        ) from None
 
 
 def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Parameter]) -> None:
