@@ -6,11 +6,8 @@ prints it without a traceback; a library user catches `SurefootError`, or one of
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import re
-=======
 import os
->>>>>>> fix-q
+import re
 import sys
 import time
 import traceback
@@ -138,25 +135,18 @@ class _Refusals:
         print_uncaught(problem, trace, self.others)
 
 
-<<<<<<< HEAD
 def passed_others(problem: BaseException) -> bool:
     """Whether an exception came through code that is neither ours, nor torch's, nor of the standard library."""
-    files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
-    packages = [re.search(r"(?:site|dist)-packages/(\w+)", Path(file).as_posix()) for file in files]
-    return any(
-        _is_users(file) if package is None else package[1] not in ("surefoot", "torch")
-        for file, package in zip(files, packages, strict=True)
-    )
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        package = re.search(r"(?:site|dist)-packages/(\w+)", Path(frame.f_code.co_filename).as_posix())
+        if _is_users(frame) if package is None else package[1] not in ("surefoot", "torch"):
+            return True
+    return False
 
 
-def _is_users(file: str) -> bool:
-    """Whether a file is the user's own: not of surefoot, nor an installed package, the standard library, or no file."""
-    path = Path(file)
-=======
 def _is_users(frame: FrameType) -> bool:
     """Whether a frame is of the user's own code: not of surefoot, an installed package, the standard library, or made up."""
     path = Path(frame.f_code.co_filename)
->>>>>>> fix-q
     installed = "site-packages" in path.parts or "dist-packages" in path.parts
     ours = path.is_relative_to(Path(__file__).parent) or path.is_relative_to(Path(traceback.__file__).parent)
     is_script = frame.f_globals.get("__name__") == "__main__"  # `python -c` has no file
