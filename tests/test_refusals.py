@@ -310,7 +310,7 @@ def test_a_refusal_before_ranks_meet_waits_for_local_rank_0(
     local_rank: str, waited_s: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(errors.time, "sleep", slept.append)
+    monkeypatch.setattr(errors.threading, "Event", lambda: types.SimpleNamespace(wait=slept.append))
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("LOCAL_RANK", local_rank)
