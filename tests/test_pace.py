@@ -256,7 +256,9 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
     for said in (built(console=True), built(console=True, compile="auto")):
         said.train()
         lines = [line for line in capsys.readouterr().out.splitlines() if "surefoot profile" in line]
-        assert lines == ["note: `surefoot profile` measures what could be gained here (by compiling too: --tries all)"]
+        assert lines == [
+            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
+        ]
     assert "`surefoot profile` measures" in str(plan.sections(built().parts)[-1])
     built(console=True, precision="fp32").train()
     assert "surefoot profile" not in capsys.readouterr().out

@@ -53,6 +53,26 @@ def test_what_is_no_file_of_python_is_refused(name: str, says: str, tmp_path: Pa
         named(tmp_path / name)
 
 
+def test_a_program_that_trains_when_it_is_imported_is_refused_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch, surefoot as sf\n"
+        "run = sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=lambda model, batch: model(batch[0]).mean(),\n"
+        "             train=(torch.ones(8, 2),), batch_size=4, length='2 steps', optimizer=sf.sgd(lr=0.1), out='runs/mine')\n"
+        "def build(): return run\n"
+        "if __name__ != 'guarded': run.train()\n"
+    )
+    with pytest.raises(ConfigError, match=r"mine\.py trains when it is imported") as refused:
+        named(tmp_path / "mine.py")
+    assert "`if __name__ == '__main__':`" in str(refused.value).splitlines()[2]
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "guarded.py").write_text((tmp_path / "mine.py").read_text())
+    named(tmp_path / "guarded.py")().train()  # type: ignore[operator]
+    assert (tmp_path / "runs" / "mine").exists()
+
+
 def test_what_a_file_refuses_itself_stays_as_it_says(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import surefoot as sf\nraise sf.DataError('no such corpus')\n")
     with pytest.raises(DataError, match=r"^no such corpus$"):

@@ -52,7 +52,9 @@ class Chosen:
     def lines(self, parts: Parts) -> list[str]:
         """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
         compiled = [f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})"] if self.compile else []
-        profile = ["note: `surefoot profile` measures what could be gained here (by compiling too: --tries all)"]
+        profile = [
+            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
+        ]
         slow = (
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
             " --precision fp32 is quicker, and another run"

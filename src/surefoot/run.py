@@ -53,6 +53,7 @@ from surefoot.snapshot import Whole
 from surefoot.stopping import EarlyStopping, watched
 from surefoot.supply import Supply
 from surefoot.timetable import timetable
+from surefoot.user_files import refuse_training_at_import
 from surefoot.world import joined
 
 
@@ -391,6 +392,7 @@ class Run:
 
     def __enter__(self) -> Self:
         """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
+        refuse_training_at_import()
         if self.sitting is not None:
             raise ConfigError("this run is open already")
         sitting = Sitting(self.parts, configuration=self.configuration)

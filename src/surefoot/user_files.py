@@ -24,6 +24,7 @@ from typing import Any
 from surefoot.errors import ConfigError, SurefootError, first_line
 
 _LARGEST_BYTES = 64 << 20  # of a program
+_IMPORTED_NOW: list[Path] = []  # by `names_in`
 _NOT_OWN = {"builtins", "surefoot", "torch"}  # whose classes need not be looked through
 
 
@@ -47,6 +48,7 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     sys.modules[name] = module  # where dataclasses look up the types of their fields
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
+    _IMPORTED_NOW.append(path)
     try:
         specification.loader.exec_module(module)
     except SurefootError:
@@ -56,10 +58,22 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
             f"{_place(problem, path)}: {type(problem).__name__}: {first_line(problem)}\n"
             f"  {path.name} is run to find {function!r} in it, and cannot be: does `python {path.name}` work?"
         ) from problem
+    finally:
+        _IMPORTED_NOW.remove(path)
     found = vars(module)
     if not callable(found.get(function)):
         raise ConfigError(f"{path} has no function {function!r}: write {form}")
     return found
+
+
+def refuse_training_at_import() -> None:
+    """Raise `ConfigError` while a command imports a file of the user's own: it may only build a run, not train it."""
+    if _IMPORTED_NOW:
+        raise ConfigError(
+            f"{_IMPORTED_NOW[-1]} trains when it is imported\n"
+            "  a command imports a program to build its run, and then does what it is asked for\n"
+            "  put run.train() below `if __name__ == '__main__':`, and return the run from `def build()`"
+        )
 
 
 def digest(path: Path) -> str | None:
