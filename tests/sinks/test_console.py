@@ -45,6 +45,16 @@ def test_scores_and_samples_are_never_left_out() -> None:
     ]
 
 
+def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
+    scores, sample = {"kind": "scores", "step": 25, "held-out/loss": 1.25}, {"kind": "sample", "step": 35, "text": "so"}
+    records = [train(10), train(20), scores, train(30), sample, train(40), train(100)]
+    found = lines(*records, at=tuple(place / 10 for place in range(len(records))))
+    assert [line.split("/")[0] for line in found if line.startswith("step")] == [
+        f"step={step}" for step in (10, 20, 25, 30, 100)
+    ]
+    assert found.index("--- sample at step 35 ---") == 4
+
+
 def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
     record = train(10, loss_of_applied=2.25, learning_rate=1e-3, norm=0.5, targets_per_s=51234.0, warmth=3, left_s=192)
     record["skipped"] = 2

@@ -53,7 +53,8 @@ class Said:
 class Console:
     """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each.
 
-    The newest record of training is brought out by the next message too, so that an end or a warning has its numbers above it.
+    The newest record of training is brought out by the next message, scores or sample too, so that these have its numbers above
+    them and steps stand in their order.
     """
 
     fresh_line = "\n"
@@ -75,9 +76,11 @@ class Console:
             if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
                 self._print_held()
         elif kind == "scores":
+            self._print_held()
             values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
             self._print(" ".join([f"step={step}/{self.length}", *values]))
         elif kind == "sample":
+            self._print_held()
             self._print(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
