@@ -70,7 +70,7 @@ _STATE_SHAPE: dict[str, Any] = {  # of what stands in state.json, as far as it i
         "failed": bool,
         "format": str,
         "loss": (None, _number),
-        "machine": {name: str for name in ("cpu", "device", "hardware", "surefoot", "torch")},
+        "machine": dict.fromkeys(("cpu", "device", "hardware", "surefoot", "torch"), str),
         "micro_batch": (None, {"count": (int, float), "samples": int, "sha256": str}),
         "samples": _TEXTS,
         "sources": dict.fromkeys(CHANGES, _TEXTS),
