@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ranks import Ranks
-from surefoot.checkpoint.unsaved import same
+from surefoot.checkpoint.unsaved import Observation, changes, same
 from surefoot.config import layered
 from surefoot.recipes import images
 
@@ -801,3 +801,25 @@ def test_rounding_is_measured_by_the_largest_number_of_a_tensor() -> None:
     assert not same(numbers, far, exact=False)
     assert not same(numbers, near)
     assert same(torch.zeros(0), torch.zeros(0), exact=False)
+
+
+class Growing(Net):
+    """Its cache is larger after the first update, and takes the room in which another tensor was copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache, self.table = torch.zeros(1), torch.zeros(60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.table[0]
+
+
+def test_a_tensor_that_only_one_observation_can_copy_is_not_called_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.checkpoint.unsaved._MAX_BYTES", 400)
+    model = Growing()
+    before = Observation({"model": model}, loss, user_state={})
+    model.cache = torch.zeros(90)
+    after = Observation({"model": model}, loss, user_state={})
+    assert changes(before, after, exact=True) == ["model.cache"]
+    model.table.add_(1)
+    assert changes(after, Observation({"model": model}, loss, user_state={}), exact=True) == ["model.table"]

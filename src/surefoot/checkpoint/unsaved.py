@@ -17,7 +17,7 @@ from functools import cache, partial
 from operator import is_not
 from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,13 @@ _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persiste
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
 _OPTIMIZER_PROTOCOL = ("state_dict", "load_state_dict")
 _PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
+
+
+class _Counted(NamedTuple):
+    """A tensor too large to be copied, by its shape and its counter of changes in place."""
+
+    shape: tuple[int, ...]
+    version: int
 
 
 class Observation:
@@ -156,7 +163,7 @@ class Observation:
                 self.visit(name, part, is_saved)
             return
         if not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
-            self._note(path, (tuple(local.shape), tensor._version), is_saved)
+            self._note(path, _Counted(tuple(local.shape), tensor._version), is_saved)
             return
         self.copied_bytes += 0 if is_saved else local.nbytes
         numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
@@ -273,7 +280,12 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
 
 
 def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding."""
+    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding.
+
+    A tensor that only one observation had room to copy counts as equal: nothing is known of it.
+    """
+    if isinstance(earlier, _Counted) != isinstance(later, _Counted):
+        return True
     if type(earlier) is not type(later):
         return False
     if isinstance(earlier, float):
