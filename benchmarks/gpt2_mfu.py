@@ -116,7 +116,7 @@ def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, com
         model=lambda: sf.models.GPT(network),
         loss=loss,
         count=lambda held: held[0][:, 1:].numel(),
-        train=(rows,),
+        train_data=(rows,),
         batch_size=shape.micro_batch * shape.accumulate,
         micro_batch_size=shape.micro_batch,
         length="100000 steps",

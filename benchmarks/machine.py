@@ -79,7 +79,7 @@ def classifier(
     batches = list(zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True))
 
     def run(**settings: Any) -> sf.Run:
-        return sf.Run(model=ours, loss=classified, train=(inputs, labels), batch_size=batch, **settings)
+        return sf.Run(model=ours, loss=classified, train_data=(inputs, labels), batch_size=batch, **settings)
 
     return Case(lambda: plain_step(plain(), lambda m, b: (classified(m, b), len(b[1])), batches), run, **more)
 
@@ -102,7 +102,7 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
             model=lambda: sf.models.GPT(network),
             loss=ours,
             count=lambda held: held[0][:, 1:].numel(),
-            train=(tokens,),
+            train_data=(tokens,),
             batch_size=batch,
             **settings,
         )
@@ -138,7 +138,7 @@ def translation(*, width: int, layers: int, vocabulary: int, **more: int) -> Cas
             model=lambda: sf.models.Seq2Seq(network),
             loss=smoothed(0.0),
             count=targets_of,
-            train=pairs,
+            train_data=pairs,
             batch_size="2048 tokens",
             **settings,
         )

@@ -43,7 +43,7 @@ def mlp() -> dict[str, Any]:
     def loss(model: nn.Module, batch: Any) -> Any:
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    return {"model": MLP, "loss": loss, "train": data, "batch_size": BATCH, "optimizer": sf.adamw(lr=1e-3)}
+    return {"model": MLP, "loss": loss, "train_data": data, "batch_size": BATCH, "optimizer": sf.adamw(lr=1e-3)}
 
 
 def gpt() -> dict[str, Any]:
@@ -58,7 +58,7 @@ def gpt() -> dict[str, Any]:
     return {
         "model": lambda: GPT(shape),
         "loss": loss,
-        "train": sf.Windows(tokens, context=64, seed=0),
+        "train_data": sf.Windows(tokens, context=64, seed=0),
         "batch_size": 8,
         "optimizer": sf.adamw(lr=1e-3),
     }

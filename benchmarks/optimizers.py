@@ -48,7 +48,7 @@ def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int
     run = sf.Run(
         model=lambda: sf.models.GPT(SHAPE),
         loss=loss,
-        train=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
+        train_data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
         batch_size=8,
         length=f"{steps + 3} steps",
         optimizer=optimizer,

@@ -61,7 +61,7 @@ def classifier(model: Callable[[], nn.Module], shape: tuple[int, ...], *, batch:
     def loss(network: Any, held: Any) -> Tensor:
         return F.cross_entropy(network(held[0]), held[1])
 
-    return lambda **settings: sf.Run(model=model, loss=loss, train=data, batch_size=batch, **settings)
+    return lambda **settings: sf.Run(model=model, loss=loss, train_data=data, batch_size=batch, **settings)
 
 
 def gpt(layers: int, heads: int, width: int, context: int, vocabulary: int, *, batch: int, **shape: Any) -> Build:
@@ -76,7 +76,7 @@ def gpt(layers: int, heads: int, width: int, context: int, vocabulary: int, *, b
         model=lambda: sf.models.GPT(network),
         loss=loss,
         count=lambda held: held[0][:, 1:].numel(),
-        train=(tokens,),
+        train_data=(tokens,),
         batch_size=batch,
         **settings,
     )
@@ -95,7 +95,7 @@ def translation(layers: int, width: int, vocabulary: int, *, tokens: int, longes
         model=lambda: sf.models.Seq2Seq(network),
         loss=smoothed(0.1),
         count=targets_of,
-        train=pairs,
+        train_data=pairs,
         batch_size=f"{tokens} tokens",
         **settings,
     )

@@ -110,7 +110,7 @@ def measured(
         run = sf.Run(
             model=network,
             loss=loss,
-            train=data,
+            train_data=data,
             batch_size=ROWS * pieces * ranks,
             micro_batch_size=ROWS,
             length=f"{steps} steps",

@@ -64,7 +64,7 @@ def build(out: str | Path | None = None, **changes: Any) -> sf.Run:
     """The run, any of whose settings may be changed."""
     settings: dict[str, Any] = {
         "model": {"generator": lambda: perceptron(NOISE, 2), "discriminator": lambda: perceptron(2, 1)},
-        "train": ring(),
+        "train_data": ring(),
         "batch_size": 128,
         "length": "1500 steps",
         "optimizer": {

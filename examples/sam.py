@@ -41,7 +41,7 @@ def build(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": model,
         "loss": loss,
-        "train": (points[:500], labels[:500]),
+        "train_data": (points[:500], labels[:500]),
         "batch_size": 50,
         "length": "20 epochs",
         "optimizer": sf.sgd(lr=0.2, momentum=0.9),

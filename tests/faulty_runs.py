@@ -128,11 +128,11 @@ def build(config: Config) -> sf.Run:
     return sf.Run(
         model=lambda: Net(config),
         loss=loss,
-        train=data(config),
+        train_data=data(config),
         optimizer=optimizer,
         clip="off",
         activation_checkpointing="blocks" if config.checkpointed else "off",
-        keep=99,
+        keep_last=99,
         console=False,
         check_state=False,  # it has a counter that is not saved
         **{

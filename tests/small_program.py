@@ -71,5 +71,5 @@ def build(config: Config) -> sf.Run:
     time.sleep(config.slow_start_s)
     changes: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "length")}
     return small_runs.build(
-        config.out, train=Samples(config), workers=config.workers, save_every=config.save_every, **changes
+        config.out, train_data=Samples(config), workers=config.workers, save_every=config.save_every, **changes
     )

@@ -59,7 +59,7 @@ def build(out: str | Path | None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data,
+        "train_data": data,
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "4 epochs",
@@ -80,7 +80,7 @@ def build(out: str | Path | None, **changes: Any) -> sf.Run:
 
 def train(run: sf.Run, ids: Path | None = None) -> None:
     """All steps that are left; the samples of each are appended to a file, and a value of the user's own is kept."""
-    seen = run.keep("seen", {"labels": 0, "noise": torch.zeros(())})
+    seen = run.register_state("seen", {"labels": 0, "noise": torch.zeros(())})
     with run:
         for step in run:
             seen["labels"] += int(sum(int(part.batch[1].sum()) for part in step.micro_batches))

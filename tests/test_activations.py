@@ -307,7 +307,7 @@ def run_of(out: Path | None = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {"model": Net, "batch_size": 8, "micro_batch_size": 4, "length": "8 steps", "ema": 0.9}
     settings |= {"optimizer": sf.adamw(lr=1e-2), "evaluate": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
     settings |= {"device": "cpu", "out": out, "console": False, "save_every": "2 steps"}
-    return sf.Run(loss=loss, train=data, **settings | changes)
+    return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 
 def trained(**changes: Any) -> list[Tensor]:

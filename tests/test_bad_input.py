@@ -98,7 +98,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--batch-size", "0"], "batch_size = 0"),
         ([*GPT, "--batch-size", "-4"], "batch_size = -4"),
         ([*GPT, "--clip", "1.0"], 'try: --clip "norm 1.0"'),
-        ([*GPT, "--keep", "0"], "keep = 0"),
+        ([*GPT, "--keep-last", "0"], "keep_last = 0"),
         ([*GPT, "--ema", "2"], "2"),
         ([*GPT, "--device", "cadu"], "cadu"),
         ([*GPT, "--model.heads", "3"], "heads"),
@@ -204,7 +204,7 @@ PLAIN: dict[str, Any] = {"length": "6 steps", "schedule": None, "early_stopping"
 def test_a_target_out_of_range_names_sample_and_step(wrong: int, run_refused: Refused, tmp_path: Path) -> None:
     inputs, labels = data()
     labels[17] = wrong
-    said = run_refused(3, out="run", train=(inputs, labels), **PLAIN)
+    said = run_refused(3, out="run", train_data=(inputs, labels), **PLAIN)
     order = [17 in ids for ids in batches_of(inputs, labels)]
     assert f"target {wrong} is out of range at step {order.index(True)}, sample 17" in said
     assert 0 in Store(tmp_path / "run" / "checkpoints").steps()
@@ -219,7 +219,7 @@ def test_a_target_out_of_range_of_many_classes_is_named_too(run_refused: Refused
     def loss(model: nn.Module, batch: Any) -> sf.Mean:
         return sf.linear_cross_entropy(batch[0], model[0].weight, batch[1])  # type: ignore[index,arg-type]
 
-    many = {"model": lambda: nn.Sequential(nn.Linear(8, 20_000)), "loss": loss, "train": (inputs, labels)}
+    many = {"model": lambda: nn.Sequential(nn.Linear(8, 20_000)), "loss": loss, "train_data": (inputs, labels)}
     assert "target 20000 is out of range at step" in (said := run_refused(3, **many, **PLAIN))
     assert "sample 17" in said
 
@@ -232,11 +232,11 @@ def test_an_index_of_the_users_own_that_is_out_of_range_is_no_label(tmp_path: Pa
         return F.cross_entropy(model(batch[0]), batch[1]) * weights[2]
 
     with pytest.raises(IndexError, match="index 2 is out of bounds"):
-        build(tmp_path / "run", loss=loss, train=(inputs, labels), **PLAIN).train()
+        build(tmp_path / "run", loss=loss, train_data=(inputs, labels), **PLAIN).train()
 
 
 def batches_of(*tensors: Tensor) -> list[list[int]]:
-    run = build(None, train=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
+    run = build(None, train_data=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
     with run:
         return [[int(sample) for part in step.micro_batches for sample in part.ids] for step in run]
 
@@ -248,11 +248,11 @@ def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good
     poisoned = inputs.clone()
     poisoned[5, 2] = float("nan")
     changes = PLAIN | {"length": "30 steps", "log_every": "4 steps"}
-    said = run_refused(5, out="run", train=(poisoned, labels), **changes)
+    said = run_refused(5, out="run", train_data=(poisoned, labels), **changes)
     assert "sample 5" in said
     assert "weights are those after step 0" in said
     store = Store(tmp_path / "run" / "checkpoints")
-    fresh = build(None, train=(inputs, labels), **changes).state.models["model"].state_dict()
+    fresh = build(None, train_data=(inputs, labels), **changes).state.models["model"].state_dict()
     for step in store.steps():
         held = store.at(step).files["model"]
         assert all(torch.equal(held[name], value) for name, value in fresh.items()), step
@@ -261,7 +261,7 @@ def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good
 def test_a_single_nan_sample_is_skipped_shown_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     inputs, labels = data()
     inputs[5, 2] = float("nan")
-    build(None, train=(inputs, labels), console=True, **(PLAIN | {"log_every": "3 steps"})).train()
+    build(None, train_data=(inputs, labels), console=True, **(PLAIN | {"log_every": "3 steps"})).train()
     assert capsys.readouterr().out.count("skipped=") == 2  # each pass of three steps holds it once
 
 
@@ -271,12 +271,12 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 def test_a_source_that_can_only_be_iterated_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
-    assert "can only be iterated" in run_refused(3, out="run", train=Stream(), **PLAIN)
+    assert "can only be iterated" in run_refused(3, out="run", train_data=Stream(), **PLAIN)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_data_set_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
-    assert "empty" in run_refused(3, out="run", train=data(0), **PLAIN)
+    assert "empty" in run_refused(3, out="run", train_data=data(0), **PLAIN)
     assert not (tmp_path / "run").exists()
 
 
@@ -455,7 +455,7 @@ def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
     says: str, run_refused: Refused, tmp_path: Path
 ) -> None:
     status, changes = MISTAKEN[says]
-    plain = {"schedule": None, "early_stopping": None, "evaluate": None, "train": data()}
+    plain = {"schedule": None, "early_stopping": None, "evaluate": None, "train_data": data()}
     assert says in run_refused(status, "run", late=lambda: {**plain, **changes()})
     assert list(tmp_path.iterdir()) == []
 
@@ -473,7 +473,7 @@ def test_numbers_below_nothing_are_refused_before_the_training(
     ("flags", "says"),
     [
         (["--optimizer.lr", "abc"], "'abc' is not a number"),
-        (["--keep", "x"], "'x' is not a whole number"),
+        (["--keep-last", "x"], "'x' is not a whole number"),
         (["--out"], "needs a value"),
         (["--checkpont", "best"], "unknown setting --checkpont"),
         (["--config", "nope.toml"], "cannot read nope.toml: No such file or directory"),

@@ -90,7 +90,7 @@ class Plain(torch.optim.SGD):
 
 def build(out: str = "runs/changed", **changes):
     settings = dict(
-        model=Net, loss=loss, train=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate=collate,
+        model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate=collate,
         optimizer=sf.sgd(lr=0.1), save_every="100 steps", report=False, precision="fp32", device="cpu",
         check_state=False,  # the model counts its calls
     )
@@ -345,7 +345,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
 ) -> None:
     samples = [(torch.ones(2), 1, Graph()) for _ in range(12)]
     settings: dict[str, Any] = {
-        "train": samples,
+        "train_data": samples,
         "collate": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
     }
     built(place, stop_after="4 steps", **settings).train()
@@ -353,7 +353,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
         "note: Graph in samples cannot be looked into: a resume does not notice if they change"
         in capsys.readouterr().out
     )
-    built(place, **(settings | {"train": [(torch.ones(2), 1, Graph()) for _ in range(12)]})).train()
+    built(place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})).train()
 
 
 def test_the_command_line_accepts_a_change(

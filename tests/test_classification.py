@@ -69,7 +69,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
     run = sf.Run(
         model=lambda: torch.nn.Linear(CLASSES, CLASSES),
         loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        train=(logits, labels),
+        train_data=(logits, labels),
         batch_size=20,
         length="3 steps",
         optimizer=sf.sgd(0.1),

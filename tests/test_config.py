@@ -118,7 +118,7 @@ def test_every_setting_stands_in_the_file_with_its_origin():
 
     assert "seed = 0 # flag\n" in written
     assert "lr = 0.0003 # file small.toml\n" in written
-    assert "keep = 3 # default\n" in written
+    assert "keep_last = 3 # default\n" in written
     document = tomllib.loads(written)
     assert set(values(written)) == set(flatten(Config()))
     assert "init" in document["absent"]
@@ -151,19 +151,19 @@ def test_later_layers_win_and_origins_say_which():
         [
             ("preset", {"seed": 1, "deep.optimizer.lr": 0.1}),
             ("file a.toml", {"seed": 2}),
-            ("flag", {"keep": 5}),
+            ("flag", {"keep_last": 5}),
         ],
     )
 
-    assert (config.seed, config.keep, config.deep.optimizer.lr) == (2, 5, 0.1)
+    assert (config.seed, config.keep_last, config.deep.optimizer.lr) == (2, 5, 0.1)
     assert {origins[name] for name in ("seed",)} == {"file a.toml"}
-    assert (origins["keep"], origins["deep.optimizer.lr"], origins["clip"]) == ("flag", "preset", "default")
+    assert (origins["keep_last"], origins["deep.optimizer.lr"], origins["clip"]) == ("flag", "preset", "default")
     assert set(origins) == set(flatten(config))
 
 
 def test_layers_are_checked_one_by_one_and_problems_name_theirs():
-    with pytest.raises(ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep = \"x\".*\[flag\]"):
-        layered(Config, [("file a", {"sead": 1}), ("flag", {"keep": "x"})])
+    with pytest.raises(ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep_last = \"x\".*\[flag\]"):
+        layered(Config, [("file a", {"sead": 1}), ("flag", {"keep_last": "x"})])
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_a_mistake_in_a_file_is_told_with_where_and_what_instead(line, message):
 
 
 def test_all_problems_are_told_at_once_in_at_most_five_lines():
-    two = "sead = 1\nkeep = 1.5"
-    with pytest.raises(ConfigError, match=r"(?s)sead.*keep = 1.5"):
+    two = "sead = 1\nkeep_last = 1.5"
+    with pytest.raises(ConfigError, match=r"(?s)sead.*keep_last = 1.5"):
         from_toml(two, Config)
     with pytest.raises(ConfigError) as refused:
         from_toml("\n".join(f"unknown{number} = 1" for number in range(20)), Config)

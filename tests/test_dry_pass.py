@@ -86,7 +86,7 @@ def mlp_run(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Sequential(nn.Linear(32, WIDE), nn.ReLU(), nn.Linear(WIDE, 16)),
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        "train": (torch.randn(200, 32), torch.randint(16, (200,))),
+        "train_data": (torch.randn(200, 32), torch.randint(16, (200,))),
         "batch_size": ROWS,
         "length": "3 steps",
         "optimizer": sf.adamw(lr=1e-2),
@@ -194,7 +194,7 @@ def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
         run = mlp_run(
             model=lambda: sf.models.GPT(shape),
             loss=lambda model, batch: model(batch[0], loss=lambda h, w: sf.linear_cross_entropy(h, w, batch[1])),
-            train=sf.Windows(torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0),
+            train_data=sf.Windows(torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0),
             batch_size=1,
             ema=0.9,
         )

@@ -48,7 +48,7 @@ def trained(out: Path, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Tied,
         "loss": loss,
-        "train": (tokens, tokens.roll(1)),
+        "train_data": (tokens, tokens.roll(1)),
         "batch_size": 4,
         "length": "4 steps",
         "optimizer": sf.adamw(lr=1e-2),
@@ -74,7 +74,7 @@ def gpt_run(out: Path, shape: GPTShape = SHAPE) -> sf.Run:
         out,
         model=lambda: GPT(shape),
         loss=next_token,
-        train=(tokens, tokens.roll(1, 1)),
+        train_data=(tokens, tokens.roll(1, 1)),
         evaluate={},
         best=None,
         settings={"model": asdict(shape)},
@@ -254,7 +254,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
 
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", optimizer=sf.adamw(lr=0.05), keep=3)
+    run = trained(tmp_path / "run", optimizer=sf.adamw(lr=0.05), keep_last=3)
     watch = run.parts.whole.watch
     assert watch is not None
     assert watch.step is not None

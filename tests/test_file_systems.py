@@ -153,7 +153,7 @@ def large(out: Path) -> sf.Run:
     return sf.Run(
         model=lambda: nn.Linear(width, width, bias=False),
         loss=lambda model, batch: model(batch[0]).square().mean(),
-        train=(torch.randn(16, width, generator=generator),),
+        train_data=(torch.randn(16, width, generator=generator),),
         batch_size=4,
         length="6 steps",
         optimizer=sf.adamw(lr=1e-3),

@@ -396,7 +396,9 @@ def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(16, WIDTH, generator=generator), torch.randint(CLASSES, (16,), generator=generator)
     settings: dict[str, Any] = {"batch_size": 8, "micro_batch_size": 4, "length": "2 steps", "device": "cpu"}
-    return sf.Run(model=model, loss=loss, train=data, optimizer=sf.sgd(lr=0.1), console=False, **settings | changes)
+    return sf.Run(
+        model=model, loss=loss, train_data=data, optimizer=sf.sgd(lr=0.1), console=False, **settings | changes
+    )
 
 
 def on_a_rank(*, beside_on: int, parallel: str = "auto") -> float | str:

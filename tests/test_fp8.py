@@ -27,7 +27,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "model": lambda: sf.models.GPT(SHAPE),
         "loss": loss,
-        "train": (rows,),
+        "train_data": (rows,),
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "6 steps",

@@ -66,7 +66,7 @@ def build(out: Path | str | None = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": frozen_backbone,
         "loss": loss,
-        "train": data(),
+        "train_data": data(),
         "batch_size": BATCH,
         "micro_batch_size": BATCH // 2,
         "length": f"{STEPS} steps",
@@ -355,7 +355,7 @@ def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_p
 
 
 def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
-    made(build(tmp_path, save_every="2 steps", keep=100), thaw)
+    made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
     verdict = sf.verify(build(tmp_path))
     assert not verdict.problems
     assert (
@@ -369,7 +369,7 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
         model.get_submodule("backbone").requires_grad_(True)
         return ""
 
-    run = build(sample=unfreeze, sample_every="4 steps")
+    run = build(sample_fn=unfreeze, sample_every="4 steps")
     weight = run.state.models["model"].get_parameter("backbone.0.weight")
     before = weight.detach().clone()
     run.train()
@@ -619,7 +619,7 @@ def on_a_rank(out: str | None = None, until: int = STEPS, *, early: bool = False
     In float64, the averages too.
     """
     run = build(
-        out, model=lambda: frozen_backbone().double(), train=widened(data()), ema=0.9, stop_after=f"{until} steps"
+        out, model=lambda: frozen_backbone().double(), train_data=widened(data()), ema=0.9, stop_after=f"{until} steps"
     )
     run.state.models["model"].get_submodule("backbone").requires_grad_(early)
     made(run, thaw_and_freeze)

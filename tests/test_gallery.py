@@ -33,7 +33,7 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
 
 
 def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp_path: Path) -> None:
-    run = build(tmp_path / "run", panels=of_model)
+    run = build(tmp_path / "run", panels_fn=of_model)
     run.train()
     shown = sf.read_panels(tmp_path / "run")
     assert shown is not None
@@ -45,7 +45,7 @@ def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp
     with torch.no_grad():
         assert values["said"] == pytest.approx(float(averaged.eval()(torch.ones(4, 8)).exp().sum()))
     assert values["training"] == 0.0
-    assert run.panels() == shown  # random numbers too: they are the step's
+    assert run.make_panels() == shown  # random numbers too: they are the step's
 
 
 def test_without_a_directory_or_before_the_end_none_are_made(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_without_a_directory_or_before_the_end_none_are_made(tmp_path: Path) -> 
         called.append(model)
         return [matrix()]
 
-    build(None, panels=never).train()
-    build(tmp_path / "run", panels=never, stop_after="3 steps").train()
+    build(None, panels_fn=never).train()
+    build(tmp_path / "run", panels_fn=never, stop_after="3 steps").train()
     assert sf.read_panels(tmp_path / "run") is None
     assert called == []
-    build(tmp_path / "run", panels=of_model).train()
+    build(tmp_path / "run", panels_fn=of_model).train()
     assert sf.read_panels(tmp_path / "run") is not None
 
 
@@ -77,7 +77,7 @@ def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_
     patience = sf.EarlyStopping("min held-out/loss", patience=1) if early else None
     changes: dict[str, Any] = {"early_stopping": patience, "evaluate_every": "1 steps", "length": "60 steps"}
     changes |= {"optimizer": sf.adamw(lr=2.0)} if early else {}
-    run = build(tmp_path / "run", panels=of_model, loss=stopped, **changes)
+    run = build(tmp_path / "run", panels_fn=of_model, loss=stopped, **changes)
     if early:
         run.train()
         assert run.state.step < 60
@@ -96,7 +96,7 @@ def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
 
     told: list[int] = []
     called: list[int] = []
-    run = build(tmp_path / "run", panels=lambda model: called.append(1) or [matrix()], loss=stopped, evaluate={})
+    run = build(tmp_path / "run", panels_fn=lambda model: called.append(1) or [matrix()], loss=stopped, evaluate={})
     with pytest.raises(SystemExit):
         run.train()
     assert run.state.step == 6
@@ -128,7 +128,7 @@ def failing(model: nn.Module) -> Iterator[sf.ConfusionMatrix]:
 def test_what_goes_wrong_is_one_warning_and_ends_no_run(
     panels: Any, said: str, titles: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build(tmp_path / "run", panels=panels, console=True).train()
+    build(tmp_path / "run", panels_fn=panels, console=True).train()
     printed = capsys.readouterr().out
     (warning,) = [line for line in printed.splitlines() if line.startswith("warning")]
     assert said in warning
@@ -150,7 +150,7 @@ def test_a_disk_without_room_is_a_warning(
         write(self, name, text)
 
     monkeypatch.setattr(RunDirectory, "write_text", full)
-    build(tmp_path / "run", panels=of_model, console=True).train()
+    build(tmp_path / "run", panels_fn=of_model, console=True).train()
     assert "warning: cannot write panels.json: No space left on device" in capsys.readouterr().out
 
 
@@ -173,7 +173,7 @@ def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
         yield matrix()
 
     with pytest.raises(SystemExit):
-        build(tmp_path / "run", panels=signalled).train()
+        build(tmp_path / "run", panels_fn=signalled).train()
     assert sf.read_panels(tmp_path / "run") is None
     assert not list((tmp_path / "run").glob("*.partial"))
 
@@ -190,13 +190,13 @@ def test_their_seconds_are_those_of_evaluating(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Clock, "enter", enter)
     during: list[str] = []
-    build(tmp_path / "run", panels=lambda model: during.append(phases[-1]) or []).train()
+    build(tmp_path / "run", panels_fn=lambda model: during.append(phases[-1]) or []).train()
     assert during == ["evaluating"]
 
 
 def test_a_run_without_panels_refuses_to_make_some() -> None:
-    with pytest.raises(sf.ConfigError, match=r"give Run\(panels=...\)"):
-        build(None).panels()
+    with pytest.raises(sf.ConfigError, match=r"give Run\(panels_fn=...\)"):
+        build(None).make_panels()
 
 
 def test_panels_json_is_surefoots_own_name() -> None:
@@ -205,7 +205,7 @@ def test_panels_json_is_surefoots_own_name() -> None:
 
 
 def test_metrics_jsonl_holds_none_of_it(tmp_path: Path) -> None:
-    build(tmp_path / "run", panels=of_model).train()
+    build(tmp_path / "run", panels_fn=of_model).train()
     kinds = {json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()}
     assert "train" in kinds
     assert not kinds & {"panels", "outcome"}

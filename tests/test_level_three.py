@@ -115,7 +115,7 @@ def sitting(out, kill_at, drawing):
                     log_every="3 steps", ema=0.9, clip="norm 1.0", console=False, check_state=False)
     if not drawing:
         return gan.train(run)
-    drawn = run.keep("drawn", {"numbers": []})
+    drawn = run.register_state("drawn", {"numbers": []})
     with run:
         for step in run.steps():  # random numbers of the body's own, before and after the step is made
             drawn["numbers"].append(random.random() + float(torch.rand(())))
@@ -236,7 +236,7 @@ def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str,
     run = sf.Run(
         model={"first": lambda: nn.Linear(2, 1), "second": lambda: nn.Linear(2, 1)},
         loss=None,
-        train=(torch.ones(4, 2),),
+        train_data=(torch.ones(4, 2),),
         batch_size=4,
         length="1 steps",
         optimizer=sf.sgd(lr=0.1),

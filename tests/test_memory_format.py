@@ -45,7 +45,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data,
+        "train_data": data,
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.adamw(lr=1e-3),

@@ -90,7 +90,7 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
         sf.Run(
             model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(240, 12)),
             loss=loss,
-            train=batch(12),
+            train_data=batch(12),
             batch_size=12,
             micro_batch_size=4,
             length="3 steps",

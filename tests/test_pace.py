@@ -45,7 +45,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data,
+        "train_data": data,
         "batch_size": 16,
         "length": "6 steps",
         "optimizer": sf.adamw(lr=1e-3),
@@ -186,7 +186,7 @@ def test_choosing_leaves_no_trace(table: Table) -> None:
 def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(tmp_path: Path, table: Table) -> None:
     wrong = (torch.randn(64, 16), torch.full((64,), 500))
     with pytest.raises(sf.DataError, match="target 500 is out of range at step 0"):
-        built(tmp_path / "run", train=wrong, compile="auto").train()
+        built(tmp_path / "run", train_data=wrong, compile="auto").train()
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
@@ -231,7 +231,10 @@ def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) 
 
     def facts(seed: int) -> Facts | str:
         run = built(
-            model=lambda: sf.models.Seq2Seq(network), train=sf.Pairs(rows, rows), batch_size="256 tokens", seed=seed
+            model=lambda: sf.models.Seq2Seq(network),
+            train_data=sf.Pairs(rows, rows),
+            batch_size="256 tokens",
+            seed=seed,
         )
         return pace.run_facts(run.parts)
 
@@ -414,7 +417,7 @@ def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
     own = pace.settle_choices(built(loss=None, compile="auto").parts)
     assert own.compile == "the steps are the program's own"
     pairs = sf.Pairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
-    tokens = pace.settle_choices(built(train=pairs, batch_size="32 tokens", compile="auto").parts)
+    tokens = pace.settle_choices(built(train_data=pairs, batch_size="32 tokens", compile="auto").parts)
     assert tokens.compile == "batches by tokens have another shape in almost every step"
 
 

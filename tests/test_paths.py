@@ -49,7 +49,7 @@ def run(**settings) -> sf.Run:
     return sf.Run(
         model=lambda: torch.nn.Linear(1, 1),
         loss=lambda model, batch: model(batch[0]).square().mean(),
-        train=(torch.ones(4, 1),),
+        train_data=(torch.ones(4, 1),),
         batch_size=2,
         length="2 steps",
         optimizer=sf.sgd(lr=0.1),

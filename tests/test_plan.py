@@ -32,7 +32,7 @@ def run_of(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": mlp,
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        "train": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "train_data": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
         "batch_size": 40,
         "micro_batch_size": 10,
         "length": "12 epochs",
@@ -88,7 +88,11 @@ def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
 def test_targets_are_those_that_the_loss_counts() -> None:
     data = tokens(12, seed=0)
     run = run_of(
-        model=lambda: nn.Linear(FEATURES, CLASSES), loss=counted_mean, train=data, batch_size=12, micro_batch_size=12
+        model=lambda: nn.Linear(FEATURES, CLASSES),
+        loss=counted_mean,
+        train_data=data,
+        batch_size=12,
+        micro_batch_size=12,
     )
     assert f"{counted_targets(data)} targets a step" in said(run)
 
@@ -180,7 +184,7 @@ def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(loss
         model=lambda: nn.Linear(FEATURES, CLASSES),
         loss=loss,
         count=count,
-        train=tokens(12, seed=0),
+        train_data=tokens(12, seed=0),
         batch_size=12,
         micro_batch_size=12,
     )
@@ -203,7 +207,7 @@ def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) ->
             return {"x": torch.full((32,), float(sample)), "label": sample % 10}
 
     run = run_of(
-        train=Texts(),
+        train_data=Texts(),
         collate=lambda rows: [rows],
         count=lambda batch: len(batch[0]),
         micro_batch_size=micro_batch_size,
@@ -349,7 +353,7 @@ def build():
     data = torch.arange(40.0)[:, None], torch.arange(40.0)[:, None]
     def loss(model, batch):
         return F.mse_loss(model(batch[0]), batch[1], reduction="REDUCTION")
-    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train=data, batch_size=8, length="3 steps",
+    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=8, length="3 steps",
                   optimizer=sf.adamw(lr=0.1), out="runs/a")
 """
 

@@ -90,7 +90,7 @@ def test_a_divergence_is_recorded_at_the_step_whose_weights_stand(tmp_path: Path
     data = Augmented()
     data.inputs[:] = torch.nan
     with pytest.raises(sf.DivergedError):
-        build(tmp_path / "run", train=data, evaluate=None, early_stopping=None, max_bad_steps=1).train()
+        build(tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, max_bad_steps=1).train()
     assert happened(tmp_path / "run") == [(0, "diverged")]
 
 
@@ -151,7 +151,7 @@ def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path
     data = Augmented()
     data.inputs[5] = torch.nan  # once in each pass
     losses: list[tuple[int, float, bool]] = []
-    run = build(tmp_path / "run", train=data, evaluate=None, early_stopping=None, log_every="7 steps")
+    run = build(tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, log_every="7 steps")
     with run:
         for step in run:
             assert step.loss is not None
@@ -174,7 +174,7 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[:] = torch.nan
     run = build(
-        tmp_path / "run", train=data, evaluate=None, early_stopping=None, max_bad_steps=100, log_every="24 steps"
+        tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, max_bad_steps=100, log_every="24 steps"
     )
     run.train()
     first = written(tmp_path / "run", "train")[0]
@@ -202,7 +202,7 @@ def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.Monkey
 def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     data = Augmented()
     data.inputs[5] = torch.nan
-    build(None, train=data, evaluate=None, early_stopping=None, length="8 steps", console=True).train()
+    build(None, train_data=data, evaluate=None, early_stopping=None, length="8 steps", console=True).train()
     said = capsys.readouterr().out
     assert "step=8/8 loss" in said
     assert not any(f"{name}=" in said for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps"))

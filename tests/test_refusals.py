@@ -36,7 +36,7 @@ def build(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Linear(4, 3),
         "loss": loss,
-        "train": (X, Y),
+        "train_data": (X, Y),
         "batch_size": 8,
         "length": "2 steps",
         "optimizer": sf.sgd(lr=0.1),
@@ -63,30 +63,30 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "the loss returned 'accuracy' as float",
         "surefoot.Mean",
     ),
-    "a Tensor": ({"train": X}, sf.DataError, "a Tensor", r"\(inputs, targets\)"),
+    "a Tensor": ({"train_data": X}, sf.DataError, "a Tensor", r"\(inputs, targets\)"),
     "a tuple of arrays": (
-        {"train": (X.numpy(), Y.numpy())},
+        {"train_data": (X.numpy(), Y.numpy())},
         sf.DataError,
         "a tuple of NumPy arrays",
         "torch.as_tensor",
     ),
     "a mixed tuple": (
-        {"train": (X, Y.numpy())},
+        {"train_data": (X, Y.numpy())},
         sf.DataError,
         "a tuple of tensors and NumPy arrays",
         "torch.as_tensor",
     ),
-    "a path": ({"train": Path("data/train.bin")}, sf.DataError, r"the path 'data/train\.bin'", "load_documents"),
-    "a path as text": ({"train": "data/train.bin"}, sf.DataError, "the path", "load_images"),
-    "ready batches": ({"train": BATCHES}, sf.DataError, "ready batches of 8", r"torch\.cat"),
+    "a path": ({"train_data": Path("data/train.bin")}, sf.DataError, r"the path 'data/train\.bin'", "load_documents"),
+    "a path as text": ({"train_data": "data/train.bin"}, sf.DataError, "the path", "load_images"),
+    "ready batches": ({"train_data": BATCHES}, sf.DataError, "ready batches of 8", r"torch\.cat"),
     "batches as dictionaries": (
-        {"train": [{"x": x, "y": y} for x, y in BATCHES]},
+        {"train_data": [{"x": x, "y": y} for x, y in BATCHES]},
         sf.DataError,
         "ready batches of 8",
         "the samples themselves",
     ),
-    "a dictionary of tensors": ({"train": {"x": X, "y": Y}}, sf.DataError, "a dictionary of tensors", "a tuple"),
-    "a list of columns": ({"train": [X, Y]}, sf.DataError, "a list of 2 columns", "a tuple of tensors"),
+    "a dictionary of tensors": ({"train_data": {"x": X, "y": Y}}, sf.DataError, "a dictionary of tensors", "a tuple"),
+    "a list of columns": ({"train_data": [X, Y]}, sf.DataError, "a list of 2 columns", "a tuple of tensors"),
     "a split of arrays": (
         {"evaluate": {"v": sf.Split((X.numpy(), Y.numpy()))}},
         sf.DataError,
@@ -125,13 +125,15 @@ def test_what_users_hand_over_is_refused_with_its_cure(
 )
 def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: Any) -> None:
     with pytest.raises(sf.DataError) as refused:
-        build(train=data)
+        build(train_data=data)
     cure = re.search(r"(tuple\(|\[dict).*$", str(refused.value))
     assert cure is not None
     samples = eval(cure[0], {name: data, "torch": torch, "tuple": tuple, "map": map, "zip": zip, "dict": dict})
     assert len(samples if isinstance(samples, list) else samples[0]) == 64
     by_name = isinstance(samples, list)
-    run = build(train=samples, loss=lambda model, batch: loss(model, (batch["x"], batch["y"]) if by_name else batch))
+    run = build(
+        train_data=samples, loss=lambda model, batch: loss(model, (batch["x"], batch["y"]) if by_name else batch)
+    )
     run.train()
     reference = build()
     reference.train()
@@ -178,7 +180,9 @@ def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_ins
     ids=["samples", "rows", "sequences", "an array", "two samples"],
 )
 def test_a_list_of_samples_is_taken(data: Any) -> None:
-    build(train=data, loss=lambda model, batch: model(batch[0] if isinstance(batch, list) else batch).square().mean())
+    build(
+        train_data=data, loss=lambda model, batch: model(batch[0] if isinstance(batch, list) else batch).square().mean()
+    )
 
 
 def test_a_metric_object_is_refused_and_what_the_message_says_works() -> None:
@@ -210,7 +214,7 @@ class Data:
     def __len__(self): return 8
     def __getitem__(self, index): {body}
 run = sf.Run(
-    model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: {loss}, train=Data(), batch_size=4, length="4 steps",
+    model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: {loss}, train_data=Data(), batch_size=4, length="4 steps",
     optimizer={optimizer}, console=False, workers={workers},
 )
 run.train()
@@ -331,7 +335,7 @@ class Broken:
 
 
 def broken_on_ranks(**changes: Any) -> None:
-    build(train=Broken() if not changes else (X, Y), **changes)
+    build(train_data=Broken() if not changes else (X, Y), **changes)
 
 
 def test_an_error_in_the_users_own_code_keeps_its_frames_on_several_ranks(ranks: Ranks) -> None:
@@ -419,7 +423,10 @@ def test_a_worker_that_hangs_is_named_and_waited_for(tmp_path: Path, monkeypatch
             (tmp_path / "go on").touch()
 
     run = build(
-        train=Hanging(tmp_path / "go on"), loss=lambda model, batch: model(batch).mean(), workers=2, length="4 steps"
+        train_data=Hanging(tmp_path / "go on"),
+        loss=lambda model, batch: model(batch).mean(),
+        workers=2,
+        length="4 steps",
     )
     feed = run.parts.supply.feed(workers=2, say=say)
     feed.start(0, stop=4)
@@ -457,7 +464,7 @@ def test_a_slow_worker_is_named_once_and_then_each_time_that_it_takes_twice_as_l
     times: int, named: list[tuple[int, int]]
 ) -> None:
     warnings: list[str] = []
-    run = build(train=[torch.ones(4)] * 16, loss=lambda model, batch: model(batch).mean(), length="6 steps")
+    run = build(train_data=[torch.ones(4)] * 16, loss=lambda model, batch: model(batch).mean(), length="6 steps")
     feed = run.parts.supply.feed(workers=2, say=warnings.append)
     feed.start(0, stop=6)
     assert feed.reads is not None

@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(stoppe
     old.rename(outside.parent / "elsewhere")
     old.symlink_to(outside.parent / "elsewhere")
     before = contents(outside.parent / "elsewhere")
-    build(stopped, keep=1).train()
+    build(stopped, keep_last=1).train()
     assert contents(outside.parent / "elsewhere") == before
     assert not old.is_symlink()
 

@@ -53,7 +53,7 @@ def run_of(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: sf.models.GPT(SHAPE),
         "loss": loss,
-        "train": sf.Windows(tokens, context=CONTEXT, seed=0),
+        "train_data": sf.Windows(tokens, context=CONTEXT, seed=0),
         "batch_size": ROWS,
         "length": "2 steps",
         "optimizer": sf.adamw(1e-3),

@@ -82,7 +82,7 @@ class Counted(world_runs.Augmented):
 
 def read_before_the_first_step() -> list[list[int]]:
     data = Counted()
-    run = world_runs.built(train=data, evaluate={})
+    run = world_runs.built(train_data=data, evaluate={})
     with run:
         before = sorted(data.read - {0, len(data) // 2, len(data) - 1})  # which are looked at
         step = next(iter(run))

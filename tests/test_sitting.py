@@ -172,7 +172,7 @@ def test_a_save_asked_for_in_the_body_is_of_the_whole_step(opened: bool, stop: i
 
 def test_what_the_body_changes_after_asking_for_a_save_is_saved_too(tmp_path: Path) -> None:
     with small_runs.build(tmp_path / "run") as run:
-        held = run.keep("held", {"number": 7})
+        held = run.register_state("held", {"number": 7})
         for step in run:
             if step.index == STOP:
                 run.save()
@@ -180,7 +180,7 @@ def test_what_the_body_changes_after_asking_for_a_save_is_saved_too(tmp_path: Pa
                 break
     again = small_runs.build(tmp_path / "run")
     with again:
-        assert again.keep("held", {"number": 0}) == {"number": 107}
+        assert again.register_state("held", {"number": 0}) == {"number": 107}
 
 
 def test_whoever_leaves_in_the_body_is_told_what_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,7 +350,7 @@ def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
 def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Path) -> None:
     data = small_runs.Augmented()
     data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too
-    small_runs.build(tmp_path / "run", train=data).train()
+    small_runs.build(tmp_path / "run", train_data=data).train()
     lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "scores")]
     names = {name for line in lines for name in line if "/" not in name}
     assert "loss_of_applied" in names
@@ -387,7 +387,7 @@ def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run
             return super().__getitem__(sample)
 
     data = Vanishing()
-    run = small_runs.build(tmp_path / "run", train=data)
+    run = small_runs.build(tmp_path / "run", train_data=data)
     with pytest.raises(MishapError), run:  # noqa: PT012
         for step in run:
             if step.index == STOP:
@@ -459,7 +459,7 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
         return "a sample"
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = small_runs.build(tmp_path / "run", evaluate={"held-out": split}, sample=sample, console=True)
+    run = small_runs.build(tmp_path / "run", evaluate={"held-out": split}, sample_fn=sample, console=True)
     with pytest.raises(SystemExit):
         run.train()
     said = capsys.readouterr().out
@@ -468,13 +468,13 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
     assert "saved; go on with:" in said
     assert "finished" not in said
     assert samples == []
-    again = small_runs.build(tmp_path / "run", sample=sample, console=True)
+    again = small_runs.build(tmp_path / "run", sample_fn=sample, console=True)
     again.train()
     said = capsys.readouterr().out
     assert "finished: 26 steps" in said
     assert "Nothing to do" not in said
     assert samples == [26]
-    small_runs.build(tmp_path / "run", sample=sample, console=True).train()
+    small_runs.build(tmp_path / "run", sample_fn=sample, console=True).train()
     assert "Nothing to do" in capsys.readouterr().out
     assert [step for step, _ in scored(tmp_path / "run")] == [5, 10, 15, 20, 25, 26]
 

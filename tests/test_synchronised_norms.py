@@ -33,7 +33,7 @@ def run_of(**changes: Any) -> sf.Run:
     data = 3 * torch.randn(16, 4, generator=generator), torch.randint(2, (16,), generator=generator)
     settings: dict[str, Any] = {"model": Net, "batch_size": 16, "micro_batch_size": 8, "length": "2 steps"}
     settings |= {"optimizer": sf.sgd(lr=0.1), "console": False, "precision": "fp32", "sync_batch_norm": True}
-    return sf.Run(loss=loss, train=data, **settings | changes)
+    return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 
 def test_every_batch_normalisation_is_converted_and_keeps_its_names() -> None:

@@ -40,7 +40,7 @@ def build(out: Path | str | None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data(),
+        "train_data": data(),
         "batch_size": 8,
         "length": f"{STEPS} steps",
         "optimizer": sf.adamw(lr=0.05),
@@ -228,7 +228,7 @@ def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_
     lines = str(refused.value).splitlines()
     assert len(lines) == 3
     assert name in lines[0]
-    assert "run.keep" in lines[2]
+    assert "run.register_state" in lines[2]
     assert "check_state=False" in lines[2]
 
 
@@ -260,7 +260,7 @@ def test_in_steps_of_ones_own_it_is_refused_too(case: str, tmp_path: Path) -> No
 def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path) -> None:
     first, second = Loss(), Loss()
     run = build(tmp_path / "run", loss=None)
-    run.keep("first", first)
+    run.register_state("first", first)
     with pytest.raises(sf.ConfigError, match=r"loss\.seen"):
         make_steps(run, first, second)
     assert (first.seen, second.seen) == (1, 1)
@@ -303,7 +303,7 @@ def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> Non
 
     def run_to(out: Path, stop_after: str | None) -> Any:
         run = build(out, model=Metric, stop_after=stop_after)
-        metric = run.keep("accuracy", run.state.models["model"].accuracy)
+        metric = run.register_state("accuracy", run.state.models["model"].accuracy)
         run.train()
         return metric.metric_state, metric.update_count
 
@@ -321,11 +321,11 @@ def kept(out: Path, *, inside: bool, stop_after: str | None = None) -> sf.Run:
     run = build(out, loss=own, stop_after=stop_after)
     if inside:
         with run:
-            run.keep("loss", own)
+            run.register_state("loss", own)
             for _ in run:
                 pass
     else:
-        run.keep("loss", own)
+        run.register_state("loss", own)
         run.train()
     return run
 
@@ -342,14 +342,14 @@ def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(again: str, 
     """As in a notebook: its loss is compared with that of the beginning by the state of the beginning."""
     whole, own = kept(tmp_path / "whole", inside=False), Loss()
     run = build(tmp_path / "cut", loss=own)
-    run.keep("loss", own)
+    run.register_state("loss", own)
     with run:
         for step in run:
             if step.index == 2:
                 break
     if again == "a new run":
         run = build(tmp_path / "cut", loss=own)
-        run.keep("loss", own)
+        run.register_state("loss", own)
     run.train()
     assert run.state.step == STEPS
     assert equal(weights(run), weights(whole))
@@ -399,7 +399,7 @@ def test_a_loss_that_is_a_module_is_held_only_where_it_is_kept(tmp_path: Path) -
         build(tmp_path / "run", loss=LossModule()).train()
     own = LossModule()
     run = build(tmp_path / "run", loss=own)
-    run.keep("loss", own)
+    run.register_state("loss", own)
     run.train()
 
 
@@ -407,7 +407,7 @@ def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(tm
     own = Loss()
     run = build(tmp_path / "run", loss=own, model=lambda: with_attribute("counter"))
     own.model = run.state.models["model"]  # type: ignore[attr-defined]
-    run.keep("loss", own)
+    run.register_state("loss", own)
     with pytest.raises(sf.ConfigError, match=r"model\.blocks\.0\.state"):
         run.train()
 
@@ -608,7 +608,7 @@ def test_looking_leaves_no_trace(tmp_path: Path) -> None:
         return own(model, batch)
 
     run = build(tmp_path / "run", model=Everything, loss=first, micro_batch_size=8)
-    run.keep("loss", own)
+    run.register_state("loss", own)
     before = everything(run.state.models["model"]) + "0"  # type: ignore[arg-type]
     generators = random.getstate(), torch.get_rng_state().tolist()
     with pytest.raises(sf.ConfigError, match=r"model\.array"):
@@ -624,7 +624,7 @@ def test_what_a_kept_loss_learns_in_a_pass_is_put_back_before_the_next(tmp_path:
     """Or the two passes would differ, and a run that is looked at would end otherwise than one that is not."""
     own = Loss()
     run = build(tmp_path / "run", loss=own)
-    run.keep("loss", own)
+    run.register_state("loss", own)
     run.train()
     assert own.seen == STEPS
 
@@ -714,7 +714,7 @@ def resumed_on_ranks(out: str) -> list[Any]:
     def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
         own = Loss()
         run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.sgd(lr=0.5))
-        run.keep("loss", own)
+        run.register_state("loss", own)
         run.train()
         return [own.seen, *weights(run).values()]
 

@@ -49,7 +49,7 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
         "model": Net,
         "loss": plain_mean,
         "count": counted_targets,
-        "train": tokens(SAMPLES, seed=5, dtype=torch.float64),
+        "train_data": tokens(SAMPLES, seed=5, dtype=torch.float64),
         "batch_size": 12,
         "micro_batch_size": 4,
         "length": f"{STEPS} steps",
@@ -210,7 +210,7 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     targets[:, 0] = 0  # a micro-batch without any target is not passed at all
     for size in (2, 12):
-        build(tmp_path / f"{size}", model=plain, train=(inputs, targets), micro_batch_size=size).train()
+        build(tmp_path / f"{size}", model=plain, train_data=(inputs, targets), micro_batch_size=size).train()
     few, one = layers(tmp_path / "2"), layers(tmp_path / "12")
     for cut, whole in zip(few, one, strict=True):
         for name in names:
@@ -291,7 +291,7 @@ def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp
             made = inputs.to(self.weight.dtype) @ self.weight
             return (made.real if dtype.is_complex else made).float() + self.bias
 
-    run = build(tmp_path / "run", model=Other, train=tokens(SAMPLES, seed=5), length="1 steps")
+    run = build(tmp_path / "run", model=Other, train_data=tokens(SAMPLES, seed=5), length="1 steps")
     before = run.state.models["model"].get_parameter("weight").detach().clone()
     run.train()
     (record,) = layers(tmp_path / "run")
@@ -305,7 +305,7 @@ def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp
 def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> None:
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     inputs[3] = math.inf
-    build(tmp_path / "run", train=(inputs, targets), batch_size=24, micro_batch_size=4, length="1 steps").train()
+    build(tmp_path / "run", train_data=(inputs, targets), batch_size=24, micro_batch_size=4, length="1 steps").train()
     (record,) = layers(tmp_path / "run")
     assert set(record["update_norm"].values()) == {0.0}
     assert not math.isfinite(record["gradient_norm"]["into.weight"])
@@ -321,7 +321,12 @@ def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Pat
 
     data = tokens(SAMPLES, seed=5)
     for precision in ("fp32", "fp16"):
-        changes: dict[str, Any] = {"model": small, "train": data, "precision": precision, "optimizer": sf.sgd(lr=1e-9)}
+        changes: dict[str, Any] = {
+            "model": small,
+            "train_data": data,
+            "precision": precision,
+            "optimizer": sf.sgd(lr=1e-9),
+        }
         build(tmp_path / precision, **changes).train()
     plain, scaled = layers(tmp_path / "fp32"), layers(tmp_path / "fp16")
     assert scaled[-1]["gradient_norm"] == pytest.approx(plain[-1]["gradient_norm"], rel=0.02)

@@ -120,7 +120,9 @@ def unused_parameter() -> None:
 
     data = TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long))
     settings: dict[str, Any] = {"batch_size": 8, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
-    sf.Run(model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train=data, **settings).train()
+    sf.Run(
+        model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train_data=data, **settings
+    ).train()
 
 
 def script(*, batch_size: int) -> None:
@@ -137,7 +139,9 @@ def script(*, batch_size: int) -> None:
             return dict[str, int]()["my own bug"]
 
     settings: dict[str, Any] = {"batch_size": batch_size, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
-    sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda net, x: net(x).mean(), train=Data(), **settings).train()
+    sf.Run(
+        model=lambda: torch.nn.Linear(1, 1), loss=lambda net, x: net(x).mean(), train_data=Data(), **settings
+    ).train()
 
 
 def late_on_rank_1(torchrun: int) -> None:

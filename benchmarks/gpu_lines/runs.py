@@ -40,7 +40,7 @@ def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
         "model": lambda: sf.models.GPT(shape),
         "loss": token_loss,
         "count": lambda batch: batch[0][:, 1:].numel(),
-        "train": (rows_of_tokens(256, context),),
+        "train_data": (rows_of_tokens(256, context),),
         "batch_size": 16,
         "micro_batch_size": 8,
         "length": "20 steps",
@@ -79,7 +79,7 @@ def breaking_run(device: str, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": class_loss,
-        "train": breaking_data(),
+        "train_data": breaking_data(),
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "20 steps",

@@ -79,7 +79,7 @@ def run(out: Path, data: TensorDataset, **settings: Any) -> sf.Run:
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)),
         loss=loss,
-        train=data,
+        train_data=data,
         batch_size=32,
         length="2000000 steps",
         optimizer=sf.adamw(lr=1e-3),

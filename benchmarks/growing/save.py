@@ -99,13 +99,13 @@ def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: Ex
         sf.Run(
             model=lambda: GPT(shape),
             loss=loss,
-            train=sf.Windows(tokens, context=128, seed=0),
+            train_data=sf.Windows(tokens, context=128, seed=0),
             batch_size=8,
             length=f"{steps} steps",
             optimizer=sf.adamw(lr=1e-3),
             precision="fp32",
             save_every=f"{every} steps",
-            keep=100,
+            keep_last=100,
             report=False,
             out=out,
         )
@@ -127,7 +127,7 @@ def checkpoint_s(size: int, directory: Path) -> float:
     tensors = {
         f"{place}": torch.randint(256, (size * 125_000,), generator=draw, dtype=torch.uint8) for place in range(8)
     }
-    store = Store(directory / f"store-{size}", keep=1)
+    store = Store(directory / f"store-{size}", keep_last=1)
     steps = iter(range(1, 4))
     return seconds(lambda: store.save(Contents(next(steps), {"model": tensors})), perf_counter, times=3)
 

@@ -18,7 +18,7 @@ def surefoot(training: Training) -> nn.Module:
         model=work.model,
         loss=training.loss,
         check_state=False,  # it collects the losses, for the comparison
-        train=(Rows if training.loader else TensorDataset)(work.inputs, work.targets),
+        train_data=(Rows if training.loader else TensorDataset)(work.inputs, work.targets),
         batch_size=work.batch_size,
         length=f"{training.steps} steps",
         optimizer=sf.adamw(lr=RATE),

@@ -51,7 +51,7 @@ def check_settings(
     compare_ranks_every: str | None = None,
     watch_every: str | None = None,
     trackers: str | Sequence[str] | None = None,
-    keep: int = 1,
+    keep_last: int = 1,
     keep_every: str | None = None,
     stop_after: str | None = None,
     time_limit: str | None = None,
@@ -100,7 +100,7 @@ def check_settings(
     check(lambda: tracker_names(trackers))
     check(lambda: clipping(clip))
     check(lambda: compiling(compile))
-    check(lambda: check_keep(keep))
+    check(lambda: check_keep(keep_last))
     check(lambda: change_names(accept_change))
     if ema is not None:
         check(lambda: check_decay(ema))

@@ -46,7 +46,7 @@ class Evaluations:
 
     def sample_due(self, done: int) -> bool:
         """Whether a sample is to be shown after so many steps."""
-        return self.parts.sample is not None and self.parts.timetable.sample_due(done)
+        return self.parts.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
         """When the run is over, and what is to be scored then has not been."""
@@ -98,13 +98,13 @@ class Evaluations:
 
     def sample(self) -> None:
         """Record a sample, made by rank 0; one that cannot be made ends no run."""
-        assert self.parts.sample is not None
+        assert self.parts.sample_fn is not None
         if not self.parts.world.is_main:  # sharded weights are gathered by all
             self.parts.scoring.sample(lambda _: "")
             return
         self.parts.doing("sampling")
         try:
-            text = self.parts.scoring.sample(self.parts.sample)
+            text = self.parts.scoring.sample(self.parts.sample_fn)
         except DivergedError as problem:
             self.parts.say(f"warning: no sample: {problem}")
             return
@@ -115,7 +115,7 @@ class Evaluations:
 
         Given up where `stop`, which is asked on rank 0 alone, says so.
         """
-        parts, make, what = self.parts, self.parts.panels, "making the report's panels"
+        parts, make, what = self.parts, self.parts.panels_fn, "making the report's panels"
         assert make is not None
         assert parts.directory is not None
         if not parts.world.is_main:  # as for a sample

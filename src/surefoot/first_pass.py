@@ -95,7 +95,7 @@ class StateCheck:
     """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
 
     What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
-    `run.keep`. The checks are collective, and refuse with `ConfigError`.
+    `run.register_state`. The checks are collective, and refuse with `ConfigError`.
     """
 
     task: Task

@@ -69,8 +69,8 @@ class Parts:
     rank_log: RankLog | None  # where the console of a rank above 0 writes
     computed_again: str | None  # which blocks, in words
     init: str | None
-    sample: Callable[[Any], str] | None
-    panels: Makes | None
+    sample_fn: Callable[[Any], str] | None
+    panels_fn: Makes | None
     describe_sample: Callable[[Any], str] | None  # of a batch of one
     files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with

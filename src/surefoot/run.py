@@ -66,7 +66,7 @@ class Run:
 
     model: an `nn.Module`, or better a callable that builds one (called under the run's seed); or several by name.
     loss: a function of (model, batch) that returns a scalar mean, or a counted `Mean`; None where the caller makes the steps.
-    train: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, token `Windows`.
+    train_data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, token `Windows`.
     batch_size: samples of one step, all micro-batches together; `micro_batch_size` of one forward and backward pass. Or
         "4096 tokens", padding included, for data that say how long each sample is (`lengths`).
     parallel: how several processes work together: "auto" (DDP), "none", "ddp", "fsdp", or `surefoot.fsdp(...)` with its settings.
@@ -80,8 +80,8 @@ class Run:
         faster. What it chose is part of the run.
     plateau: a lower learning rate where a score does not improve; `evaluate_every` is then part of what the run is.
     init: weights to start from (a .safetensors file, checkpoint or run directory); only at step 0.
-    sample: a function of the model that returns text to show after the last step, and every `sample_every`.
-    panels: a function of the model that returns or yields what the report shows of the task (`surefoot.classification_panels`, say):
+    sample_fn: a function of the model that returns text to show after the last step, and every `sample_every`.
+    panels_fn: a function of the model that returns or yields what the report shows of the task (`surefoot.classification_panels`, say):
         called once, when the run is over. After 60 seconds no further panel is asked for.
     files: {name: text or bytes} to put into the run's directory when it is made, such as a tokenizer that belongs to the weights.
     describe_sample: a function of a batch of one sample that returns it in words, for `surefoot replay`; None: shapes and values.
@@ -107,7 +107,7 @@ class Run:
         self,
         *,
         model: Model | Mapping[str, Model],
-        train: Any,
+        train_data: Any,
         batch_size: int | str,
         length: str,
         optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
@@ -137,7 +137,7 @@ class Run:
         watch_every: str | None = "200 steps",
         compare_ranks_every: str = "1000 steps",
         trackers: str | Sequence[str] | None = None,
-        keep: int = 3,
+        keep_last: int = 3,
         keep_every: str | None = None,
         stop_after: str | None = None,
         time_limit: str | None = None,
@@ -147,8 +147,8 @@ class Run:
         early_stopping: EarlyStopping | None = None,
         plateau: Plateau | None = None,
         init: str | Path | None = None,
-        sample: Callable[[Any], str] | None = None,
-        panels: Makes | None = None,
+        sample_fn: Callable[[Any], str] | None = None,
+        panels_fn: Makes | None = None,
         files: Mapping[str, str | bytes] | None = None,
         settings: Mapping[str, Any] | None = None,
         describe_sample: Callable[[Any], str] | None = None,
@@ -181,7 +181,7 @@ class Run:
             watch_every=watch_every,
             compare_ranks_every=compare_ranks_every,
             trackers=trackers,
-            keep=keep,
+            keep_last=keep_last,
             keep_every=keep_every,
             stop_after=stop_after,
             time_limit=time_limit,
@@ -195,9 +195,12 @@ class Run:
         refuse_unequal(world, as_given(locals()) | {"device": world.device.type})  # so far, these are the arguments
         place, how = world.device, strategy_for(parallel, ranks=world.on_paper or world.ranks)
         began = None if out is None else began_with(local_path(out, setting="out"), batch_size, world=world)
-        sizes = ordering.planned_sizes(train, batch_size, micro_batch_size, ranks=world.ranks, began=began)
+        sizes = ordering.planned_sizes(train_data, batch_size, micro_batch_size, ranks=world.ranks, began=began)
         plan = ordering.data_plan(
-            train, seed=seed, samples=check_samples(train, seed=seed, batch_size=sizes.batch_size), sizes=sizes
+            train_data,
+            seed=seed,
+            samples=check_samples(train_data, seed=seed, batch_size=sizes.batch_size),
+            sizes=sizes,
         )
         ordering.refuse_compiled(plan, compiled=compile is True)
         samples_per_epoch, samples_per_step = ordering.steps_of_epoch(plan, sizes)
@@ -238,7 +241,7 @@ class Run:
                 activation_checkpointing, compute_again(models, activation_checkpointing, blocks=checkpointed_blocks)
             )
         number_format, compiles = chosen_precision(precision, place), compiling(compile)
-        supply = Supply(train, plan, sizes, seed, world, workers, count, collate)
+        supply = Supply(train_data, plan, sizes, seed, world, workers, count, collate)
         if loss is not None and (world.size > 1 or how.kind == "fsdp") and not world.on_paper:
             check_first_pass(
                 models,
@@ -321,20 +324,20 @@ class Run:
                 if lowering is None
                 else assembly.described_plateau(lowering.plateau, times, scored=scored),
                 "settings": json_settings(settings or {}),
-                "data": {"plan": plan.described(), **fingerprint(train)},
+                "data": {"plan": plan.described(), **fingerprint(train_data)},
             },
             architecture=architecture,
             scored=scored,
             directory=directory,
             saving=None
             if directory is None
-            else Saving(directory, times, keep=keep, disk=disk, console=said, world=world),
+            else Saving(directory, times, keep_last=keep_last, disk=disk, console=said, world=world),
             console=said,
             rank_log=log,
             computed_again=again,
             init=None if init is None else str(init),
-            sample=sample,
-            panels=panels,
+            sample_fn=sample_fn,
+            panels_fn=panels_fn,
             describe_sample=describe_sample,
             files=checked_files(files or {}),
             example=example,
@@ -378,14 +381,14 @@ class Run:
         """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
         self._open("run.stop()").wishes.asked_to_stop = True
 
-    def keep(self, name: str, held: Any) -> Any:
+    def register_state(self, name: str, held: Any) -> Any:
         """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
 
         Call it before the first step.
 
         `held` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
         metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
-        after a resume is not what was read. Of several processes all must keep it, and that of rank 0 is saved.
+        after a resume is not what was read. Of several processes all must register it, and that of rank 0 is saved.
         """
         self.parts.whole.kept.add(name, held)
         return held
@@ -433,20 +436,20 @@ class Run:
             return numbers(scoring.scores(names or scoring.names(at_end=False)))
 
     def sample(self) -> str:
-        """What the run's `sample` function makes of the model as it is evaluated; changes nothing. Collective."""
-        if self.parts.sample is None:
-            raise ConfigError("this run has no sample function: give Run(sample=...)")
+        """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
+        if self.parts.sample_fn is None:
+            raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")
         with self.parts.numerics():
-            return self.parts.scoring.sample(self.parts.sample)
+            return self.parts.scoring.sample(self.parts.sample_fn)
 
-    def panels(self) -> Panels:
-        """What the run's `panels` function makes of the model as it is evaluated; changes nothing. Collective.
+    def make_panels(self) -> Panels:
+        """What the run's `panels_fn` makes of the model as it is evaluated; changes nothing. Collective.
 
         Each reason why there are not more is a line on the console.
         """
-        make = self.parts.panels
+        make = self.parts.panels_fn
         if make is None:
-            raise ConfigError("this run has no panels function: give Run(panels=...)")
+            raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
         with self.parts.numerics():
             gallery = self.parts.scoring.panels(lambda model: made(make, model))
         for line in gallery.told:

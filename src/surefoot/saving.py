@@ -32,7 +32,7 @@ class Saving:
         directory: RunDirectory,
         times: Timetable,
         *,
-        keep: int,
+        keep_last: int,
         disk: Files,
         console: Screen | None,
         world: World,
@@ -40,7 +40,7 @@ class Saving:
         self.world = world
         keep_every = times.keep.due if times.keep else None
         self.store = Store(
-            directory.checkpoints, keep=keep, keep_every=keep_every, guard=directory.refuse_links, disk=disk
+            directory.checkpoints, keep_last=keep_last, keep_every=keep_every, guard=directory.refuse_links, disk=disk
         )
         mail = world.mailbox("checkpoint") if world.size > 1 else None
         self.writer = Writer(self.store, rank=world.rank, mail=mail)

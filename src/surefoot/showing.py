@@ -1,6 +1,6 @@
 """What makes panels of what a model said: text tinted by its loss, examples by their score, a confusion matrix, pictures.
 
-For `Run(panels=...)`. The panels themselves are in `panels.py`.
+For `Run(panels_fn=...)`. The panels themselves are in `panels.py`.
 Shapes: B batch, K classes, C channels, H height, W width.
 """
 
@@ -164,7 +164,7 @@ def classification_panels(
 ) -> Iterator[Panel]:
     """The confusion matrix over a data set of (image, label), and the pictures with the largest losses.
 
-    As `Run(panels=...)`: `lambda model: sf.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
+    As `Run(panels_fn=...)`: `lambda model: sf.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
     that images are normalised with. Of a large data set 10,000 samples spread over it, and no more than 30 seconds' worth.
     pictures: how many; 0 where the inputs are none.
 

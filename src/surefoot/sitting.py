@@ -153,7 +153,7 @@ class Sitting:
         went_on = (
             self.state.step > self.between.first_step or bool(evaluations.scores) or evaluations.at_end is not None
         )
-        if went_on and self.state.step >= parts.length.steps and parts.sample is not None and not due:
+        if went_on and self.state.step >= parts.length.steps and parts.sample_fn is not None and not due:
             evaluations.sample()
         if went_on and parts.finished and not due and self.wishes.ended_by is None:
             self._show()
@@ -177,7 +177,7 @@ class Sitting:
 
     def _show(self) -> None:
         """What is shown of a run that is over, when all of it is safe."""
-        if self.parts.panels is not None and self.parts.directory is not None:
+        if self.parts.panels_fn is not None and self.parts.directory is not None:
             self.whole.clock.enter("evaluating")
             self.evaluations.show(stop=lambda: self.signals.stop is not None)
             self.whole.clock.enter("saving")

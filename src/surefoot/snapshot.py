@@ -64,7 +64,7 @@ class Kept:
         if self.unclaimed:
             raise CheckpointError(
                 f"the checkpoint holds kept state that nobody asked for: {', '.join(self.unclaimed)}\n"
-                f"  call run.keep({next(iter(self.unclaimed))!r}, ...) before the loop"
+                f"  call run.register_state({next(iter(self.unclaimed))!r}, ...) before the loop"
             )
 
 

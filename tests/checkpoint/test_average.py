@@ -15,7 +15,7 @@ from surefoot.checkpoint import Store, averaged
 
 
 def trained(out: Path, **changes: Any) -> Store:
-    build(out, early_stopping=None, save_every="5 steps", keep=4, **changes).train()
+    build(out, early_stopping=None, save_every="5 steps", keep_last=4, **changes).train()
     return Store(out / "checkpoints")
 
 
@@ -61,7 +61,7 @@ def test_more_than_there_are_is_refused_and_says_how_many_there_are(count: int, 
 
 
 def saved(directory: Path, *each: dict[str, torch.Tensor]) -> Store:
-    store = Store(directory, keep=len(each))
+    store = Store(directory, keep_last=len(each))
     for step, tensors in enumerate(each, start=1):
         store.save(sf.checkpoint.Contents(step, {"model": tensors}))
     return store

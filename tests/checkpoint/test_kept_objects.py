@@ -1,4 +1,4 @@
-"""What is given to `run.keep`: optimizers, schedulers, generators, modules, metrics; killed, they go on with every bit."""
+"""What is given to `run.register_state`: optimizers, schedulers, generators, modules, metrics; killed, they go on with every bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(out: Path, **changes: Any) -> sf.Run:
     return sf.Run(
         model=lambda: nn.Linear(3, 1),
         loss=lambda model, batch: model(batch[0]).square().mean(),
-        train=(torch.linspace(-1, 1, 24).view(8, 3),),
+        train_data=(torch.linspace(-1, 1, 24).view(8, 3),),
         batch_size=4,
         optimizer=sf.sgd(lr=0.1),
         out=out,
@@ -73,7 +73,7 @@ def train(out: Path, body: Body, *, killed_at: int | None = None) -> None:
     run = build(out)
     with run:
         for name, each in body.kept().items():
-            run.keep(name, each)
+            run.register_state(name, each)
         for step in run:
             body.step()
             if step.index == killed_at:
@@ -100,12 +100,12 @@ def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_i
 def kept_and_back(out: Path, held: Any, other: Any) -> Any:
     """Keep one object, and in a second sitting another in its place."""
     with build(out, stop_after="1 steps") as run:
-        run.keep("x", held)
+        run.register_state("x", held)
         for _ in run:
             pass
     again = build(out)
     with again:
-        return again.keep("x", other)
+        return again.register_state("x", other)
 
 
 def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
         build(tmp_path / "run") as run,
         pytest.raises(CheckpointError, match="neither a string nor an integer") as problem,
     ):
-        run.keep("x", {"inner": {key: 1}})
+        run.register_state("x", {"inner": {key: 1}})
     assert repr(key) in str(problem.value)
     assert "'x/inner'" in str(problem.value)
 
@@ -152,7 +152,7 @@ def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("held", [(1, 2), 3, "text", {1, 2}, None])
 def test_what_could_not_be_put_back_in_place_is_refused_at_once(held: Any, tmp_path: Path) -> None:
     with build(tmp_path / "run") as run, pytest.raises(CheckpointError, match="cannot keep 'x'"):
-        run.keep("x", held)
+        run.register_state("x", held)
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

@@ -24,7 +24,7 @@ def build(out: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run
     return sf.Run(
         model=model,
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-        train=(INPUTS, INPUTS.flip(0)),
+        train_data=(INPUTS, INPUTS.flip(0)),
         batch_size=4,
         micro_batch_size=2,
         optimizer=sf.adamw(lr=1e-2),

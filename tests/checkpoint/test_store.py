@@ -119,16 +119,16 @@ def test_the_newest_step_is_told_without_reading_a_tensor(tmp_path: Path) -> Non
 
 
 def test_the_newest_and_step_zero_stay(tmp_path: Path) -> None:
-    assert saved(tmp_path, 0, 10, 20, 30, 40, keep=2).steps() == [0, 30, 40]
+    assert saved(tmp_path, 0, 10, 20, 30, 40, keep_last=2).steps() == [0, 30, 40]
 
 
 def test_every_so_often_one_stays(tmp_path: Path) -> None:
-    store = saved(tmp_path, 0, 10, 20, 30, 40, 50, keep=1, keep_every=lambda step: step % 20 == 0)
+    store = saved(tmp_path, 0, 10, 20, 30, 40, 50, keep_last=1, keep_every=lambda step: step % 20 == 0)
     assert store.steps() == [0, 20, 40, 50]
 
 
 def test_the_best_stays_as_long_as_it_is_the_best(tmp_path: Path) -> None:
-    store = Store(tmp_path, keep=1)
+    store = Store(tmp_path, keep_last=1)
     for step in (1, 2, 3):
         store.save(contents(step), protected=[1])
     assert store.steps() == [1, 3]
@@ -137,10 +137,10 @@ def test_the_best_stays_as_long_as_it_is_the_best(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path: Path) -> None:
-    store = saved(tmp_path, 1, 2, 3, keep=3)
+    store = saved(tmp_path, 1, 2, 3, keep_last=3)
     damage(store, 2)
     damage(store, 3)
-    store = Store(tmp_path, keep=2)
+    store = Store(tmp_path, keep_last=2)
     found = store.newest_intact()
     assert found is not None
     assert found[0].step == 1
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_which_some_files_were_read_does_not_count_as_intact(tmp
     """One damaged in a file that was not read would cost the last sound one its place."""
     saved(tmp_path, 1, 2)
     damage(Store(tmp_path), 2, "optimizer.safetensors")
-    store = Store(tmp_path, keep=2)
+    store = Store(tmp_path, keep_last=2)
     assert store.at(2, only=["model"]).step == 2
     assert store.newest_intact(only=["model"]) is not None
     store.save(contents(3))
@@ -166,7 +166,7 @@ def test_checkpoints_nobody_has_read_go_only_once_enough_newer_ones_are_known_to
     tmp_path: Path,
 ) -> None:
     saved(tmp_path, 1, 2, 3)
-    store = Store(tmp_path, keep=2)
+    store = Store(tmp_path, keep_last=2)
     store.save(contents(4))
     assert store.steps() == [1, 2, 3, 4]
     store.save(contents(5))
@@ -175,15 +175,15 @@ def test_checkpoints_nobody_has_read_go_only_once_enough_newer_ones_are_known_to
 
 def test_the_one_just_saved_stays_even_where_newer_ones_of_another_sitting_exist(tmp_path: Path) -> None:
     saved(tmp_path, 600, 700, 800)
-    store = Store(tmp_path, keep=1)
+    store = Store(tmp_path, keep_last=1)
     store.newest_intact()
     store.save(contents(100))
     assert 100 in store.steps()
 
 
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--keep 1"):
-        Store(tmp_path, keep=0)
+    with pytest.raises(ConfigError, match="--keep-last 1"):
+        Store(tmp_path, keep_last=0)
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_contents_that_cannot_be_written_leave_no_litter(tmp_path: Path) -> None
 
 
 def test_what_resists_removal_is_named_but_the_save_counts(tmp_path: Path) -> None:
-    store = saved(tmp_path, 1, 2, keep=1)
+    store = saved(tmp_path, 1, 2, keep_last=1)
     (tmp_path / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="step-00000003 is saved, but what is no longer needed cannot be removed"):
         store.save(contents(3))

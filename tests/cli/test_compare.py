@@ -73,7 +73,7 @@ def build(config: Config):
 
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
-        loss=loss, train=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
+        loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
         evaluate={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
         save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32",
     )

@@ -72,11 +72,11 @@ def test_several_at_once_are_told_at_once(capsys: pytest.CaptureFixture[str]) ->
         "--schedule.warmup=150%",
         "--log-every=often",
         "--model.heads=3",
-        "--keep=0",
+        "--keep-last=0",
         "--ema=nan",
     ]
     said = attempt(capsys, flags)
-    for name in ("optimizer.lr", "schedule.warmup", "log_every", "heads", "keep", "ema"):
+    for name in ("optimizer.lr", "schedule.warmup", "log_every", "heads", "keep_last", "ema"):
         assert name in said
 
 

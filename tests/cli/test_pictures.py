@@ -23,7 +23,7 @@ import torch, surefoot as sf
 def build():
     data = (torch.randn(40, 3), torch.randint(2, (40,)))
     loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-    return sf.Run(model=lambda: torch.nn.Linear(3, 2), loss=loss, train=data, batch_size=4, length="4 epochs",
+    return sf.Run(model=lambda: torch.nn.Linear(3, 2), loss=loss, train_data=data, batch_size=4, length="4 epochs",
         optimizer=sf.sgd(lr=0.25), schedule=sf.linear(warmup="20%", floor=0.5), console=False)
 """
 

@@ -53,7 +53,7 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the text, and two runs of it: of two ranks under FSDP, and of one process."""
     place = tmp_path_factory.mktemp("runs")
     (place / "text.txt").write_text(TEXT)
-    sharded = ["--parallel", "fsdp", "--keep", "2", "--keep-every", "4 steps"]
+    sharded = ["--parallel", "fsdp", "--keep-last", "2", "--keep-every", "4 steps"]
     ranks(2, train, text=str(place / "text.txt"), out=str(place / "sharded"), more=sharded)
     train(str(place / "text.txt"), str(place / "alone"), [])
     return place

@@ -162,7 +162,7 @@ def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(ther
     phrases = sf.phrases("en", "de", count=settings.data.phrases, seed=0)
     _, held_out = sf.held_out_pairs(phrases, held_out_fraction=0.1)
     assert all((one.source, one.reference) in held_out for one in found.examples)
-    assert run.parts.panels is not None
+    assert run.parts.panels_fn is not None
     for one in found.examples:
         assert one.score == pytest.approx(sentence_bleu(one.output, [one.reference]).score)
 
@@ -226,14 +226,14 @@ def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pyte
         "def build():\n"
         "    data = torch.zeros(8, 2), torch.zeros(8, 1)\n"
         "    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()\n"
-        "    return sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=loss, train=data, batch_size=4, length='2 steps',\n"
+        "    return sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=loss, train_data=data, batch_size=4, length='2 steps',\n"
         "                  optimizer=sf.sgd(lr=0.1), out='runs/plain')\n"
     )
     main(["train", "program.py:build"])
     with pytest.raises(SystemExit) as end:
         main(["evaluate", "runs/plain", "--panels"])
     assert end.value.code == 2
-    assert "what made runs/plain has no panels: give Run(panels=...)" in capsys.readouterr().err
+    assert "what made runs/plain has no panels_fn: give Run(panels_fn=...)" in capsys.readouterr().err
 
 
 def test_of_a_run_whose_data_are_gone_it_is_said(

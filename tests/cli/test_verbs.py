@@ -53,10 +53,10 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-        train=data, batch_size=6, length=config.length, optimizer=sf.adamw(lr=config.optimizer.lr),
+        train_data=data, batch_size=6, length=config.length, optimizer=sf.adamw(lr=config.optimizer.lr),
         schedule=SCHEDULES[config.schedule], stop_after=config.stop_after,
         evaluate={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
-        best="min all/loss", keep=9, out=config.out,
+        best="min all/loss", keep_last=9, out=config.out,
     )
 
 def plain():

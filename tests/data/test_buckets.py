@@ -139,7 +139,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": Sentences(),
+        "train_data": Sentences(),
         "collate": padded,
         "batch_size": "96 tokens",
         "micro_batch_size": "32 tokens",
@@ -207,12 +207,16 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
         ({"batch_size": "96 words"}, 'or of tokens, as in "4096 tokens"'),
         ({"batch_size": "0 tokens"}, "a step needs at least one"),
         ({"batch_size": 8.0, "micro_batch_size": None}, "a whole number of samples is needed"),
-        ({"batch_size": "96 tokens", "train": (torch.zeros(4, 3),)}, "does not say how long its samples are"),
+        ({"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)}, "does not say how long its samples are"),
         ({"batch_size": "9 tokens", "micro_batch_size": None}, "and a micro-batch holds 9"),
         ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),
         ({"compile": True}, "batches by tokens have another shape in almost every step"),
         (
-            {"batch_size": "8 tokens", "micro_batch_size": None, "train": sf.Windows(np.arange(90), context=9, seed=0)},
+            {
+                "batch_size": "8 tokens",
+                "micro_batch_size": None,
+                "train_data": sf.Windows(np.arange(90), context=9, seed=0),
+            },
             "micro-batches of 8 tokens hold no sample: each is 9 tokens long",
         ),
     ],
@@ -230,7 +234,7 @@ def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length()
         sf.Run(
             model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)),
             loss=lambda model, batch: sf.cross_entropy(model(batch[0]), batch[1]),
-            train=windows,
+            train_data=windows,
             optimizer=sf.adamw(lr=1e-2),
             length="5 steps",
             console=False,
@@ -264,7 +268,7 @@ def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -
     data = Sentences()
     data.lengths = lengths
     with pytest.raises(sf.DataError, match=r"Sentences\.lengths is .*, and there are 90 samples"):
-        built(train=data)
+        built(train_data=data)
 
 
 def test_lengths_may_be_a_list_or_a_tensor() -> None:
@@ -272,7 +276,7 @@ def test_lengths_may_be_a_list_or_a_tensor() -> None:
     lengths = data.lengths.tolist()
     for held in (lengths, torch.tensor(lengths)):
         data.lengths = held  # type: ignore[assignment]
-        plan = built(train=data).parts.supply.plan
+        plan = built(train_data=data).parts.supply.plan
         assert [ids.tolist() for ids, _ in plan.micro_batches(3)] == [
             ids.tolist() for ids, _ in plain.parts.supply.plan.micro_batches(3)
         ]

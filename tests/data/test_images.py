@@ -144,7 +144,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: in
         run = sf.Run(
             model=lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, dropout=0.2, channels_last=True),
             loss=loss,
-            train=in_memory(seed=0),
+            train_data=in_memory(seed=0),
             batch_size=8,
             micro_batch_size=4,
             length="6 steps",

@@ -126,7 +126,7 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
         usual: dict[str, Any] = {
             "model": network,
             "loss": loss,
-            "train": TensorDataset(inputs[:1500], labels[:1500]),
+            "train_data": TensorDataset(inputs[:1500], labels[:1500]),
             "evaluate": {"held-out": sf.Split((inputs[1500:], labels[1500:]), scores=sf.accuracy, batch_size=297)},
             "batch_size": 32,
             "length": "160 steps",
@@ -185,12 +185,12 @@ def with_nan(fraction: float) -> dict[str, Any]:
     inputs, labels = digits()
     inputs = inputs[:640].clone()
     inputs[: max(1, int(fraction * len(inputs))), 3] = math.nan
-    return {"train": TensorDataset(inputs, labels[:640])}
+    return {"train_data": TensorDataset(inputs, labels[:640])}
 
 
 def with_labels(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     inputs, labels = digits()
-    return {"train": TensorDataset(inputs[:1500], change(labels[:1500]))}
+    return {"train_data": TensorDataset(inputs[:1500], change(labels[:1500]))}
 
 
 def shuffled(labels: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ def one_large() -> nn.Module:
 
 def few() -> dict[str, Any]:
     inputs, labels = digits()
-    return {"train": TensorDataset(inputs[:100], labels[:100]), "length": "400 steps", "log_every": "5 steps"}
+    return {"train_data": TensorDataset(inputs[:100], labels[:100]), "length": "400 steps", "log_every": "5 steps"}
 
 
 class Counting:
@@ -316,7 +316,7 @@ def noisy() -> dict[str, Any]:
     def squared(model: nn.Module, batch: Any) -> Tensor:
         return F.mse_loss(model(batch[0]), batch[1])
 
-    return {"model": lambda: nn.Linear(64, 100), "loss": squared, "train": data, "evaluate": {}}
+    return {"model": lambda: nn.Linear(64, 100), "loss": squared, "train_data": data, "evaluate": {}}
 
 
 def growing() -> dict[str, Any]:
@@ -347,7 +347,7 @@ HEALTHY = [
         recipe("translation", ema=0.95, schedule__name="cosine", schedule__warmup="8%"),
     ),
     Planted("own, tanh", None, own(model=lambda: network(nn.Tanh))),
-    Planted("own, read by one", None, own(lambda: {"train": Samples()})),
+    Planted("own, read by one", None, own(lambda: {"train_data": Samples()})),
 ]
 
 FAULTY = [
@@ -390,7 +390,7 @@ FAULTY = [
         own(growing, clip="off"),
     ),
     Planted("own, 100 samples", "overfitting", own(few)),
-    Planted("own, slow samples", "data-bound", own(lambda: {"train": Samples(0.0005)})),
+    Planted("own, slow samples", "data-bound", own(lambda: {"train_data": Samples(0.0005)})),
     Planted("own, slow evaluation", "evaluating-too-long", own(evaluating_long)),
     Planted("images, saved at every step", "saving-too-long", recipe("images", save_every="1 steps")),
     Planted("own, a loss that keeps tensors", "growing-memory", own(leaking)),

@@ -285,7 +285,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "train-validation-overlap": [
         lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
-        lambda: history(train(), data(overlap={"train": {"looked_at": 100, "found": 100, "same": True}})),
+        lambda: history(train(), data(overlap={"train_data": {"looked_at": 100, "found": 100, "same": True}})),
     ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
     "dead-units": [

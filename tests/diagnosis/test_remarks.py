@@ -217,14 +217,14 @@ def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, boo
         for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
     ]
     held = Collected()
-    held.kinds = {"train": thinned(pair)}
+    held.kinds = {"train_data": thinned(pair)}
     assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
 
 
 def test_thinned_records_have_the_same_findings() -> None:
     records = train(lambda place: falling(place) if place < 40 else 9.0)
     held = Collected()
-    held.kinds = {"train": thinned(records)}
+    held.kinds = {"train_data": thinned(records)}
     assert "diverged" in [finding.name for finding in findings(held.history(described()))]
 
 

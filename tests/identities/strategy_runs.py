@@ -151,12 +151,12 @@ def sampled(**changes: Any) -> dict[str, Any]:
         return [sf.Curves(title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)})]
 
     run = _run(
-        sample=sample, sample_every="2 steps", panels=panels, evaluate=splits, evaluate_every="2 steps", **changes
+        sample_fn=sample, sample_every="2 steps", panels_fn=panels, evaluate=splits, evaluate_every="2 steps", **changes
     )
     with run:
         scores = [dict(step.scores) for step in run]
         said = run.sample()
-        shown = run.panels().to_json()
+        shown = run.make_panels().to_json()
     written = sf.read_panels(changes["out"]) if "out" in changes else None
     return {
         "scores": scores,

@@ -38,7 +38,7 @@ def run_of(loss: Any, *, clip: str = "off", model: Any = None) -> sf.Run:
     return sf.Run(
         model=model or (lambda: nn.Linear(FEATURES, CLASSES).double()),
         loss=loss,
-        train=tokens(SAMPLES, seed=1, dtype=torch.float64),
+        train_data=tokens(SAMPLES, seed=1, dtype=torch.float64),
         batch_size=SAMPLES,
         length="8 steps",
         optimizer=sf.sgd(lr=1.0),
@@ -258,7 +258,7 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(loss: Any, count: A
             model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
             loss=loss,
             count=count,
-            train=tokens(SAMPLES, seed=1, dtype=torch.float64),
+            train_data=tokens(SAMPLES, seed=1, dtype=torch.float64),
             batch_size=12,
             micro_batch_size=size,
             length="10 steps",

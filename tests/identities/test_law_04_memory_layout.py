@@ -26,7 +26,7 @@ def weights(out: Path, stop_after: str | None) -> list[Tensor]:
     run = sf.Run(
         model=convolutional,
         loss=loss,
-        train=data,
+        train_data=data,
         batch_size=8,
         length="12 steps",
         optimizer=sf.adamw(lr=1e-2),

@@ -35,7 +35,7 @@ def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> s
     settings: dict[str, Any] = {
         "model": model,
         "loss": loss,
-        "train": (INPUTS, TARGETS),
+        "train_data": (INPUTS, TARGETS),
         "batch_size": 4,
         "micro_batch_size": 4,
         "length": "6 steps",
@@ -149,7 +149,7 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
         evaluate_every="1 steps",
         early_stopping=sf.EarlyStopping("min val/loss", patience=50),
         save_every="1 steps",
-        keep=10,
+        keep_last=10,
     )
     last: dict[str, Any] = {}
     with run:
@@ -387,9 +387,9 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
     "kind", ["extra state: nested", pytest.param("two keys for one weight", marks=pytest.mark.slow)]
 )
 def test_such_a_run_is_verified_and_exported(kind: str, tmp_path: Path) -> None:
-    run = build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep=5, log_every="1 steps")
+    run = build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5, log_every="1 steps")
     run.train()
-    verdict = sf.verify(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep=5))
+    verdict = sf.verify(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5))
     assert verdict.sound, str(verdict)
     sf.export(tmp_path / "run", tmp_path / "weights")
     weights = load_file(tmp_path / "weights" / "model.safetensors")

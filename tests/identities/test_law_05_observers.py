@@ -70,15 +70,15 @@ def unwatched() -> tuple[str, list[float]]:
         {"evaluate_every": "1 steps"},
         {"evaluate_every": "3 steps", "ema": 0.9},
         {"save_every": "1 steps"},
-        {"save_every": "1 steps", "keep": 1, "keep_every": "4 steps"},
+        {"save_every": "1 steps", "keep_last": 1, "keep_every": "4 steps"},
         {"watch_every": "1 steps"},
         {"watch_every": "3 steps", "log_every": "2 steps"},
         {"workers": 2},
         {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
         {"best": "min held-out/loss", "evaluate_every": "1 steps"},
         {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
-        {"sample": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
-        {"panels": lambda model: [model(torch.randn(4, 8)), np.random.rand(), random.random()]},
+        {"sample_fn": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
+        {"panels_fn": lambda model: [model(torch.randn(4, 8)), np.random.rand(), random.random()]},
     ],
     ids=",".join,
 )
@@ -205,7 +205,7 @@ class Watched(nn.Module):
 def observed(run: sf.Run) -> None:
     run.scores()
     run.sample()
-    run.panels()
+    run.make_panels()
 
 
 def panels(model: nn.Module) -> list[Any]:
@@ -218,8 +218,8 @@ def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -
         None,
         model=Watched,
         ema=None,
-        sample=lambda model: str(model(torch.randn(4, 8)).sum()),
-        panels=panels,
+        sample_fn=lambda model: str(model(torch.randn(4, 8)).sum()),
+        panels_fn=panels,
         length="6 steps",
     )
     model: Any = run.state.models["model"]
@@ -266,7 +266,7 @@ def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
 
 
 def test_sampling_gives_the_same_whenever_it_is_asked_for() -> None:
-    run = build(None, sample=lambda model: str(model(torch.randn(4, 8)).sum().item()), length="4 steps")
+    run = build(None, sample_fn=lambda model: str(model(torch.randn(4, 8)).sum().item()), length="4 steps")
     with run:
         for _ in run:
             torch.rand(7)

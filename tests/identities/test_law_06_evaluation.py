@@ -52,7 +52,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
         "model": Net,
         "loss": loss,
         "count": counted_targets,
-        "train": tokens(SAMPLES, seed=2),
+        "train_data": tokens(SAMPLES, seed=2),
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.adamw(lr=1e-2),
@@ -168,7 +168,7 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
     run = sf.Run(
         model=lambda: nn.Linear(1, 1),
         loss=lambda model, batch: model(batch[0][:, None]).square().mean(),
-        train=(values,),
+        train_data=(values,),
         batch_size=100,
         length="1 steps",
         optimizer=sf.sgd(lr=0.1),

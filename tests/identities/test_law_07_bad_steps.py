@@ -73,7 +73,7 @@ def build(train: Any, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": train,
+        "train_data": train,
         "batch_size": BATCH,
         "micro_batch_size": 2,
         "length": f"{STEPS} steps",

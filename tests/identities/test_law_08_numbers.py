@@ -39,7 +39,7 @@ def build(out: Path | None = None, **changes: Any) -> sf.Run:
         "model": lambda: nn.Linear(FEATURES, CLASSES),
         "loss": plain_mean,
         "count": counted_targets,
-        "train": tokens(SAMPLES, seed=5),
+        "train_data": tokens(SAMPLES, seed=5),
         "batch_size": 8,
         "micro_batch_size": 2,
         "length": "12 steps",
@@ -106,7 +106,7 @@ def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(loss: Any, co
     inputs, targets = tokens(SAMPLES, seed=5)
     targets[torch.arange(SAMPLES) % 5 > 0] = IGNORED  # a step of two samples often has none
     changes: dict[str, Any] = {"batch_size": 2, "micro_batch_size": 1, "length": "20 steps", "log_every": "20 steps"}
-    run = build(tmp_path / "run", loss=loss, count=count, train=(inputs, targets), **changes)
+    run = build(tmp_path / "run", loss=loss, count=count, train_data=(inputs, targets), **changes)
     with run:
         steps_made = [(float(step.loss), counted_targets((inputs, targets[ids_of(step)]))) for step in run]  # type: ignore[arg-type]
 
@@ -182,7 +182,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
     run = sf.Run(
         model=names,
         loss=both,
-        train=data,
+        train_data=data,
         batch_size=4,
         length="1 steps",
         optimizer=sf.sgd(0.1),
@@ -225,7 +225,7 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
         tmp_path / "run",
         length="10 steps",
         loss=slow_loss,
-        train=SlowData(),
+        train_data=SlowData(),
         evaluate={"s": split},
         evaluate_every="1 steps",
     )
@@ -406,7 +406,13 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
         return F.cross_entropy(model(batch[0]), batch[1])
 
     data = (torch.randn(64, 8), torch.randint(3, (64,)))
-    settings = {"model": lambda: nn.Linear(8, 3), "loss": slow, "train": data, "batch_size": 8, "length": "10 steps"}
+    settings = {
+        "model": lambda: nn.Linear(8, 3),
+        "loss": slow,
+        "train_data": data,
+        "batch_size": 8,
+        "length": "10 steps",
+    }
     settings |= {"optimizer": sf.sgd(lr=0.1), "log_every": "10 steps", "out": tmp_path / "run", "console": False}
     settings |= {"check_state": False}
     for changes in ({"stop_after": "5 steps"}, {}):

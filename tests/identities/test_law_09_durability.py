@@ -74,7 +74,7 @@ class Scene:
     pruned: list[Contents] = field(default_factory=list)
 
     def store(self, disk: Any) -> Store:
-        store = Store(self.root, keep=KEEP, disk=disk)
+        store = Store(self.root, keep_last=KEEP, disk=disk)
         store.intact |= self.known
         return store
 
@@ -93,13 +93,13 @@ def flip(disk: Any, path: Path) -> None:
 def scene(name: str, disk: Any, root: Path) -> Scene:
     if name == "the first":
         return Scene(disk, root, None, contents(0), [])
-    store = Store(root, keep=KEEP, disk=disk)
+    store = Store(root, keep_last=KEEP, disk=disk)
     for step in (0, 1, 2, 3):
         store.save(contents(step))
     match name:
         case "the next, which prunes one, past the litter of a kill":
             with pytest.raises(Killed):
-                Store(root, keep=KEEP, disk=Faulty(disk, killed, at=7, for_good=True)).save(contents(4, version=9))
+                Store(root, keep_last=KEEP, disk=Faulty(disk, killed, at=7, for_good=True)).save(contents(4, version=9))
             return Scene(disk, root, contents(3), contents(4), [contents(0), contents(3)], {2, 3}, [contents(2)])
         case "another of the same step":
             return Scene(disk, root, contents(3), contents(3, version=1), [contents(0), contents(2)], {2, 3})
@@ -119,7 +119,7 @@ SCENES = [
 
 def assert_law(scene: Scene, disk: Any, *, saved: bool | None = None) -> None:
     """`saved`: whether the new one must be there; None where either will do."""
-    store = Store(scene.root, keep=KEEP, disk=disk)
+    store = Store(scene.root, keep_last=KEEP, disk=disk)
     found, damaged = newest_intact(store)
     is_old, is_new = same(found, scene.before), same(found, scene.after)
     assert (is_old or is_new) if saved is None else is_new if saved else is_old
@@ -334,7 +334,7 @@ def test_a_process_killed_at_random_moments_goes_on_from_where_it_was(tmp_path: 
         return max(Store(tmp_path).steps(), default=0) > newest
 
     def save_on() -> None:
-        store = Store(tmp_path, keep=KEEP)
+        store = Store(tmp_path, keep_last=KEEP)
         found, _ = newest_intact(store)
         step = 0 if found is None else found.step
         while True:

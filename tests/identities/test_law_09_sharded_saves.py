@@ -31,7 +31,7 @@ SCENES = ["the first", PAST_LITTER, SAME_STEP]
 
 
 def store(disk: Any, known: tuple[int, ...] = ()) -> Store:
-    made = Store(ROOT, keep=KEEP, disk=disk)
+    made = Store(ROOT, keep_last=KEEP, disk=disk)
     made.intact |= set(known)
     return made
 

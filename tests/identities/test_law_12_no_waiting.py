@@ -107,7 +107,7 @@ def build(train: Any, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": train,
+        "train_data": train,
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": f"{STEPS} steps",

@@ -42,7 +42,7 @@ def choices(**changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data,
+        "train_data": data,
         "batch_size": 8,
         "length": "5000 steps",
         "optimizer": sf.adamw(lr=1e-3),

@@ -82,7 +82,7 @@ def built(
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data,
+        "train_data": data,
         "batch_size": 16,
         "micro_batch_size": 4,
         "length": f"{steps} steps",
@@ -187,7 +187,7 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
     run = sf.Run(
         model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)),
         loss=of_its_own_count if counts_itself else of_targets,
-        train=(inputs, labels),
+        train_data=(inputs, labels),
         batch_size=12,
         micro_batch_size=2,
         count=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
@@ -230,7 +230,7 @@ def by_tokens() -> dict[str, Any]:
     run = sf.Run(
         model=lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)),
         loss=of_rows,
-        train=Lengthy(),
+        train_data=Lengthy(),
         collate=collate,
         batch_size="64 tokens",
         micro_batch_size="16 tokens",
@@ -276,7 +276,7 @@ def scored(*, samples: int) -> dict[str, float]:
     run = built(
         double=False,
         loss=of_two,
-        train=data,
+        train_data=data,
         micro_batch_size=None,
         batch_size=12,
         ema=None,

@@ -85,7 +85,7 @@ def run_of(x, y, *, micro_batch_size):
     return sf.Run(
         model=lambda: network().double(),
         loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        train=(x.double(), y),
+        train_data=(x.double(), y),
         batch_size=len(x),
         micro_batch_size=micro_batch_size,
         length="1 steps",

@@ -206,7 +206,7 @@ def build(out, **changes):
     settings = {
         "model": Net,
         "loss": loss,
-        "train": data(),
+        "train_data": data(),
         "batch_size": 4,
         "micro_batch_size": 2,
         "length": "8 steps",
@@ -229,10 +229,10 @@ def state_bits(run):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_bit_equal_with_a_bad_step_on_the_way(kind, tmp_path):
     train = data(11)
-    whole = build(tmp_path / "whole", clip=kind, train=train, log_every="3 steps")
+    whole = build(tmp_path / "whole", clip=kind, train_data=train, log_every="3 steps")
     whole.train()
-    build(tmp_path / "halves", clip=kind, train=train, log_every="3 steps", stop_after="4 steps").train()
-    second = build(tmp_path / "halves", clip=kind, train=train, log_every="3 steps")
+    build(tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps", stop_after="4 steps").train()
+    second = build(tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps")
     second.train()
     assert state_bits(second) == state_bits(whole)
     logged = {
@@ -255,8 +255,8 @@ def test_another_limit_at_resume_is_refused(tmp_path):
 
 @pytest.mark.parametrize("bad", [(), (11,)])
 def test_clipped_is_the_fraction_of_applied_steps_whose_norm_was_above(bad, tmp_path):
-    build(tmp_path / "each", clip="norm 1.0", train=data(*bad)).train()
-    build(tmp_path / "all", clip="norm 1.0", train=data(*bad), log_every="8 steps").train()
+    build(tmp_path / "each", clip="norm 1.0", train_data=data(*bad)).train()
+    build(tmp_path / "all", clip="norm 1.0", train_data=data(*bad), log_every="8 steps").train()
     each = [record for record in records(tmp_path / "each" / "metrics.jsonl") if record["kind"] == "train"]
     (whole,) = [record for record in records(tmp_path / "all" / "metrics.jsonl") if record["kind"] == "train"]
     above = [record["norm"] > 1.0 for record in each if not record["skipped"]]

@@ -93,7 +93,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": train or data(),
+        "train_data": train or data(),
         "batch_size": BATCH,
         "length": f"{STEPS} steps",
         "optimizer": MAKERS[name](),

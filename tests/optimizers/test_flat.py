@@ -187,7 +187,7 @@ def test_tensors_that_lie_in_the_same_memory_still_do_after_training(*, as_buffe
     run = sf.Run(
         model=lambda: Joined(as_buffer=as_buffer),
         loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
-        train=(inputs, -inputs),
+        train_data=(inputs, -inputs),
         batch_size=4,
         length="3 steps",
         optimizer=sf.adamw(lr=0.01),
@@ -218,7 +218,7 @@ def branching_run(out: Path, *, until: int) -> sf.Run:
     return sf.Run(
         model=Branching,
         loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
-        train=(inputs, inputs.sum(1, keepdim=True)),
+        train_data=(inputs, inputs.sum(1, keepdim=True)),
         batch_size=4,
         length="12 steps",
         stop_after=f"{until} steps",

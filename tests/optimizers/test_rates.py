@@ -34,7 +34,7 @@ def run_of(**changes):
     settings = {
         "model": mlp,
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        "train": (torch.randn(32, 8, generator=generator), torch.randint(3, (32,), generator=generator)),
+        "train_data": (torch.randn(32, 8, generator=generator), torch.randint(3, (32,), generator=generator)),
         "batch_size": 8,
         "length": "8 steps",
         "optimizer": sf.sgd(0.1),
@@ -135,7 +135,7 @@ def hidden_change(width, *, base_width=None, steps=4):
     run = run_of(
         model=model,
         loss=lambda model, batch: (model(batch[0])[:, 0] - batch[1]).square().mean(),
-        train=(inputs, inputs[:, 0]),
+        train_data=(inputs, inputs[:, 0]),
         batch_size=64,
         length=f"{steps} steps",
         optimizer=sf.adamw(
@@ -169,7 +169,7 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
         run = run_of(
             model=lambda: GPT(shape),
             loss=lambda model, batch: F.cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten()),
-            train=(tokens,),
+            train_data=(tokens,),
             batch_size=16,
             length="6 steps",
             optimizer=sf.adamw(0.01, weight_decay=0.0, rates=rates),

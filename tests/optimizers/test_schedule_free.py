@@ -125,7 +125,7 @@ def build(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train": data(),
+        "train_data": data(),
         "batch_size": 4,
         "length": "12 steps",
         "optimizer": sf.schedule_free(0.05),

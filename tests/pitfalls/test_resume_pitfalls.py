@@ -136,9 +136,9 @@ def frozen_statistics(net: Net) -> Net:
         ({}, {"seed": 1}, "seed was 0, now 1"),
         ({}, {"ema": None}, "ema was 0.9, now None"),
         ({}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
-        ({"train": tensors(Augmented())}, {"train": tensors(another_data_set())}, "data.sha256 was"),
-        ({}, {"train": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
-        ({"train": chosen(range(32))}, {"train": chosen(range(20, 52))}, "data.indices was"),
+        ({"train_data": tensors(Augmented())}, {"train_data": tensors(another_data_set())}, "data.sha256 was"),
+        ({}, {"train_data": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
+        ({"train_data": chosen(range(32))}, {"train_data": chosen(range(20, 52))}, "data.indices was"),
         (
             {},
             {"model": with_dropout(0.5)},
@@ -206,13 +206,17 @@ def kept(out: Path) -> list[int]:
 
 
 def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_kept_for_ever(tmp_path: Path) -> None:
-    build(tmp_path / "run", length="12 steps", save_every="1 steps", keep=2, evaluate=None, early_stopping=None).train()
+    build(
+        tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=2, evaluate=None, early_stopping=None
+    ).train()
     assert kept(tmp_path / "run") == [0, 11, 12]
 
 
 def test_keep_every_stays(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"evaluate": None, "early_stopping": None}
-    build(tmp_path / "run", length="12 steps", save_every="1 steps", keep=1, keep_every="5 steps", **changes).train()
+    build(
+        tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=1, keep_every="5 steps", **changes
+    ).train()
     assert kept(tmp_path / "run") == [0, 5, 10, 12]
 
 
@@ -279,7 +283,7 @@ def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
     build(
         tmp_path / "run",
         length="12 steps",
-        keep=1,
+        keep_last=1,
         save_every="3 steps",
         evaluate={"held-out": split},
         evaluate_every="2 steps",
@@ -421,13 +425,13 @@ def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path
 
     with build(tmp_path / "run", stop_after="3 steps") as run:
         for name, value in held().items():
-            run.keep(name, value)
+            run.register_state(name, value)
         for _ in run:
             pass
     again = build(tmp_path / "run")
     with again:
-        assert again.keep("a/b", torch.full((2,), 7.0)).tolist() == [1.0, 1.0]
-        found = again.keep("a", {"b": torch.full((2,), 7.0), "b~1": None})
+        assert again.register_state("a/b", torch.full((2,), 7.0)).tolist() == [1.0, 1.0]
+        found = again.register_state("a", {"b": torch.full((2,), 7.0), "b~1": None})
     assert found["b"].tolist() == [0.0, 0.0]
     assert found["b~1"] == (1, (2.5, torch.ones(1)))
 
@@ -445,12 +449,12 @@ def test_numbers_of_numpy_are_remembered_as_numbers(tmp_path: Path) -> None:
     """They are floats, and write themselves otherwise."""
     settings = {"optimizer": sf.adamw(lr=1e-2, weight_decay=np.float64(0.05))}
     with build(tmp_path / "run", stop_after="7 steps", **settings) as run:
-        run.keep("held", {"number": np.float64(0.1)})
+        run.register_state("held", {"number": np.float64(0.1)})
         for _ in run:
             pass
     again = build(tmp_path / "run", **settings)
     with again:
-        assert again.keep("held", {"number": 0.0}) == {"number": 0.1}
+        assert again.register_state("held", {"number": 0.0}) == {"number": 0.1}
 
 
 def test_parameters_frozen_before_a_resume_are_trained_as_the_checkpoint_says(
@@ -502,4 +506,6 @@ def test_a_subset_of_what_has_no_length_and_names_instead_of_numbers_is_trained_
     names = ["a", "bb", "ccc", "dddd"] * 3
     for length in ("4 steps", "8 steps"):
         data = torch.utils.data.Subset(Keyed(), names)  # type: ignore[arg-type]
-        build(tmp_path / "run", train=data, length=length, schedule=None, micro_batch_size=None, batch_size=4).train()
+        build(
+            tmp_path / "run", train_data=data, length=length, schedule=None, micro_batch_size=None, batch_size=4
+        ).train()

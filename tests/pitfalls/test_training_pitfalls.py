@@ -129,7 +129,7 @@ def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None
     run = sf.Run(
         model=lambda: nn.Linear(1, 1, bias=False),
         loss=lambda model, batch: (model(batch[0]) - batch[1]).mean(),
-        train=(inputs, targets),
+        train_data=(inputs, targets),
         batch_size=4,
         length="9 steps",
         optimizer=sf.sgd(0.1),
@@ -188,7 +188,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
         {"log_every": "1 steps"},
         {"save_every": "1 steps"},
         {"evaluate": None, "early_stopping": None},
-        {"sample": lambda model: str(model(torch.randn(2, 8)))},
+        {"sample_fn": lambda model: str(model(torch.randn(2, 8)))},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -266,7 +266,7 @@ def test_small_rates_are_not_shown_as_zero() -> None:
 def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Empty data set: endless loop, silent hang, or exit 0 with loss 0."""
     data = torch.randn(3, 8), torch.randint(3, (3,))
-    run = build(None, train=data, length="4 steps", console=True, evaluate=None, early_stopping=None)
+    run = build(None, train_data=data, length="4 steps", console=True, evaluate=None, early_stopping=None)
     with run:
         counts = [sum(part.count for part in step.micro_batches) for step in run]
     assert counts == [8, 8, 8, 8]

@@ -76,7 +76,7 @@ def plain(**changes: Any) -> sf.Run:
     """A run without anything that could be slow."""
     data = small_runs.Augmented()
     settings: dict[str, Any] = {
-        "train": (data.inputs, data.labels),
+        "train_data": (data.inputs, data.labels),
         "evaluate": {},
         "early_stopping": None,
         "ema": None,
@@ -89,7 +89,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pyt
     run = plain(
         model=lambda: Slow(0.003, 0.006),
         loss=loss,
-        train=SlowlyRead(),
+        train_data=SlowlyRead(),
         micro_batch_size=8,
         optimizer=lambda groups: SlowSGD(groups, lr=0.1),
     )
@@ -110,7 +110,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pyt
 def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.Profile, Path]:
     """A profile of a run that waits for its samples, with its files."""
     place = tmp_path_factory.mktemp("profile")
-    run = plain(train=SlowlyRead(), batch_size=4, micro_batch_size=4)
+    run = plain(train_data=SlowlyRead(), batch_size=4, micro_batch_size=4)
     return sf.profile(run, what="slow", out=place, steps=8, tries=("precision",), peak=1e10, limit_s=3.0), place
 
 
@@ -124,7 +124,7 @@ def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.Profile, Path])
 
 @pytest.mark.timing
 def test_workers_are_found_to_help_where_samples_are_slow() -> None:
-    run = plain(train=SlowlyRead(0.015), batch_size=4, micro_batch_size=4)
+    run = plain(train_data=SlowlyRead(0.015), batch_size=4, micro_batch_size=4)
     with unchanged(run) as parts:
         base = stepping(parts)
         (two,) = [variant for variant in variants(parts, ["workers"]) if variant.workers == 2]
@@ -198,7 +198,7 @@ def gpt(shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
         "loss": lambda model, batch: model(
             batch[0], loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, batch[1])
         ),
-        "train": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
+        "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
         "count": lambda batch: batch[1].numel(),
     }
     return plain(**(settings | changes))
@@ -266,7 +266,7 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
     run = plain(
         model=Pictures,
         loss=small_runs.loss,
-        train=[(picture, label) for picture, label in zip(pictures, labels, strict=True)],
+        train_data=[(picture, label) for picture, label in zip(pictures, labels, strict=True)],
         optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=False),
         micro_batch_size=4,
     )
@@ -369,7 +369,8 @@ import torch, surefoot as sf
 def build(loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean()):
     data = torch.zeros(8, 4), torch.zeros(8, 1)
     sgd = lambda groups: torch.optim.SGD(groups, lr=0.1)
-    return sf.Run(model=lambda: torch.nn.Linear(4, 1), loss=loss, train=data, batch_size=4, optimizer=sgd, length="9 steps", console=False)
+    return sf.Run(model=lambda: torch.nn.Linear(4, 1), loss=loss, train_data=data, batch_size=4,
+        optimizer=sgd, length="9 steps", console=False)
 
 def run() -> sf.Run:
     return build()

@@ -19,7 +19,7 @@ PLATEAU = sf.Plateau("min held-out/loss", patience=1, minimum_improvement=1.0)  
 
 
 def build(out: Path, **changes: Any) -> sf.Run:
-    return small_runs.build(out, keep=100, plateau=PLATEAU, **changes)
+    return small_runs.build(out, keep_last=100, plateau=PLATEAU, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: 
     settings = {**changes, "length": "9 steps", "early_stopping": None, "evaluate": {}}
 
     def built() -> sf.Run:
-        return small_runs.build(tmp_path / "run", keep=9, **settings)
+        return small_runs.build(tmp_path / "run", keep_last=9, **settings)
 
     built().train()
     store = Store(tmp_path / "run" / "checkpoints")
@@ -171,7 +171,7 @@ def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path: Path) -> None:
     def built() -> sf.Run:
-        return small_runs.build(tmp_path / "run", keep=9, compile=True, length="6 steps", log_every="1 steps")
+        return small_runs.build(tmp_path / "run", keep_last=9, compile=True, length="6 steps", log_every="1 steps")
 
     built().train()
     again = sf.replayed(built(), step=4)

@@ -60,7 +60,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {
         "model": lambda: faulty_runs.Net(Config()),
         "loss": small_runs.loss,
-        "train": faulty_runs.data(Config())[:2],
+        "train_data": faulty_runs.data(Config())[:2],
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "9 steps",
@@ -73,7 +73,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("fault", "samples"), [("none", 8), ("none", 0), ("magnitude", 8)])
 def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     config = Config(fault=fault)
-    run = sf.Run(**settings(model=lambda: faulty_runs.Net(config), train=faulty_runs.data(config)[:2]))
+    run = sf.Run(**settings(model=lambda: faulty_runs.Net(config), train_data=faulty_runs.data(config)[:2]))
     step = after(run, faulty_runs.first_step_of(config)[0])
     modes = [module.training for module in run.state.models["model"].modules()]
     before, drawn = {name: held.clone() for name, held in tensors(run).items()}, torch.get_rng_state()
@@ -117,7 +117,10 @@ def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:
 
     return sf.Run(
         **settings(
-            model=lambda: nn.Sequential(nn.Linear(2, 1, bias=False)), loss=loss, train=(x, y), optimizer=sf.sgd(lr=0.1)
+            model=lambda: nn.Sequential(nn.Linear(2, 1, bias=False)),
+            loss=loss,
+            train_data=(x, y),
+            optimizer=sf.sgd(lr=0.1),
         )
         | changes
     )
@@ -159,7 +162,7 @@ def test_counted_losses_are_means_over_what_they_count() -> None:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(8, 2, generator=generator), torch.randn(8, 1, generator=generator)
     weights = torch.tensor([[0.0], [1.0]]).repeat(4, 1)
-    run = linear(x, y, loss=loss, train=(x, y, weights))
+    run = linear(x, y, loss=loss, train_data=(x, y, weights))
     seen = look(upcoming(run))
     error = x @ run.state.models["model"].get_parameter("0.weight").detach().T - y
     assert seen.loss == pytest.approx(float(error[1::2].square().mean()), rel=1e-6)

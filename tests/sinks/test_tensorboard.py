@@ -54,7 +54,7 @@ def died(build_died: int) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted, ended, made longer, and ended again."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    changes: dict[str, Any] = {"panels": panels, "schedule": sf.constant(), "early_stopping": None}
+    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.constant(), "early_stopping": None}
     with pytest.raises(RuntimeError, match="died"):
         build(out, length="6 steps", loss=died(9), check_state=False, **changes).train()
     build(out, length="6 steps", **changes).train()

@@ -95,7 +95,7 @@ def mlp_run(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Sequential(nn.Linear(32, WIDE), nn.ReLU(), nn.Linear(WIDE, 10)),
         "loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        "train": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "train_data": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
         "batch_size": 24,
         "length": "12 epochs",
         "optimizer": sf.adamw(lr=1e-2),
@@ -243,7 +243,7 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
         return model(batch[..., None]).square().mean()
 
     run = mlp_run(
-        train=Ragged(),
+        train_data=Ragged(),
         collate=padded,
         model=lambda: nn.Linear(1, 4),
         loss=loss,
@@ -263,7 +263,7 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
 def test_windows_of_tokens_are_samples_of_one_length() -> None:
     tokens = np.arange(4000, dtype=np.uint16) % 50
     run = mlp_run(
-        train=sf.Windows(tokens, context=16, seed=0),
+        train_data=sf.Windows(tokens, context=16, seed=0),
         model=lambda: nn.Embedding(50, 50),
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
         batch_size="256 tokens",

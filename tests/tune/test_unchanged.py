@@ -97,7 +97,7 @@ def test_a_run_in_its_middle_is_left_as_it_was(tried: str, changes: dict[str, An
     run = build(None, length="9 steps", **changes)
     model = run.state.models["model"]
     with run:
-        run.keep("seen", {"noise": torch.rand(3), "steps": 2})
+        run.register_state("seen", {"noise": torch.rand(3), "steps": 2})
         for step in run:
             if step.index == 4:
                 model[3].eval()
@@ -140,12 +140,12 @@ def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, opt
 
 def test_a_resumed_run_keeps_what_was_not_asked_for_yet(tmp_path: Path) -> None:
     first = build(tmp_path / "run", length="8 steps", stop_after="4 steps")
-    first.keep("seen", {"noise": torch.ones(3)})
+    first.register_state("seen", {"noise": torch.ones(3)})
     first.train()
     run = build(tmp_path / "run", length="8 steps")
     with run:
         sf.find_lr(run, steps=10)
-        assert torch.equal(run.keep("seen", {"noise": torch.zeros(3)})["noise"], torch.ones(3))
+        assert torch.equal(run.register_state("seen", {"noise": torch.zeros(3)})["noise"], torch.ones(3))
 
 
 def test_a_run_that_is_not_open_is_tried_from_the_weights_that_it_would_start_with(tmp_path: Path) -> None:

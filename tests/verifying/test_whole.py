@@ -33,7 +33,7 @@ SAVED = [0, 4, 5, 8, 10, 12, 16, 20, 24, 25, 26]  # every 4 steps, and where a s
 
 
 def build(out: Path | None, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **({"keep": 99} | changes))
+    return small_runs.build(out, **({"keep_last": 99} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
     data = small_runs.Augmented()
     other = torch.utils.data.TensorDataset(data.inputs, data.labels)
     said: list[str] = []
-    verdict = sf.verify(build(run, train=other), say=said.append)
+    verdict = sf.verify(build(run, train_data=other), say=said.append)
     assert the_problem(verdict).text.startswith("training data: data.type was 'Augmented', now 'TensorDataset'")
     assert (verdict.exit_status, verdict.outcomes, said) == (3, [], [])
     assert "no step was made again: the training data are others" in verdict.not_proved
@@ -330,7 +330,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
     def sized(size: int) -> sf.Run:
         return sf.Run(
             model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
-            train=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.sgd(lr=0.1), out=tmp_path / "b",
+            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.sgd(lr=0.1), out=tmp_path / "b",
             console=False,
         )  # fmt: skip
 
@@ -603,7 +603,7 @@ def test_the_threads_of_the_run_are_taken(run: Path) -> None:
 
 def with_body(out: Path, *, moved: bool) -> None:
     run = build(out)
-    counts = run.keep("counts", {"steps": 0})
+    counts = run.register_state("counts", {"steps": 0})
     with run:
         for step in run:
             counts["steps"] += 1
@@ -618,7 +618,7 @@ def test_what_a_loop_body_logs_and_keeps_is_said_not_to_be_proved(tmp_path: Path
     verdict = verified(tmp_path / "a")
     assert verdict.sound, str(verdict)
     assert "seen in the records: logged by a loop's own body, which cannot be done again" in verdict.not_proved
-    assert any("what was given to run.keep" in line for line in verdict.not_proved)
+    assert any("what was given to run.register_state" in line for line in verdict.not_proved)
 
 
 def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def averaged(store: Store, count: int) -> Contents:
         there = ", ".join(str(step) for step in steps) or "none"
         raise CheckpointError(
             f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory} ({there})\n"
-            f"  average fewer, or keep more while training: --keep {max(count, 1)} --save-every ..."
+            f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
         )
     newest = store.at(steps[-1])
     weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]

@@ -57,7 +57,7 @@ def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: 
         wrong = f"{type(problem).__name__}: {first_line(problem)}"
     if wrong is not None:
         raise CheckpointError(
-            f"cannot resume: {name!r}, given to run.keep, did not take its saved state back ({wrong})\n"
+            f"cannot resume: {name!r}, given to run.register_state, did not take its saved state back ({wrong})\n"
             "  the run would go on with another state than the one that was saved\n"
             "  make its load_state_dict undo its state_dict, or keep its tensors and numbers in a dictionary"
         )

@@ -28,10 +28,10 @@ _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 _Remains = list[tuple[Path, OSError]]
 
 
-def check_keep(keep: int) -> None:
+def check_keep(keep_last: int) -> None:
     """Raise `ConfigError` where not even the newest checkpoint would stay."""
-    if keep < 1:
-        raise ConfigError(f"keep = {keep}: the newest checkpoint must stay; --keep 1 is the least")
+    if keep_last < 1:
+        raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must stay; --keep-last 1 is the least")
 
 
 class NotPrunedError(CheckpointError):
@@ -41,7 +41,7 @@ class NotPrunedError(CheckpointError):
 class Store:
     """The checkpoints under one directory; one process writes, any number read.
 
-    After a save the newest `keep` stay of those that this process wrote or read in full, so a damaged one
+    After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one
     never counts, nor costs another its place. Besides them stay step 0, what `keep_every` is true for, and
     what is `protected`. Before anything is renamed or removed `guard` is called, which may raise `OSError`.
     """
@@ -50,15 +50,15 @@ class Store:
         self,
         directory: Path | str,
         *,
-        keep: int = 3,
+        keep_last: int = 3,
         keep_every: Callable[[int], bool] | None = None,
         guard: Callable[[], None] = lambda: None,
         disk: Files = DISK,
     ) -> None:
-        check_keep(keep)
-        self.directory, self.keep, self.keep_every, self.disk = (
+        check_keep(keep_last)
+        self.directory, self.keep_last, self.keep_every, self.disk = (
             local_path(directory, setting="directory"),
-            keep,
+            keep_last,
             keep_every,
             disk,
         )
@@ -207,8 +207,8 @@ class Store:
         steps = self.steps()
         counted = sorted(self.intact.intersection(steps) - {0})
         remains: _Remains = []
-        for step in steps if len(counted) >= self.keep else []:
-            if step >= counted[-self.keep] or step in {0, saved, *protected}:
+        for step in steps if len(counted) >= self.keep_last else []:
+            if step >= counted[-self.keep_last] or step in {0, saved, *protected}:
                 continue
             if self.keep_every is not None and self.keep_every(step):
                 continue
@@ -265,7 +265,7 @@ class Store:
         where = problem.filename or self.directory
         cure = "check the disk and who may write there"
         if full:
-            cure = f"free some space, or keep fewer: --keep, now {self.keep}"
+            cure = f"free some space, or keep fewer: --keep-last, now {self.keep_last}"
         elif link:
             cure = f"remove it: rm {shlex.quote(str(where))}"
         return CheckpointError(f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}")

@@ -1,7 +1,7 @@
 """What a model, a loss or an optimizer remembers and no checkpoint holds: found by walking through them, compared, put back.
 
 A checkpoint holds parameters, persistent buffers, what optimizers remember of parameters and groups, and the objects of
-`run.keep`. Lost with the process are other buffers, attributes, variables of closures, globals of functions, and generators. Of
+`run.register_state`. Lost with the process are other buffers, attributes, variables of closures, globals of functions, and generators. Of
 installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
 """
 
@@ -52,7 +52,7 @@ class _Counted(NamedTuple):
 class Observation:
     """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
 
-    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.keep`, by name. Tensors
+    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.register_state`, by name. Tensors
     are copied on their device, or to the host `with_weights`: there is room for one model on the device.
     """
 
@@ -72,7 +72,7 @@ class Observation:
         self.with_weights, own = with_weights, [module for model in models.values() for module in model.modules()]
         of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
         self.saved_modules = {id(module) for module in [*own, *of_user]}
-        # not entered from an object of `run.keep`, which may refer to all of the run
+        # not entered from an object of `run.register_state`, which may refer to all of the run
         self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
         metrics = {name: metrics_in(each) for name, each in user_state.items()}  # all of them is saved
         self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
@@ -274,7 +274,7 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
         raise ConfigError(
             f"{first} changes {when}, and no checkpoint holds it{also}\n"
             "  a run that is killed would resume without it, as another run than one that was left alone\n"
-            "  use register_buffer, or run.keep(name, the dict, list, tensor or object that holds it), or a global generator;"
+            "  use register_buffer, or run.register_state(name, the dict, list, tensor or object that holds it), or a global generator;"
             " if nothing depends on it: check_state=False (--check-state False)"
         )
 

@@ -130,7 +130,7 @@ those of surefoot train. Trains nothing; takes about half a minute.
 
 Go on from the newest intact checkpoint of a run, to the same bits as if it had
 never stopped. Settings that change no result may change: --workers,
---log-every, --save-every, --keep, --stop-after, --time-limit, --max-restarts,
+--log-every, --save-every, --keep-last, --stop-after, --time-limit, --max-restarts,
 and --length as far as the schedule allows it exactly. So may --nproc and
 --parallel: the same samples in the same order, and equal to rounding.
 

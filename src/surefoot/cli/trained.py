@@ -129,15 +129,15 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is
     run = built(program, config, of=run_path)
-    if run.parts.panels is None:
-        raise ConfigError(f"what made {run_path} has no panels: give Run(panels=...)")
+    if run.parts.panels_fn is None:
+        raise ConfigError(f"what made {run_path} has no panels_fn: give Run(panels_fn=...)")
     try:
         chosen = checkpoint_of(run_path, "best")
     except CheckpointError:  # no score was watched, or that checkpoint is damaged
         chosen = checkpoint_of(run_path, "newest")
     run.load(chosen)
     try:
-        write_whole(run_path / FILE, run.panels().to_json().encode())
+        write_whole(run_path / FILE, run.make_panels().to_json().encode())
     except OSError as problem:
         raise CheckpointError(f"cannot write {run_path / FILE}: {problem.strerror or problem}") from problem
     print(

@@ -78,7 +78,7 @@ class Settings:
     """When the weights of several ranks are compared with each other (at the next record); a difference ends the run."""
     trackers: str | None = None
     """Experiment trackers to tell as well: wandb, mlflow, trackio, or several of them, "wandb,mlflow". Absent: none."""
-    keep: int = 3
+    keep_last: int = 3
     """Newest checkpoints to keep, besides the first, the best and those of keep_every."""
     keep_every: str | None = None
     """Checkpoints to keep for good, such as "10%". Absent: none."""

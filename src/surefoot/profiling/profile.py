@@ -108,7 +108,7 @@ def profile(
     >>> run = Run(
     ...     model=lambda: torch.nn.Linear(4, 1),
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
-    ...     train=data,
+    ...     train_data=data,
     ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
     ...     batch_size=16,
     ...     length="9 epochs",

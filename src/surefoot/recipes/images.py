@@ -259,11 +259,11 @@ def build(config: Config) -> sf.Run:
     return sf.Run(
         model=model,
         loss=loss,
-        train=found.training,
+        train_data=found.training,
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
-        panels=panels,
+        panels_fn=panels,
         best=BEST,
         describe_sample=picture_in_words(names),
         files={pictures.FILE: keep.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},

@@ -166,7 +166,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "evaluate_every": "2000 steps",
         "save_every": "15 min",
         "ema": None,  # instead, score the mean of the last checkpoints: --checkpoint "average 5"
-        "keep": 5,
+        "keep_last": 5,
         "optimizer.lr": 7e-4,
         "schedule.warmup": "4000 steps",
         "beam": 4,
@@ -294,12 +294,12 @@ def build(config: Config) -> sf.Run:
         model=model,
         loss=smoothed(config.label_smoothing),
         count=targets_of,
-        train=found.training,
+        train_data=found.training,
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
-        sample=sample,
-        panels=panels,
+        sample_fn=sample,
+        panels_fn=panels,
         describe_sample=pair_in_words(found.source, found.target),
         best=best,
         files=found.files,
@@ -329,7 +329,7 @@ def outline(config: Config) -> sf.Run | None:
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=smoothed(config.label_smoothing),
-        train=sf.Pairs([row] * 64, [row] * 64),
+        train_data=sf.Pairs([row] * 64, [row] * 64),
         optimizer=optimizer,
         schedule=schedule,
         about_data=[

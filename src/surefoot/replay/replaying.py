@@ -113,7 +113,7 @@ def replayed(
     ...     data = torch.linspace(-1, 1, 8)[:, None]
     ...     sgd = lambda groups: torch.optim.SGD(groups, lr=0.1)
     ...     settings = dict(batch_size=4, length="6 steps", device="cpu", console=False, log_every="1 steps")
-    ...     return Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train=(data, 3 * data), optimizer=sgd, out=out, **settings)
+    ...     return Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=(data, 3 * data), optimizer=sgd, out=out, **settings)
     >>> with tempfile.TemporaryDirectory() as out:
     ...     build(out).train()
     ...     again = replayed(build(out), step=4)

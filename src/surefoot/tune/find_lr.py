@@ -44,7 +44,7 @@ def find_lr(
     >>> run = Run(
     ...     model=lambda: torch.nn.Linear(1, 1),
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
-    ...     train=(inputs, 3 * inputs),
+    ...     train_data=(inputs, 3 * inputs),
     ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0),
     ...     batch_size=16,
     ...     length="9 epochs",

@@ -90,7 +90,7 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
     if unknown:
         said.append(f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again")
     if any(outcome.kept for outcome in outcomes):
-        said.append("what was given to run.keep: a loop's own body changes it, which cannot be done again")
+        said.append("what was given to run.register_state: a loop's own body changes it, which cannot be done again")
     kinds = {line.record["kind"] for line in files.log.curve if line.record is not None}
     others = [name for kind, name in _OTHERS.items() if kind in kinds]
     if outcomes and others:

@@ -60,7 +60,7 @@ def verify(
     >>> def run(out):
     ...     return surefoot.Run(
     ...         model=lambda: torch.nn.Linear(2, 1), loss=lambda model, batch: model(batch[0]).square().mean(),
-    ...         train=(torch.ones(4, 2),), batch_size=2, length="4 steps", optimizer=surefoot.sgd(lr=0.1), out=out, console=False,
+    ...         train_data=(torch.ones(4, 2),), batch_size=2, length="4 steps", optimizer=surefoot.sgd(lr=0.1), out=out, console=False,
     ...     )
     >>> with tempfile.TemporaryDirectory() as out:
     ...     run(out).train()
