@@ -138,7 +138,7 @@ def test_what_is_exported_is_what_was_trained_in_files_as_large_as_asked_for(
     run = trained(tmp_path / "run")
     if count > 1:
         resharded(tmp_path / "run", count=count)
-    done = sf.export(tmp_path / "run", max_file=max_file)
+    done = sf.load(tmp_path / "run").export(max_file=max_file)
     assert (done.directory, done.step, done.averaged) == (tmp_path / "run" / "export", 4, False)
     found = read_weights(done.directory)
     assert_same(found, state_of(run), without="head.weight")
@@ -157,7 +157,7 @@ def test_what_is_exported_is_what_was_trained_in_files_as_large_as_asked_for(
 
 def test_the_library_loads_tied_weights_into_both_places(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
-    sf.export(tmp_path / "run")
+    sf.load(tmp_path / "run").export()
     fresh = Tied()
     missing, unexpected = safetensors.torch.load_model(fresh, str(tmp_path / "run" / "export" / "model.safetensors"))
     assert (list(missing), list(unexpected)) == ([], [])
@@ -169,7 +169,7 @@ def test_averaged_weights_are_taken_where_there_are_some_and_trained_ones_where_
     weights: Any, kind: str, tmp_path: Path
 ) -> None:
     run = trained(tmp_path / "run", ema=0.5)
-    done = sf.export(tmp_path / "run", tmp_path / "out", weights=weights)
+    done = sf.load(tmp_path / "run").export(tmp_path / "out", weights=weights)
     assert done.averaged is (kind == "averages")
     assert_same(read_weights(tmp_path / "out"), state_of(run, kind), without="head.weight")
 
@@ -177,7 +177,7 @@ def test_averaged_weights_are_taken_where_there_are_some_and_trained_ones_where_
 def test_an_export_starts_a_run_of_one_file_or_several(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     for max_file in ("5 GB", "200 B"):
-        sf.export(tmp_path / "run", tmp_path / "out", max_file=max_file)
+        sf.load(tmp_path / "run").export(tmp_path / "out", max_file=max_file)
         trained(tmp_path / max_file, init=tmp_path / "out", length="1 steps", evaluate={}, best=None)
         first = Store(tmp_path / max_file / "checkpoints").at(0).tensors("model")
         assert_same(first, state_of(run), without="head.weight")
@@ -185,8 +185,8 @@ def test_an_export_starts_a_run_of_one_file_or_several(tmp_path: Path) -> None:
 
 def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    sf.export(tmp_path / "run", tmp_path / "out", max_file="200 B")
-    sf.export(tmp_path / "run", tmp_path / "out")
+    sf.load(tmp_path / "run").export(tmp_path / "out", max_file="200 B")
+    sf.load(tmp_path / "run").export(tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
@@ -204,10 +204,10 @@ def test_no_more_than_one_tensor_is_in_memory(
         monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
     monkeypatch.setattr("surefoot.checkpoint.reading.CHUNK_BYTES", chunk)
     with peak(torch.device("cpu")):
-        sf.export(tmp_path / "run", layout=layout)  # what is imported by both is no tensor
+        sf.load(tmp_path / "run").export(layout=layout)  # what is imported by both is no tensor
     tracemalloc.start()
     with peak(torch.device("cpu")) as tensors:
-        sf.export(tmp_path / "run", layout=layout)
+        sf.load(tmp_path / "run").export(layout=layout)
     _, plain = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     all_of_it, largest_turned = large.parameters * 4, 64 * 256 * 4
@@ -223,14 +223,12 @@ def test_transformers_computes_the_same_logits_from_the_layout_gpt2(count: int, 
     gpt_run(tmp_path / "run")
     if count > 1:
         resharded(tmp_path / "run", count=count)
-    done = sf.export(tmp_path / "run", tmp_path / "out", layout="gpt2", max_file=max_file)
+    done = sf.load(tmp_path / "run").export(tmp_path / "out", layout="gpt2", max_file=max_file)
     assert {"config.json", "tokenizer.json"} <= set(done.files)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "run" / "tokenizer.json").read_bytes()
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
     ours = GPT(SHAPE)
-    found = Store(tmp_path / "run" / "checkpoints").newest_intact()
-    assert found is not None
-    sf.load_weights(ours, found[0], device="cpu")
+    sf.load(tmp_path / "run").load_model(ours, device="cpu")
     tokens = torch.randint(257, (3, 12), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-5, atol=1e-5)
@@ -250,7 +248,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
     assert said.err == "warning: checkpoint step-00000004 is damaged (model.00002-of-00002.safetensors: hash differs)\n"
     assert said.out.startswith(f"written into {tmp_path}/out: the trained weights of step 2\n  model.safetensors  ")
     with pytest.raises(sf.CheckpointError, match="step-00000004 is damaged"):
-        sf.export(tmp_path / "run", checkpoint=4)
+        sf.load(tmp_path / "run").export(checkpoint=4)
 
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> None:
@@ -260,7 +258,7 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> No
     assert watch.step is not None
     store = Store(tmp_path / "run" / "checkpoints")
     for which, step in (("best", watch.step), (2, 2), ("2", 2), ("newest", 4)):
-        done = sf.export(tmp_path / "run", checkpoint=which)
+        done = sf.load(tmp_path / "run").export(checkpoint=which)
         assert done.step == step
         assert_same(read_weights(done.directory), store.at(step).tensors("model"))
 
@@ -306,7 +304,7 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
     gpt_run(tmp_path / "run", GPTShape(layers=1, heads=2, width=16, context=12, vocabulary=257))
     with pytest.raises(sf.ConfigError, match="a model of the family modern with a head of its own is no GPT-2"):
-        sf.export(tmp_path / "run", layout="gpt2")
+        sf.load(tmp_path / "run").export(layout="gpt2")
 
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:

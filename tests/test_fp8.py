@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot import fp8
-from surefoot.checkpoint import Store
 
 SHAPE = sf.models.GPTShape(2, 2, 32, 16, 48, family="gpt2")  # whose head does not begin at zero
 
@@ -110,9 +109,7 @@ class TestEmulated:
         resumed = built(tmp_path / "run")
         resumed.train()
         plain = sf.models.GPT(SHAPE)
-        newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
-        assert newest is not None
-        sf.load_weights(plain, newest[0], device="cpu")
+        sf.load(tmp_path / "run").load_model(plain, device="cpu")
         for name, held in whole.state.models["model"].state_dict().items():
             assert torch.equal(held, resumed.state.models["model"].state_dict()[name])
         for name, held in whole.state.averages["model"].model.state_dict().items():

@@ -356,7 +356,7 @@ def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_p
 
 def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
     made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
-    verdict = sf.verify(build(tmp_path))
+    verdict = sf.load(build(tmp_path)).verify()
     assert not verdict.problems
     assert (
         "steps 2 to 4: the loop's own body froze or unfroze parameters, which is not done again" in verdict.not_proved

@@ -35,7 +35,7 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
 def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp_path: Path) -> None:
     run = build(tmp_path / "run", panels_fn=of_model)
     run.train()
-    shown = sf.read_panels(tmp_path / "run")
+    shown = sf.load(tmp_path / "run").panels()
     assert shown is not None
     assert shown.step == 6
     averaged = run.state.averages["model"].model
@@ -57,10 +57,10 @@ def test_without_a_directory_or_before_the_end_none_are_made(tmp_path: Path) -> 
 
     build(None, panels_fn=never).train()
     build(tmp_path / "run", panels_fn=never, stop_after="3 steps").train()
-    assert sf.read_panels(tmp_path / "run") is None
+    assert sf.load(tmp_path / "run").panels() is None
     assert called == []
     build(tmp_path / "run", panels_fn=of_model).train()
-    assert sf.read_panels(tmp_path / "run") is not None
+    assert sf.load(tmp_path / "run").panels() is not None
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -84,7 +84,7 @@ def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_
     else:
         with pytest.raises(SystemExit):
             run.train()
-    assert (sf.read_panels(tmp_path / "run") is not None) == early
+    assert (sf.load(tmp_path / "run").panels() is not None) == early
 
 
 def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_goes_wrong_is_one_warning_and_ends_no_run(
     (warning,) = [line for line in printed.splitlines() if line.startswith("warning")]
     assert said in warning
     assert "finished: 6 steps" in printed
-    shown = sf.read_panels(tmp_path / "run")
+    shown = sf.load(tmp_path / "run").panels()
     assert (None if shown is None else [panel.title for panel in shown.panels]) == titles
 
 
@@ -174,7 +174,7 @@ def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit):
         build(tmp_path / "run", panels_fn=signalled).train()
-    assert sf.read_panels(tmp_path / "run") is None
+    assert sf.load(tmp_path / "run").panels() is None
     assert not list((tmp_path / "run").glob("*.partial"))
 
 

@@ -125,7 +125,7 @@ def test_a_resume_goes_on_in_the_layout_it_began_with(tmp_path: Path, gains: Gai
     assert resumed.parts.layout.channels_last
     for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
         assert torch.equal(one, other)
-    assert sf.verify(built(tmp_path / "run"), steps="all").exit_status == 0
+    assert sf.load(built(tmp_path / "run")).verify(steps="all").exit_status == 0
     with pytest.raises(sf.CheckpointError, match="channels_last was True, now absent"):
         built(tmp_path / "run", channels_last=False).train()
 

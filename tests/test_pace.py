@@ -440,8 +440,8 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, mon
     assert again.parts.compiled  # and is scored as it was
     with pytest.raises(sf.CheckpointError, match="compile was True, now False"):
         built(tmp_path / "run", compile=False).train()
-    assert sf.verify(built(tmp_path / "run", compile="auto"), steps="all").exit_status == 0
-    replayed = sf.replayed(built(tmp_path / "run", compile="auto"), step=3)
+    assert sf.load(built(tmp_path / "run", compile="auto")).verify(steps="all").exit_status == 0
+    replayed = sf.load(built(tmp_path / "run", compile="auto")).replay(step=3)
     assert any("uncompiled" in note for note in replayed.notes)
 
 

@@ -37,12 +37,12 @@ def text(**changes: Any) -> sf.TintedText:
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     shown = sf.Panels(step=7, panels=OF_EACH_KIND)
     (tmp_path / "panels.json").write_text(shown.to_json())
-    assert sf.read_panels(tmp_path) == shown
+    assert sf.load(tmp_path).panels() == shown
     assert len({panel.kind for panel in OF_EACH_KIND}) == 5
 
 
 def test_a_run_without_panels_has_none(tmp_path: Path) -> None:
-    assert sf.read_panels(tmp_path) is None
+    assert sf.load(tmp_path).panels() is None
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ HOSTILE = [
 def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
     (tmp_path / "panels.json").write_text(held)
     with pytest.raises(sf.DataError, match=r"panels\.json holds no panels of a run"):
-        sf.read_panels(tmp_path)
+        sf.load(tmp_path).panels()
 
 
 def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "panels.json").write_text(sf.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES)
     with pytest.raises(sf.DataError, match="more than 300,000 bytes"):
-        sf.read_panels(tmp_path)
+        sf.load(tmp_path).panels()
     (tmp_path / "panels.json").write_bytes(b"\xff\xfe")
     with pytest.raises(sf.DataError, match="holds no panels"):
-        sf.read_panels(tmp_path)
+        sf.load(tmp_path).panels()
 
 
 @given(st.integers(min_value=0), st.sampled_from(["", "0", "[", '"', "null", "-", "é"]), st.integers(0, 3))

@@ -25,10 +25,8 @@ READERS = {
     "cifar": read_cifar,
     "gpt2": sf.load_gpt2,
     "store": sf.checkpoint.Store,
-    "report": sf.report,
-    "panels": sf.read_panels,
-    "diagnose": sf.diagnose,
-    "export": sf.export,
+    "report": sf.report.write_page,
+    "a saved run": sf.load,
     "inputs of prepare_shards": lambda path: sf.prepare_shards(
         "shards", [path], tokenizer=sf.ByteTokenizer(), processes=1
     ),
@@ -37,8 +35,8 @@ WRITERS = {
     "shards": lambda path: sf.write_shards(torch.arange(4).numpy(), path, vocabulary=4),
     "prepared shards": lambda path: sf.prepare_shards(path, ["here"], tokenizer=sf.ByteTokenizer(), processes=1),
     "schedules": lambda path: sf.schedule_picture({"linear": sf.linear()}, "8 steps", out=path),
-    "report": lambda path: sf.report(Path(), out=path),
-    "export": lambda path: sf.export("run", path),
+    "report": lambda path: sf.load(Path()).report(out=path),
+    "export": lambda path: sf.load("run").export(path),
     "gpt2": lambda path: sf.save_gpt2(
         sf.models.GPT(sf.models.GPTShape(layers=1, heads=1, width=2, context=2, vocabulary=2)), path, end=None
     ),

@@ -19,6 +19,7 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from surefoot import plan
+from surefoot.checks import check_settings
 from surefoot.cli.main import main
 from surefoot.plateau import Feedback, Plateau, Standing, following
 from surefoot.recipes import images
@@ -457,10 +458,10 @@ def test_flags_that_make_no_plateau_are_refused(
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
     try:
-        sf.check_settings(length="9 steps", batch_size=8, plateau=plateau, early_stopping=stop)
+        check_settings(length="9 steps", batch_size=8, plateau=plateau, early_stopping=stop)
     except sf.ConfigError as refused:
         for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
             tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
-            sf.check_settings(length="9 steps", batch_size=8, **tried)
+            check_settings(length="9 steps", batch_size=8, **tried)
     else:
         assert stop > plateau

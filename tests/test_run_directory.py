@@ -147,10 +147,10 @@ def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(stoppe
 def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
     (stopped / "export").symlink_to(outside / "deep")
     with pytest.raises(sf.ConfigError, match="is a link"):
-        sf.export(stopped)
+        sf.load(stopped).export()
     (stopped / "own").mkdir()
     (stopped / "own" / ".model.safetensors.partial").symlink_to(outside / "thesis.txt")
-    sf.export(stopped, stopped / "own")
+    sf.load(stopped).export(stopped / "own")
     assert (stopped / "own" / "model.safetensors").is_file()
 
 
@@ -248,8 +248,8 @@ def in_time(act: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", [*SMALL, STATE, "checkpoints/step-00000008/manifest.json"])
 def test_who_looks_at_a_run_waits_for_no_file_of_it(name: str, kind: str, stopped: Path) -> None:
     planted(stopped, name, kind)
-    in_time(lambda: sf.report(stopped))
-    in_time(lambda: sf.diagnose(stopped))
+    in_time(lambda: sf.load(stopped).report())
+    in_time(lambda: sf.load(stopped).diagnose())
     in_time(lambda: checked(stopped))
     in_time(lambda: read_trained(stopped))
     in_time(lambda: directory_of_start(stopped))
@@ -497,7 +497,7 @@ def test_a_torn_line_does_not_outlive_a_resume(stopped: Path, whole: Path) -> No
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)
     assert same_weights(stopped, whole)
-    assert not [text for text in str(sf.verify(build(stopped), windows=0)).splitlines() if "WRONG" in text]
+    assert not [text for text in str(sf.load(build(stopped)).verify(windows=0)).splitlines() if "WRONG" in text]
 
 
 def test_a_torn_line_that_a_checkpoint_has_noted_stays(stopped: Path, tmp_path: Path) -> None:
@@ -623,7 +623,7 @@ def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or
         forged.state_changed(place, replaced(where, value))
         try:
             with suppress(sf.SurefootError):
-                sf.verify(build(stopped), steps=1, windows=1)
+                sf.load(build(stopped)).verify(steps=1, windows=1)
             with suppress(sf.SurefootError):
                 build(stopped, report=False, stop_after="9 steps").train()
         except Exception as problem:
@@ -633,7 +633,9 @@ def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or
 @pytest.mark.parametrize("value", [None, {}, {"step": 3}, ["x"]])
 def test_verify_calls_a_state_of_the_wrong_shape_damaged(value: Any, stopped: Path) -> None:
     forged.state_changed(forged.checkpoint(stopped, 8), reshaped("fingerprints", value))
-    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in str(sf.verify(build(stopped), windows=0))
+    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in str(
+        sf.load(build(stopped)).verify(windows=0)
+    )
 
 
 def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(stopped: Path) -> None:

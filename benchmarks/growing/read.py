@@ -63,11 +63,15 @@ def in_process(way: str, run: Path, *, cpu: bool) -> tuple[float, float]:
 def main() -> None:
     import numpy  # noqa: F401  # before the clock starts
 
-    from surefoot.diagnosis import diagnose
+    from surefoot.report.write import write_page
     from surefoot.reporting.reading import read_run
-    from surefoot.reporting.writing import report
+    from surefoot.saved_run import load
 
-    ways: dict[str, Callable[[Path], object]] = {"read": read_run, "page": report, "diagnose": diagnose}
+    ways: dict[str, Callable[[Path], object]] = {
+        "read": read_run,
+        "page": write_page,
+        "diagnose": lambda run: load(run).diagnose(),
+    }
     now = process_time if "cpu" in sys.argv else perf_counter
     begun = now()
     ways[sys.argv[1]](Path(sys.argv[2]))

@@ -134,7 +134,7 @@ def replay_command(directory: RunDirectory, step: int) -> str:
     """What to type to have a step made again and shown."""
     if _by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory.path))} --step {step}"
-    return f"print(surefoot.replayed(run, step={step})) where this run is built, in place of training it"
+    return f"print(surefoot.load(run).replay({step})) where this run is built, in place of training it"
 
 
 def diagnose_command(directory: RunDirectory) -> str:

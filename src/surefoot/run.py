@@ -94,7 +94,7 @@ class Run:
     settings: what else makes it this run and no other (JSON), such as how the data were made; compared at resume like all else.
     example: an input with which `surefoot predict` may be tried; the end of a run names it ("" where predict needs none).
     about_data: lines that say which data these are; `surefoot plan` shows them, and the start of a run the first.
-    report: write a page on the run into `out` at its end (`surefoot.report`); changes no result.
+    report: write a page on the run into `out` at its end; changes no result.
     check_state: at step 0 refuse what passes and updates change and no checkpoint of `out` would hold; changes no result.
     accept_change: what may compute something else than before in this session, from the step on at which it goes on: "loss", "model",
         "collate", "data" or "optimizer", or several (docs/resume.md).

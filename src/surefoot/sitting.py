@@ -23,7 +23,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.opening import opened
 from surefoot.parts import Parts
 from surefoot.remarks import Remarks, remarks_of
-from surefoot.reporting.writing import report_at_end
+from surefoot.report.write import report_at_end
 from surefoot.seeding import generators_held
 from surefoot.signals import Signals, to_terminal
 from surefoot.sinks.tracking.names import refuse_missing

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from surefoot.checkpoint.nested_state import copied, join_state, kept_state, res
 from surefoot.checkpoint.pieces import Pieces, bounds
 from surefoot.checkpoint.reading import interprets
 from surefoot.clock import Clock
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.layers import Seen
 from surefoot.loop import State
 from surefoot.meter import BadSteps, Meter
@@ -232,13 +232,23 @@ def refuse_incomplete(found: Contents) -> None:
 
 
 @interprets
-def load_weights(model: nn.Module, found: Contents, *, name: str = "model", device: str = "auto") -> None:
-    """Give a model the weights of a checkpoint as they are evaluated (averaged, where the run had averages), on a device.
+def load_weights(
+    model: nn.Module,
+    found: Contents,
+    *,
+    name: str = "model",
+    device: str = "auto",
+    weights: Literal["auto", "averaged", "trained"] = "auto",
+) -> None:
+    """Give a model the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
 
     `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
     """
+    if weights not in ("auto", "averaged", "trained"):
+        raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
     averaged = file_name("ema", name)
-    file = averaged if averaged in found.files else file_name("model", name)
+    has_averaged = averaged in found.files
+    file = averaged if weights == "averaged" or (weights == "auto" and has_averaged) else file_name("model", name)
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
     contents.load_model(model, model_state(found, file, name), where=f"step {found.step}")()

@@ -53,10 +53,7 @@ def goes_on(model: Callable[[], nn.Module], out: Path) -> None:
     resumed.train()
     expected = whole.state.models["model"].eval()(INPUTS)
     assert equal_bits(resumed.state.models["model"].eval()(INPUTS), expected)
-    contents = sf.checkpoint.Store(out / "checkpoints").newest_intact()
-    assert contents is not None
-    used = model()
-    sf.load_weights(used, contents[0])
+    used = sf.load(out).load_model(model)
     assert equal_bits(used(INPUTS), expected)
 
 

@@ -76,8 +76,7 @@ def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(paralle
         assert one.keys() == other.keys()
         assert [name for name in one if not equal_bits(one[name], other[name])] == []
     assert contents[0].state["extra"] == contents[1].state["extra"]
-    alone = nets(parallel)
-    sf.load_weights(alone, contents[1])
+    alone = sf.load(tmp_path / "run").load_model(nets(parallel))
     assert all(
         equal_bits(each, contents[1].tensors("ema")[name])
         for name, each in alone.state_dict().items()

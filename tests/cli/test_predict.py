@@ -195,4 +195,4 @@ def test_a_program_that_predicts_nothing_says_so(
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")
     assert "does not say how its model is used: it defines no predict()" in said
-    assert "surefoot.load_weights(model, " in said
+    assert "surefoot.load('runs/a').load_model(model)" in said

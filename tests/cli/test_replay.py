@@ -151,13 +151,13 @@ def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
     run.train()
     status, _, error = command("replay", "script", "--step", "2")
     assert status == 2
-    assert "print(surefoot.replayed(run, step=N))" in error
-    again = sf.replayed(faulty_runs.build(faulty_runs.Config(out="script", length="4 steps")), step=2)
+    assert "print(surefoot.load(run).replay(N))" in error
+    again = sf.load(faulty_runs.build(faulty_runs.Config(out="script", length="4 steps"))).replay(step=2)
     assert again.logged is not None
     assert again.logged.equal
     assert str(again).startswith("script, step 2 of 4\n")
     with pytest.raises(sf.ConfigError, match="no directory"):
-        sf.replayed(faulty_runs.build(faulty_runs.Config()), step=2)
+        sf.load(faulty_runs.build(faulty_runs.Config())).replay(step=2)
 
 
 def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_a_body_of_the_users_is_said_not_to_be_repeated(command: Ran) -> None:
     with build() as run:
         for step in run:
             assert step.loss is not None
-    assert any("code of yours ran between the steps" in note for note in sf.replayed(build(), step=2).notes)
+    assert any("code of yours ran between the steps" in note for note in sf.load(build()).replay(step=2).notes)
     run = faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps"))
     run.train()
-    assert not sf.replayed(faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps")), step=2).notes
+    assert not sf.load(faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps"))).replay(step=2).notes
 
 
 def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:

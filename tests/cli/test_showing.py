@@ -100,7 +100,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
     assert following == "saved; go on with:  surefoot resume runs/stopped"
     main(shlex.split(following.partition("surefoot ")[2]))
     assert "finished: 6 steps" in capsys.readouterr().out
-    assert sf.read_panels("runs/stopped") is not None
+    assert sf.load("runs/stopped").panels() is not None
 
 
 def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytes
     assert how.startswith("finished: 120 steps")
     named = re.fullmatch(r"(\d) findings?: ([^:]+): surefoot diagnose runs/wrong", found)
     assert named is not None
-    wrong = [one for one in sf.diagnose("runs/wrong") if one.severity != "note"]
+    wrong = [one for one in sf.load("runs/wrong").diagnose() if one.severity != "note"]
     assert int(named[1]) == len(wrong) > 0
     assert named[2].startswith(wrong[0].name)
 
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytes
 
 
 def panel(recipe: str, place: int = 0) -> Any:
-    shown = sf.read_panels(Path("runs") / recipe)
+    shown = sf.load(Path("runs") / recipe).panels()
     assert shown is not None
     assert shown.step == 6
     return shown.panels[place]
@@ -204,12 +204,12 @@ def panels_made_anew(run: str) -> sf.Panels | None:
     """Those that `evaluate --panels` writes for a run that has left none."""
     Path(run, "panels.json").unlink(missing_ok=True)
     main(["evaluate", run, "--panels"])
-    return sf.read_panels(run)
+    return sf.load(run).panels()
 
 
 def test_panels_made_anew_of_the_newest_checkpoint_are_those_that_were_written(there: Ended) -> None:
     """Of gpt the best is the newest, here."""
-    written = sf.read_panels("runs/gpt")
+    written = sf.load("runs/gpt").panels()
     assert panels_made_anew("runs/gpt") == written
 
 

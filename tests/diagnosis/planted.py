@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 
 import surefoot as sf
 from surefoot.config import layered
+from surefoot.diagnosis import Finding
 from surefoot.recipes import gpt, images, translation
 
 EVERY = {"log_every": "2 steps", "watch_every": "8 steps", "save_every": "1000 steps"}
@@ -436,10 +437,10 @@ FAULTY = [
 ALL = [*HEALTHY, *FAULTY]
 
 
-def trained(planted: Planted, out: Path) -> list[sf.Finding]:
+def trained(planted: Planted, out: Path) -> list[Finding]:
     """Train it, whatever becomes of it, and diagnose what it left."""
     run = planted.build(out)
     run.parts = replace(run.parts, console=None)
     with suppress(sf.DivergedError):
         run.train()
-    return sf.diagnose(out)
+    return sf.load(out).diagnose()

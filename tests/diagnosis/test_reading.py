@@ -109,7 +109,7 @@ def test_values_that_were_not_finite_come_back_in_layers_too(tmp_path: Path) -> 
 
 def test_what_is_no_run_is_refused_in_one_error(tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match="is no run: it holds neither"):
-        sf.diagnose(tmp_path)
+        sf.load(tmp_path).diagnose()
 
 
 def test_a_run_trains_while_its_lock_is_held_by_this_process_or_another(tmp_path: Path) -> None:

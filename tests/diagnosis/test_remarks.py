@@ -252,4 +252,4 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     assert all(torch.equal(one, other) for one, other in zip(run.state.parameters, quiet.state.parameters, strict=True))
     noted = json.loads((tmp_path / "a" / "environment.json").read_text())["sittings"][0]
     assert noted["memory_bytes"] > 10**8
-    assert sf.diagnose(tmp_path / "a")[0].name == "loss-not-falling"
+    assert sf.load(tmp_path / "a").diagnose()[0].name == "loss-not-falling"

@@ -157,7 +157,7 @@ def sampled(**changes: Any) -> dict[str, Any]:
         scores = [dict(step.scores) for step in run]
         said = run.sample()
         shown = run.make_panels().to_json()
-    written = sf.read_panels(changes["out"]) if "out" in changes else None
+    written = sf.load(changes["out"]).panels() if "out" in changes else None
     return {
         "scores": scores,
         "said": said,

@@ -248,7 +248,7 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
 
 def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path: Path) -> None:
     out, export = tmp_path / "run", tmp_path / "weights"
-    sf.export(alone, export, weights="trained")
+    sf.load(alone).export(export, weights="trained")
     sitting(out, ("fsdp", 3), until=1, init=export)
     first = Store(out / "checkpoints").at(0)
     for file in ("model", "ema"):

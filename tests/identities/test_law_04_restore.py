@@ -116,7 +116,7 @@ def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tm
     twins = [run.state.averages["model"].model.eval()(INPUTS) for run in (first, again)]
     assert equal_bits(*twins)
     loaded = network(kind)
-    sf.load_weights(loaded, newest(tmp_path / "run"))
+    sf.load(tmp_path / "run").load_model(loaded)
     assert equal_bits(loaded(INPUTS), twins[0])
 
 
@@ -126,7 +126,7 @@ def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) ->
     trained.train()
     outputs = trained.state.models["model"].eval()(INPUTS)
     loaded = network(kind)
-    sf.load_weights(loaded, newest(tmp_path / "run"))
+    sf.load(tmp_path / "run").load_model(loaded)
     assert equal_bits(loaded(INPUTS), outputs)
     if kind in ("extra state: nested", "a wrapper"):
         return  # of a start only the tensors are taken
@@ -389,9 +389,9 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
 def test_such_a_run_is_verified_and_exported(kind: str, tmp_path: Path) -> None:
     run = build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5, log_every="1 steps")
     run.train()
-    verdict = sf.verify(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5))
+    verdict = sf.load(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5)).verify()
     assert verdict.sound, str(verdict)
-    sf.export(tmp_path / "run", tmp_path / "weights")
+    sf.load(tmp_path / "run").export(tmp_path / "weights")
     weights = load_file(tmp_path / "weights" / "model.safetensors")
     state = run.state.models["model"].state_dict()
     assert weights.keys() == {name for name, each in state.items() if isinstance(each, Tensor)}

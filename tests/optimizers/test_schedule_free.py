@@ -152,9 +152,7 @@ def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
     run.train()
     mean = expected_mean(run)
     model = Net()
-    newest = Store(tmp_path / "run/checkpoints").newest_intact()
-    assert newest is not None
-    sf.load_weights(model, newest[0])
+    sf.load(tmp_path / "run").load_model(model)
 
     torch.testing.assert_close(dict(model.named_parameters()), mean, rtol=1e-5, atol=1e-6)
     with torch.no_grad():

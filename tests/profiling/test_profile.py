@@ -107,14 +107,14 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pyt
 
 
 @pytest.fixture(scope="module")
-def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.Profile, Path]:
+def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.profile.Profile, Path]:
     """A profile of a run that waits for its samples, with its files."""
     place = tmp_path_factory.mktemp("profile")
     run = plain(train_data=SlowlyRead(), batch_size=4, micro_batch_size=4)
-    return sf.profile(run, what="slow", out=place, steps=8, tries=("precision",), peak=1e10, limit_s=3.0), place
+    return sf.profile.measure(run, what="slow", out=place, steps=8, tries=("precision",), peak=1e10, limit_s=3.0), place
 
 
-def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.Profile, Path]) -> None:
+def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
     phases = of_slow_data[0].phases
     assert phases.seconds["waiting"] > 4 * 0.004
     assert phases.share("waiting") > 0.5
@@ -134,7 +134,7 @@ def test_workers_are_found_to_help_where_samples_are_slow() -> None:
     assert found.speedup > 1.2  # two sleep at the same time
 
 
-def test_what_is_written_can_be_read(of_slow_data: tuple[sf.Profile, Path]) -> None:
+def test_what_is_written_can_be_read(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
     found, place = of_slow_data
     with gzip.open(place / "trace.json.gz", "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
@@ -150,11 +150,11 @@ def test_what_is_written_can_be_read(of_slow_data: tuple[sf.Profile, Path]) -> N
     assert sorted(path.name for path in place.iterdir()) == sorted(Path(name).name for name in found.files)
 
 
-def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.Profile, Path]) -> None:
+def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
     def trained(*, profiled: bool) -> sf.Run:
         run = small_runs.build(None, length="4 steps", precision="fp32")
         if profiled:
-            sf.profile(
+            sf.profile.measure(
                 run,
                 steps=4,
                 tries=[name for name in NAMES if name not in ("compile", "workers")],
@@ -339,7 +339,7 @@ def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrowe
 
 
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
-    found = sf.profile(plain(), steps=4, tries=("precision",), peak=1e10, limit_s=0.0)
+    found = sf.profile.measure(plain(), steps=4, tries=("precision",), peak=1e10, limit_s=0.0)
     assert (found.tries, found.not_tried) == ([], ["--precision bf16"])
     assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --limit 120"
 
@@ -347,7 +347,7 @@ def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
 def test_compiling_is_tried_when_asked_for() -> None:
-    found = sf.profile(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=HANG_S)
+    found = sf.profile.measure(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=HANG_S)
     assert [one.problem for one in found.tries] == [None]
     assert "first step" in str(found)
 

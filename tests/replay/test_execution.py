@@ -174,7 +174,7 @@ def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path
         return small_runs.build(tmp_path / "run", keep_last=9, compile=True, length="6 steps", log_every="1 steps")
 
     built().train()
-    again = sf.replayed(built(), step=4)
+    again = sf.load(built()).replay(step=4)
     assert again.logged is not None
     assert again.logged.equal
     assert any("uncompiled" in note for note in again.notes)

@@ -61,7 +61,7 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, 
         assert report == {"not_looked_at": "its models are sharded: surefoot replay looks at it in one process"}
     assert f"surefoot replay {out} --step {step}" in told[0]["said"]
 
-    again = sf.replayed(faulty_runs.build(replace(config, out=str(out))), step)
+    again = sf.load(faulty_runs.build(replace(config, out=str(out)))).replay(step)
     assert again.look.verdict == where
     assert "made by 2 ranks" in str(again)
 

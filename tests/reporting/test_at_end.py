@@ -15,7 +15,7 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from pages import Elements, titles
-from surefoot.reporting import writing
+from surefoot.report import write as writing
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
     with small_runs.build(out, log_every="1 steps") as run:
         for step in run:
             if step.index == 4:
-                page = sf.report(out).read_text()
-                look = f"from surefoot.reporting.writing import is_running; from pathlib import Path; print(is_running(Path({str(out)!r})))"
+                page = sf.load(out).report().read_text()
+                look = f"from surefoot.report.write import is_running; from pathlib import Path; print(is_running(Path({str(out)!r})))"
                 seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
                 break
     assert re.search(r"running: step \d of 26", page)

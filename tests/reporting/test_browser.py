@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from pages import titles
+from surefoot.report.write import page_of, write_page
 from surefoot.reporting import watching
-from surefoot.reporting.writing import page_of, report
 from surefoot.sinks.jsonl import line
 from waiting import HANG_S
 from written_runs import falling, layers, train, written
@@ -67,7 +67,7 @@ class Seen:
 def test_a_page_is_seen_without_complaint_and_asks_nobody(tmp_path: Path) -> None:
     told = falling(2000, temperature=0.5) + [layers(step) for step in range(2000, 2100)]
     told += [{"kind": "sample", "step": 2000, "text": "<script>console.error('ran')</script>"}]
-    page = report(written(tmp_path / "run", told))
+    page = write_page(written(tmp_path / "run", told))
     seen = Seen(page.as_uri(), tmp_path)
     assert seen.console == []
     assert seen.hosts == set()

@@ -12,8 +12,8 @@ import pytest
 from pages import Elements, titles
 from surefoot.errors import ConfigError
 from surefoot.panels import Example, Examples, Panels, TintedText
+from surefoot.report.write import page_of, write_page
 from surefoot.reporting.page import MOST_BYTES
-from surefoot.reporting.writing import page_of, report
 from written_runs import HOSTILE, falling, layers, scores, train, written
 
 CONFIG = """absent = ["ema"]
@@ -135,9 +135,9 @@ def test_a_page_is_the_same_but_for_its_date(rich: Path, page: str) -> None:
 
 
 def test_the_file_is_there_whole_beside_the_records(rich: Path, tmp_path: Path) -> None:
-    assert report(rich) == rich / "report.html"
-    assert report(rich, out=tmp_path) == tmp_path / "report.html"
-    assert report(rich, out=tmp_path / "deep" / "a.html").read_text().endswith("</html>")
+    assert write_page(rich) == rich / "report.html"
+    assert write_page(rich, out=tmp_path) == tmp_path / "report.html"
+    assert write_page(rich, out=tmp_path / "deep" / "a.html").read_text().endswith("</html>")
     assert not list(rich.glob(".*"))
 
 
@@ -272,14 +272,14 @@ def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path)
 
 def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path, rich: Path) -> None:
     with pytest.raises(ConfigError, match="no directory of a run"):
-        report(tmp_path / "nowhere")
+        write_page(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"neither config.toml nor metrics.jsonl"):
-        report(tmp_path)
+        write_page(tmp_path)
     with pytest.raises(ConfigError, match="which run"):
-        report()
+        write_page()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write .*\n.*--out FILE"):
-        report(rich, out=tmp_path / "file" / "page.html")
+        write_page(rich, out=tmp_path / "file" / "page.html")
 
 
 def test_a_score_that_went_and_came_back_is_told_by_its_best(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pages import Elements, titles
+from surefoot.report.write import page_of
 from surefoot.reporting.overlay import labels, overlaid
 from surefoot.reporting.pictures import draw
 from surefoot.reporting.reading import read_run
 from surefoot.reporting.run_charts import charts
-from surefoot.reporting.writing import page_of
 from written_runs import falling, scores, train, written
 
 

@@ -107,7 +107,7 @@ def mlp_run(**changes: Any) -> sf.Run:
 
 
 def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and_a_line_in_the_size() -> None:
-    found = sf.find_batch(mlp_run(batch_size=2048), memory="1 GB")
+    found = sf.tune.find_batch_size(mlp_run(batch_size=2048), memory="1 GB")
     assert [row.size * row.accumulation for row in found.tried] == [2048] * len(found.tried)
     memory = {row.size: row.memory_bytes or 0 for row in found.tried}
     parameters = 4 * sum(parameter.numel() for parameter in mlp_run().state.parameters)
@@ -121,9 +121,9 @@ def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and
 
 def test_what_needs_more_than_nine_tenths_of_the_memory_does_not_fit() -> None:
     run = mlp_run(batch_size=4096)
-    whole = sf.find_batch(run, memory="1 GB")
+    whole = sf.tune.find_batch_size(run, memory="1 GB")
     half = (whole.tried[-1].memory_bytes or 0) * 0.6
-    found = sf.find_batch(run, memory=f"{half / 1e6:.3f} MB")
+    found = sf.tune.find_batch_size(run, memory=f"{half / 1e6:.3f} MB")
     assert found.limit_bytes == pytest.approx(0.9 * half, rel=1e-3)
     assert found.largest.size < 4096
     assert (found.largest.memory_bytes or 0) <= found.limit_bytes < (found.tried[-1].memory_bytes or 0)
@@ -131,10 +131,12 @@ def test_what_needs_more_than_nine_tenths_of_the_memory_does_not_fit() -> None:
 
 
 def test_what_would_take_more_than_the_cpu_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sf.find_batch(mlp_run(batch_size=4096), memory="1 GB").tried[-1].memory_bytes or 0
+    whole = sf.tune.find_batch_size(mlp_run(batch_size=4096), memory="1 GB").tried[-1].memory_bytes or 0
     monkeypatch.setattr("surefoot.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
     for memory in (None, "1 GB"):
-        assert "not tried: predicted not to fit" in str(sf.find_batch(mlp_run(batch_size=4096), memory=memory))
+        assert "not tried: predicted not to fit" in str(
+            sf.tune.find_batch_size(mlp_run(batch_size=4096), memory=memory)
+        )
 
 
 def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
@@ -153,16 +155,16 @@ def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
 
 def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
     with pytest.raises(sf.ConfigError, match=r"not even a micro-batch of 1 samples fits: it needs .* kB may be used"):
-        sf.find_batch(mlp_run(), memory="10 kB")
+        sf.tune.find_batch_size(mlp_run(), memory="10 kB")
 
 
 def test_another_batch_can_be_asked_for() -> None:
-    found = sf.find_batch(mlp_run(), target_batch=40, memory="1 GB")
+    found = sf.tune.find_batch_size(mlp_run(), target_batch=40, memory="1 GB")
     assert found.batch_size == 40
     assert {row.size for row in found.tried} <= set(divisors(40))
     assert found.flags.startswith("--batch-size 40 ")
     with pytest.raises(sf.ConfigError, match="does not say how long its samples are"):
-        sf.find_batch(mlp_run(), target_batch="4096 tokens")
+        sf.tune.find_batch_size(mlp_run(), target_batch="4096 tokens")
 
 
 @pytest.mark.slow
@@ -171,15 +173,15 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
         def __init__(self) -> None:
             super().__init__(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 
-    found = sf.find_batch(mlp_run(model=Normalised), memory="1 GB")
+    found = sf.tune.find_batch_size(mlp_run(model=Normalised), memory="1 GB")
     assert (found.tried[0].size, found.tried[0].fits) == (1, False)
     assert found.tried[0].problem == "batch normalisation cannot train on one value"
     assert found.largest.size == 24
     assert "the largest that was found to fit 900 MB is the whole batch" in found.reason
     with pytest.raises(sf.ConfigError, match=r"(?s)not even a micro-batch of 2 samples fits.*1 samples: batch normal"):
-        sf.find_batch(mlp_run(model=Normalised), memory="5 kB")
+        sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
     with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger --batch-size"):
-        sf.find_batch(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
+        sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_an_error_of_the_loss_at_every_size_is_raised_as_it_is() -> None:
         raise KeyError("label")
 
     with pytest.raises(KeyError, match="label"):
-        sf.find_batch(mlp_run(loss=broken), memory="1 GB")
+        sf.tune.find_batch_size(mlp_run(loss=broken), memory="1 GB")
 
 
 def test_out_of_memory_is_caught_and_what_was_taken_is_let_go() -> None:
@@ -213,7 +215,7 @@ def test_out_of_memory_is_caught_and_what_was_taken_is_let_go() -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     run = mlp_run(loss=greedy)
-    found = sf.find_batch(run, memory="1 GB")
+    found = sf.tune.find_batch_size(run, memory="1 GB")
     assert found.largest.size == 8
     assert "out of memory" in {row.problem for row in found.tried}
     assert all(parameter.grad is None for parameter in run.state.parameters)
@@ -250,14 +252,14 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
         count=lambda batch: int((batch >= 0).sum()),
         batch_size="960 tokens",
     )
-    found = sf.find_batch(run, memory="1 GB")
+    found = sf.tune.find_batch_size(run, memory="1 GB")
     assert found.unit == "tokens"
     assert {row.size for row in found.tried} <= {size for size in divisors(960) if size >= 40}
     assert found.flags == f'--batch-size "960 tokens" --micro-batch-size "{found.recommended.size} tokens"'
     assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
     assert max(wide for _, wide in shapes) == 40
     with pytest.raises(sf.ConfigError, match="in samples, and this run's batch_size in tokens"):
-        sf.find_batch(run, target_batch=64)
+        sf.tune.find_batch_size(run, target_batch=64)
 
 
 def test_windows_of_tokens_are_samples_of_one_length() -> None:
@@ -268,7 +270,7 @@ def test_windows_of_tokens_are_samples_of_one_length() -> None:
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
         batch_size="256 tokens",
     )
-    found = sf.find_batch(run, memory="1 GB")
+    found = sf.tune.find_batch_size(run, memory="1 GB")
     assert found.unit == "samples"
     assert found.batch_size == run.parts.supply.sizes.batch_size
     assert f"--batch-size {found.batch_size} " in found.flags
@@ -290,7 +292,9 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
         now[0] += 0.002
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    found = sf.find_batch(build(None, loss=slow, micro_batch_size=None, model=lambda: nn.Linear(8, 3)), memory="1 GB")
+    found = sf.tune.find_batch_size(
+        build(None, loss=slow, micro_batch_size=None, model=lambda: nn.Linear(8, 3)), memory="1 GB"
+    )
     rates = {row.size: row.samples_per_s or 0.0 for row in found.tried}
     assert rates[8] == pytest.approx(8 / 0.006)
     assert rates[1] == pytest.approx(8 / 0.020)

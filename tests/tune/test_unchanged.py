@@ -24,8 +24,8 @@ OPTIMIZERS: Optimizers = {
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3, centered=True),
 }
 TRIED: dict[str, Callable[[sf.Run], Any]] = {
-    "find_lr": lambda run: sf.find_lr(run, low=1e-4, high=100.0, steps=12),
-    "find_batch": lambda run: sf.find_batch(run, memory="1 GB"),
+    "find_lr": lambda run: sf.tune.find_lr(run, low=1e-4, high=100.0, steps=12),
+    "find_batch": lambda run: sf.tune.find_batch_size(run, memory="1 GB"),
 }
 
 
@@ -144,7 +144,7 @@ def test_a_resumed_run_keeps_what_was_not_asked_for_yet(tmp_path: Path) -> None:
     first.train()
     run = build(tmp_path / "run", length="8 steps")
     with run:
-        sf.find_lr(run, steps=10)
+        sf.tune.find_lr(run, steps=10)
         assert torch.equal(run.register_state("seen", {"noise": torch.zeros(3)})["noise"], torch.ones(3))
 
 
@@ -152,12 +152,12 @@ def test_a_run_that_is_not_open_is_tried_from_the_weights_that_it_would_start_wi
     build(tmp_path / "run", length="4 steps").train()
     plainly = build(None, init=tmp_path / "run")
     with plainly:
-        opened = sf.find_lr(plainly, steps=10)
+        opened = sf.tune.find_lr(plainly, steps=10)
     run = build(None, init=tmp_path / "run")
     before = everything(run)
-    assert sf.find_lr(run, steps=10).losses.tolist() == opened.losses.tolist()
+    assert sf.tune.find_lr(run, steps=10).losses.tolist() == opened.losses.tolist()
     assert compared(before, everything(run)) == []
-    assert sf.find_lr(build(None), steps=10).losses.tolist() != opened.losses.tolist()
+    assert sf.tune.find_lr(build(None), steps=10).losses.tolist() != opened.losses.tolist()
 
 
 def test_an_error_while_trying_leaves_the_run_as_it_was() -> None:
@@ -204,8 +204,8 @@ def test_a_model_may_be_one_of_several() -> None:
         early_stopping=None,
     )
     before = everything(run)
-    assert len(sf.find_lr(run, steps=10, high=1.0).rates) > 4
-    assert sf.find_batch(run, memory="1 GB").largest.size == 8
+    assert len(sf.tune.find_lr(run, steps=10, high=1.0).rates) > 4
+    assert sf.tune.find_batch_size(run, memory="1 GB").largest.size == 8
     assert compared(before, everything(run)) == []
 
 
@@ -224,7 +224,7 @@ def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
             if step.index == 2:
                 continue
             before = seconds[0] - clock.since
-            sf.find_lr(run, steps=10)
+            sf.tune.find_lr(run, steps=10)
             assert seconds[0] - clock.since == before
     assert sum(clock.total_s.values()) + sum(clock.window_s.values()) <= 3 * 2  # passes of the run's own steps
     assert seconds[0] > 40

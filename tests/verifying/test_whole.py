@@ -49,7 +49,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def verified(out: Path, steps: Any = "all", **asked: Any) -> Verdict:
-    return sf.verify(build(out), steps=steps, **asked)
+    return sf.load(build(out)).verify(steps=steps, **asked)
 
 
 def the_problem(verdict: Verdict) -> Problem:
@@ -98,7 +98,7 @@ def test_a_run_that_is_verified_comes_out_as_it_went_in(run: Path) -> None:
     with again:
         pass  # stands where its newest checkpoint is
     before = again.parts.packed()
-    verdict = sf.verify(again, steps=4, windows=1, seed=1)
+    verdict = sf.load(again).verify(steps=4, windows=1, seed=1)
     assert verdict.sound, str(verdict)
     assert verdict.outcomes[-1].window.stop < STEPS
     after = again.parts.packed()
@@ -126,9 +126,9 @@ def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surefoot.verifying.whole.STEPS", 3)
-    assert sf.verify(build(run)).whole
+    assert sf.load(build(run)).verify().whole
     monkeypatch.setattr("surefoot.verifying.whole._SOON_S", 0.0)
-    windows = [each.window.steps for each in sf.verify(build(run)).outcomes]
+    windows = [each.window.steps for each in sf.load(build(run)).verify().outcomes]
     assert len(windows) == 5
     assert max(windows) <= 3
 
@@ -145,7 +145,9 @@ def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) 
         for step in live:
             if step.index == 13:
                 live.parts.saving.writer.wait()  # type: ignore[union-attr]
-                verdict = sf.verify(build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps"), steps="all")
+                verdict = sf.load(build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps")).verify(
+                    steps="all"
+                )
                 break
     assert verdict.sound, str(verdict)
     (outcome,) = verdict.outcomes
@@ -279,7 +281,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
     data = small_runs.Augmented()
     other = torch.utils.data.TensorDataset(data.inputs, data.labels)
     said: list[str] = []
-    verdict = sf.verify(build(run, train_data=other), say=said.append)
+    verdict = sf.load(build(run, train_data=other)).verify(say=said.append)
     assert the_problem(verdict).text.startswith("training data: data.type was 'Augmented', now 'TensorDataset'")
     assert (verdict.exit_status, verdict.outcomes, said) == (3, [], [])
     assert "no step was made again: the training data are others" in verdict.not_proved
@@ -288,7 +290,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
-    verdict = sf.verify(build(run, evaluate={"held-out": split}), steps=3, windows=1)
+    verdict = sf.load(build(run, evaluate={"held-out": split})).verify(steps=3, windows=1)
     assert the_problem(verdict).text.startswith("data of split held-out: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
 
@@ -302,7 +304,7 @@ def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path)
 
 
 def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
-    verdict = sf.verify(build(run, optimizer=sf.adamw(lr=0.5, weight_decay=0.05)))
+    verdict = sf.load(build(run, optimizer=sf.adamw(lr=0.5, weight_decay=0.05))).verify()
     assert "optimizer.lr was 0.01, now 0.5" in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
@@ -323,7 +325,7 @@ class Unprinted(torch.nn.Module):
 
 
 def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
-    verdict = sf.verify(build(run, model=_wider))
+    verdict = sf.load(build(run, model=_wider)).verify()
     assert "makes another run than step-00000026: the model had " in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
 
@@ -335,7 +337,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
         )  # fmt: skip
 
     sized(3).train()
-    verdict = sf.verify(sized(2))
+    verdict = sf.load(sized(2)).verify()
     assert "no step could be made again: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
@@ -343,7 +345,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
-    verdict = sf.verify(build(run, evaluate={"held-out": split}, optimizer=sf.adamw(lr=0.5, weight_decay=0.05)))
+    verdict = sf.load(build(run, evaluate={"held-out": split}, optimizer=sf.adamw(lr=0.5, weight_decay=0.05))).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split held-out") for text in said] == [True, False]
     assert "optimizer.lr was 0.01, now 0.5" in said[1]
@@ -511,7 +513,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
 )
 def test_runs_of_other_kinds_are_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
     build(tmp_path / "a", **changes).train()
-    verdict = sf.verify(build(tmp_path / "a", **changes), steps="all")
+    verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
     assert verdict.sound, str(verdict)
     assert verdict.whole
 
@@ -537,14 +539,14 @@ def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
     changes: dict[str, Any] = {"loss": From(23), "early_stopping": None, "max_bad_steps": 3, "save_every": save_every}
     with pytest.raises(sf.DivergedError):
         build(tmp_path / "a", **changes).train()
-    verdict = sf.verify(build(tmp_path / "a", **changes), steps="all")
+    verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
     assert verdict.sound, str(verdict)
     (outcome,) = verdict.outcomes
     assert (max(outcome.checkpoints), outcome.records[-1]) == (newest, 26)
     if newest < STEPS:
         with pytest.raises(sf.DivergedError):  # goes on from there, to the same end
             build(tmp_path / "a", **changes).train()
-        again = sf.verify(build(tmp_path / "a", **changes), steps="all")
+        again = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
         assert again.sound, str(again)
 
 
@@ -636,7 +638,7 @@ def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
         for step in own.steps():
             sf.forward_backward(step, small_runs.loss)
             sf.update(step)
-    verdict = sf.verify(build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps"))
+    verdict = sf.load(build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps")).verify()
     assert verdict.sound, str(verdict)
     assert (
         "no step was made again: this run has no loss of its own, its script makes each step itself"
@@ -646,10 +648,10 @@ def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
 
 def test_a_run_without_a_directory_is_refused() -> None:
     with pytest.raises(ConfigError, match="this run has no directory"):
-        sf.verify(build(None))
+        sf.load(build(None)).verify()
 
 
 def test_an_open_run_is_refused(tmp_path: Path) -> None:
     run = build(tmp_path / "a", length="1 steps")
     with run, pytest.raises(ConfigError, match="this run is open"):
-        sf.verify(run)
+        sf.load(run).verify()

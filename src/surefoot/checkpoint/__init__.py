@@ -1,27 +1,5 @@
 """Checkpoints: what one is on disk, which exist, and how a run becomes one and comes back from it."""
 
-from surefoot.checkpoint.average import averaged, last_steps
-from surefoot.checkpoint.disk import Disk, Files
-from surefoot.checkpoint.format import Contents, Damage, DamageError, write
-from surefoot.checkpoint.manifest import Manifest
-from surefoot.checkpoint.reading import opened, read, read_manifest, verify
-from surefoot.checkpoint.store import Store
-from surefoot.checkpoint.writer import Writer
+import lazy_loader
 
-__all__ = [
-    "Contents",
-    "Damage",
-    "DamageError",
-    "Disk",
-    "Files",
-    "Manifest",
-    "Store",
-    "Writer",
-    "averaged",
-    "last_steps",
-    "opened",
-    "read",
-    "read_manifest",
-    "verify",
-    "write",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -43,7 +43,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     if not is_gpt2_layout(tensors):
         raise CheckpointError(
             f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"
-            "  weights of a run: surefoot.load_weights(model, checkpoint)"
+            "  weights of a run: surefoot.load(RUN).load_model(model)"
         )
     state = _translated(tensors, file)
     noted = _noted_heads(file)

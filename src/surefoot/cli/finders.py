@@ -44,7 +44,7 @@ def find_lr(arguments: list[str]) -> None:
     check_range(lowest, highest, count)
     run, settings = meant(rest, "find-lr", own=["from", "to", "steps", "out"])
     from surefoot.drawing import made
-    from surefoot.tune.find_lr import find_lr
+    from surefoot.tune.lr_search import find_lr
     from surefoot.tune.range_picture import draw
 
     if out is not None:
@@ -85,7 +85,7 @@ def find_batch(arguments: list[str]) -> None:
 
         parsed_bytes(memory, setting="memory")
     run, _ = meant(rest, "find-batch", own=["target-batch", "memory"])
-    from surefoot.tune.find_batch import find_batch, what_changes_with_it
+    from surefoot.tune.find_batch import find_batch_size, what_changes_with_it
 
     shown = sys.stderr is not None and sys.stderr.isatty()
 
@@ -94,7 +94,7 @@ def find_batch(arguments: list[str]) -> None:
             print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
 
     try:
-        found = find_batch(run, target_batch=target, memory=memory, watch=watch)
+        found = find_batch_size(run, target_batch=target, memory=memory, watch=watch)
     finally:
         if shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

@@ -307,7 +307,7 @@ records against each other and the schedule, data against their fingerprints;
 then make steps again from checkpoints and compare losses, norms and tensors:
 bit for bit on the machine that made them, to rounding elsewhere. Says first
 what that costs; writes nothing; a run that goes on may be verified. Of a run
-that a script has made only files are checked; in it: surefoot.verify(run).
+that a script has made only files are checked; in it: surefoot.load(run).verify().
 
   --all          make all steps again (default: where that takes two minutes)
   --steps N      of a window, from a checkpoint on (default: 100)

@@ -28,7 +28,7 @@ def profile(arguments: list[str]) -> None:
     names = tries_of(tries or "usual")
     top = None if peak is None else given_peak(peak)
     run, _ = meant(rest, "profile", own=_OWN)
-    from surefoot.profiling.profile import profile as profiled
+    from surefoot.profile.profile import measure
 
     shown = sys.stderr is not None and sys.stderr.isatty()
 
@@ -37,7 +37,7 @@ def profile(arguments: list[str]) -> None:
             print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
 
     try:
-        found = profiled(
+        found = measure(
             run,
             what=rest[0],
             out=local_path(out or "runs/profile", setting="--out"),

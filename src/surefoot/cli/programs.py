@@ -122,8 +122,8 @@ def again(described: dict[str, Any], *, run: Path, resuming: bool = False, run_c
 
             raise ConfigError(
                 f"{run} was made by a script, and only that can build it again:\n  {shlex.join(command)}\n"
-                "  there, run.scores() inside `with run:` scores it; and its weights are given to a model of yours by\n"
-                f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run / 'checkpoints')!r}).newest_intact()[0])"
+                "  there, surefoot.load(run) has evaluate(), replay(step) and verify(); anywhere, a model of yours gets its weights by\n"
+                f"  surefoot.load({str(run)!r}).load_model(model)"
             )
     raise ConfigError("config.toml does not say what made this run: [program] is missing or damaged")
 

@@ -102,7 +102,7 @@ def _refuse_script(path: Path) -> None:
     if made_by.get("kind") == "script":
         raise ConfigError(
             f"{path} was made by a script, and only that can build it again; there, in place of run.train() or the loop:\n"
-            "  print(surefoot.replayed(run, step=N))"
+            "  print(surefoot.load(run).replay(N))"
         )
 
 

@@ -48,7 +48,7 @@ def report(arguments: list[str]) -> None:
 
 
 def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
-    from surefoot.reporting.writing import page_of, target_of, write
+    from surefoot.report.write import page_of, target_of, write
 
     target = target_of(runs, out)
     write(page_of(runs), target)
@@ -80,7 +80,7 @@ def _could_have_panels(run: Path) -> bool:
     """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
     from surefoot.config import program
     from surefoot.panels import FILE
-    from surefoot.reporting.writing import is_running
+    from surefoot.report.write import is_running
 
     try:
         made_by = program(read_regular(run / "config.toml").decode())

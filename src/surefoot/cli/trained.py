@@ -122,7 +122,7 @@ def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     """Make what the report shows of the task, with the best checkpoint, or the newest if none is best; write it into the run."""
     from surefoot.panels import FILE
-    from surefoot.reporting.writing import is_running
+    from surefoot.report.write import is_running
 
     if is_running(run_path):
         raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")
@@ -161,7 +161,7 @@ def predict(arguments: list[str]) -> None:
         raise ConfigError(
             f"what {run_path} was made by does not say how its model is used: it defines no predict()\n"
             "  in Python, give its weights to a model of yours:\n"
-            f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run_path / 'checkpoints')!r}).newest_intact()[0])"
+            f"  surefoot.load({str(run_path)!r}).load_model(model)"
         )
     asked = configured(
         program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT", own=["checkpoint"]

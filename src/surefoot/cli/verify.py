@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -87,22 +86,19 @@ def _asked(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, Any], *, run_changed: bool) -> Verdict:
-    from surefoot.verifying.sentences import as_problem_of_data
-    from surefoot.verifying.whole import verify, verify_files
+    from surefoot.verifying.whole import verify, verify_files, verify_without_data
 
     made_by = program_of(file_text(run_path / "config.toml"), where=str(run_path / "config.toml"))
     if made_by.get("kind") == "script":
-        why = "a script has made this run, and only that can build it again; there: print(surefoot.verify(run))"
-        return verify_files(run_path, why=why, files=files)
+        why = "a script has made this run, and only that can build it again; there: print(surefoot.load(run).verify())"
+        return verify_files(files, why=why)
     try:
         program, config = of_run(run_path, flags, verb="surefoot verify RUN", own=_OWN, run_changed=run_changed)
         run = built(program, alone(config, run_path), of=run_path)
     except DataError as problem:
-        verdict = verify_files(run_path, why="the data cannot be read as they were", files=files)
-        told = as_problem_of_data([line.strip() for line in str(problem).splitlines()], "the data")
-        return dataclasses.replace(verdict, problems=[*verdict.problems, told])
+        return verify_without_data(files, problem)
     except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
-        raise _NotBuiltError(verify_files(run_path, why="it cannot be built again", files=files), problem) from problem
+        raise _NotBuiltError(verify_files(files, why="it cannot be built again"), problem) from problem
     if run.parts.directory is None:
         raise ConfigError(f"what made {run_path} builds a run without a directory now: was `out` changed?")
     line = _Line()

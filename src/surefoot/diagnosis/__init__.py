@@ -1,6 +1,6 @@
 """What is wrong with a run, from its records alone: findings with evidence, causes and what to try. Torch-free."""
 
-from surefoot.diagnosis.asking import CHECKS, diagnose, findings, verdicts
+from surefoot.diagnosis.asking import CHECKS, findings, verdicts
 from surefoot.diagnosis.described import Described
 from surefoot.diagnosis.finding import SEVERITIES, Finding, Severity, Unclear, Verdict, Well, worst_first
 from surefoot.diagnosis.history import History, history_of
@@ -18,7 +18,6 @@ __all__ = [
     "Well",
     "collecting",
     "described_in",
-    "diagnose",
     "findings",
     "history_in",
     "history_of",

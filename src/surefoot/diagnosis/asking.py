@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from surefoot.diagnosis import breaking, generalising, gradients, learning, length, memory, timing, units, weights
 from surefoot.diagnosis.finding import Finding, Verdict, worst_first
 from surefoot.diagnosis.history import History
-from surefoot.diagnosis.reading import history_in
 
 Check = Callable[[History], Verdict]
 CHECKS: Sequence[Check] = (
@@ -63,20 +61,3 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 def findings(history: History) -> list[Finding]:
     """What is wrong with a run, or worth knowing: errors first. A pure function of its records and settings."""
     return worst_first([verdict for verdict in verdicts(history) if isinstance(verdict, Finding)])
-
-
-def diagnose(run: Path | str) -> list[Finding]:
-    """What the records in a run's directory show to be wrong, with evidence, likely causes and what to try; errors first.
-
-    The run may be finished, dead, or training now. Nothing of it is changed, and torch is not imported. `ConfigError` where
-    there is no run. `surefoot diagnose RUN` prints the same; what each finding looks at is in docs/diagnose.md.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> place = Path(tempfile.mkdtemp())
-    >>> lines = [f'{{"kind": "train", "step": {step}, "loss": 2.3, "skipped": 0}}' for step in range(1, 60)]
-    >>> _ = (place / "metrics.jsonl").write_text(chr(10).join(lines))
-    >>> [finding.name for finding in diagnose(place)]
-    ['loss-not-falling']
-    """
-    return findings(history_in(run))

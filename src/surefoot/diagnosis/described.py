@@ -135,13 +135,13 @@ class Described:
     def rate_test(self) -> str:
         """What to type to test rates from the run's start on; a finished run has no next steps to do it in."""
         if self.program == "script":
-            return "print(surefoot.find_lr(run)) where this run is built, into a new directory"
+            return "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
         return f"surefoot find-lr {self.name} --checkpoint 0"
 
     def replay(self, step: int | str) -> str:
         """What to type to look at one step."""
         if self.program == "script":
-            return f"print(surefoot.replayed(run, step={step})) where this run is built"
+            return f"print(surefoot.load(run).replay({step})) where this run is built"
         return f"surefoot replay {self.name} --step {step}"
 
     def typed(self, name: str, value: Any) -> str:

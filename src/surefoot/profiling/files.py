@@ -8,8 +8,8 @@ from pathlib import Path
 
 from surefoot.drawing import COLOURS, drawing, write
 from surefoot.errors import ConfigError
+from surefoot.profile.profile import Profile
 from surefoot.profiling.memory_line import MemoryLine
-from surefoot.profiling.profile import Profile
 
 
 def written(profile: Profile, place: Path) -> Profile:

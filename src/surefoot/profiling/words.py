@@ -9,7 +9,7 @@ from surefoot.memory import in_words as bytes_in_words
 from surefoot.profiling.watched import PHASES
 
 if TYPE_CHECKING:
-    from surefoot.profiling.profile import Profile
+    from surefoot.profile.profile import Profile
     from surefoot.profiling.trying import Tried
 
 _NAMES = {

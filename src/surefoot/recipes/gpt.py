@@ -363,6 +363,8 @@ def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
     """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
+    from surefoot.snapshot import load_weights  # imports torch
+
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     context = config.model.context
     splits = {
@@ -370,7 +372,7 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
         for name, path in on.items()
     }
     model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
-    sf.load_weights(model, checkpoint, device=config.device)
+    load_weights(model, checkpoint, device=config.device)
     precision = config.precision  # auto: what the run has found
     if precision == "auto":
         precision = checkpoint.state["described"]["precision"]
@@ -381,8 +383,10 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
+    from surefoot.snapshot import load_weights  # imports torch
+
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
-    sf.load_weights(model, checkpoint, device=asked.device)
+    load_weights(model, checkpoint, device=asked.device)
     otherwise = _prompt(config, tokenizer)
     return continuations(model, tokenizer, inputs, asked, context=config.model.context, otherwise=otherwise)

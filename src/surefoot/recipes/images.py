@@ -322,9 +322,11 @@ def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
+    from surefoot.snapshot import load_weights  # imports torch
+
     data = pictures.kept(run)
     networks.note_changed(data.network, was=data.sha256)
     shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
     model = networks.builder(config.model, data.network, **shape)()
-    sf.load_weights(model, checkpoint, device=asked.device)
+    load_weights(model, checkpoint, device=asked.device)
     return pictures.named(model, data, inputs, asked)

@@ -131,7 +131,9 @@ class Schedule:
 
 def check_run(config: Settings, schedule: Schedule) -> None:
     """Raise one `ConfigError` with everything that is wrong with the settings that every run has."""
-    sf.check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
+    from surefoot.checks import check_settings  # imports torch
+
+    check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
 
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:

@@ -350,10 +350,12 @@ def network_shape(config: Config, *, source: int | None, target: int) -> Any:
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """Translations of the inputs, one a line, for `surefoot predict`."""
+    from surefoot.snapshot import load_weights  # imports torch
+
     source, target = texts.saved_tokenizers(run)
     own = None if source is target else source.vocabulary
     model = sf.models.Seq2Seq(network_shape(config, source=own, target=target.vocabulary))
-    sf.load_weights(model, checkpoint, device=asked.device)
+    load_weights(model, checkpoint, device=asked.device)
     settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
     return answers(model, inputs, asked, source=source, target=target, **settings)
 

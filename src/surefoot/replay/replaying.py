@@ -104,21 +104,6 @@ def replayed(
     Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
     looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
     are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
-
-    >>> import tempfile, torch
-    >>> from surefoot.run import Run
-    >>> def build(out):
-    ...     def loss(model, batch):
-    ...         return (model(batch[0]) - batch[1]).square().mean()
-    ...     data = torch.linspace(-1, 1, 8)[:, None]
-    ...     sgd = lambda groups: torch.optim.SGD(groups, lr=0.1)
-    ...     settings = dict(batch_size=4, length="6 steps", device="cpu", console=False, log_every="1 steps")
-    ...     return Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=(data, 3 * data), optimizer=sgd, out=out, **settings)
-    >>> with tempfile.TemporaryDirectory() as out:
-    ...     build(out).train()
-    ...     again = replayed(build(out), step=4)
-    >>> again.look.verdict, again.start, str(again.logged)
-    ('everything in this step is finite', 0, 'loss and norm are bit for bit those of the record')
     """
     parts = run.parts
     out = path or (None if parts.directory is None else parts.directory.path)

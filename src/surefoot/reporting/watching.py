@@ -15,8 +15,8 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 
 from surefoot.errors import ConfigError
+from surefoot.report.write import is_running, page_of
 from surefoot.reporting.page import POLICY
-from surefoot.reporting.writing import is_running, page_of
 
 HERE = "127.0.0.1"
 EVERY_S = 3.0

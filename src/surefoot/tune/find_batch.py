@@ -37,7 +37,7 @@ _ENOUGH_S = 3.0  # of timing one size
 _LOOKED_AT = 200  # micro-batches, for the fullest of those that differ
 
 
-def find_batch(
+def find_batch_size(
     run: Run,
     *,
     target_batch: int | str | None = None,
@@ -64,7 +64,7 @@ def find_batch(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = find_batch(run, memory="1 GB")
+    >>> found = find_batch_size(run, memory="1 GB")
     >>> [row.size * row.accumulation for row in found.tried], found.largest.size
     ([16, 16, 16, 16, 16], 16)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
 
 from surefoot import snapshot
@@ -15,7 +14,7 @@ from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.reading import interpreted
 from surefoot.data.buckets import Buckets
-from surefoot.errors import CheckpointError, ConfigError, first_line
+from surefoot.errors import CheckpointError, ConfigError, DataError, first_line
 from surefoot.parts import Parts
 from surefoot.record import Record
 from surefoot.run import Run
@@ -55,17 +54,6 @@ def verify(
 
     Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
     `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
-
-    >>> import tempfile, torch, surefoot
-    >>> def run(out):
-    ...     return surefoot.Run(
-    ...         model=lambda: torch.nn.Linear(2, 1), loss=lambda model, batch: model(batch[0]).square().mean(),
-    ...         train_data=(torch.ones(4, 2),), batch_size=2, length="4 steps", optimizer=surefoot.sgd(lr=0.1), out=out, console=False,
-    ...     )
-    >>> with tempfile.TemporaryDirectory() as out:
-    ...     run(out).train()
-    ...     print(verify(run(out)).proved[-1])
-    steps 0 to 4: 1 record and the checkpoint of step 4, bit for bit
     """
     parts = replace(
         run.parts, accept_change=CHANGES
@@ -83,7 +71,7 @@ def verify(
     not_proved = [*files.notes, *sentences.not_of_files(files)]
     if not files.checkpoints:
         return Verdict(str(files.path), proved, not_proved, problems)
-    with _as_before(parts):
+    with as_before(parts):
         others = _of_other_data(parts, files)
         problems += others
         elsewhere = any(problem.quantity == "training data" for problem in others)
@@ -128,9 +116,8 @@ def verify(
     )
 
 
-def verify_files(path: Path, *, why: str, files: Files | None = None) -> Verdict:
-    """What can be verified of a run that cannot be built again: its files and its records. `why` is said in the verdict."""
-    files = files or checked(path)
+def verify_files(files: Files, *, why: str) -> Verdict:
+    """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict."""
     problems, proved = _of_records(files)
     return Verdict(
         str(files.path),
@@ -138,6 +125,13 @@ def verify_files(path: Path, *, why: str, files: Files | None = None) -> Verdict
         [*files.notes, *sentences.not_of_files(files), f"no step was made again: {why}"],
         [*files.problems, *problems],
     )
+
+
+def verify_without_data(files: Files, problem: DataError) -> Verdict:
+    """As `verify_files`, of a run whose data cannot be read as they were, which is wrong by itself."""
+    verdict = verify_files(files, why="the data cannot be read as they were")
+    told = sentences.as_problem_of_data([line.strip() for line in str(problem).splitlines()], "the data")
+    return replace(verdict, problems=[*verdict.problems, told])
 
 
 def pace_s(records: Sequence[Record]) -> float | None:
@@ -279,7 +273,7 @@ def _of_targets(parts: Parts, files: Files, outcomes: Sequence[Outcome]) -> list
 
 
 @contextmanager
-def _as_before(parts: Parts) -> Iterator[None]:
+def as_before(parts: Parts) -> Iterator[None]:
     """Whatever is done with a run, afterwards its weights and all else that changes are what they were."""
     before = parts.packed()
     try:

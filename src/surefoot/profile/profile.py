@@ -81,7 +81,7 @@ class Profile:
         return in_words(self)
 
 
-def profile(
+def measure(
     run: Run,
     *,
     what: str = "run",
@@ -115,7 +115,7 @@ def profile(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = profile(run, steps=4, tries=(), peak=1e9)
+    >>> found = measure(run, steps=4, tries=(), peak=1e9)
     >>> found.flops.by_phase, "forward" in found.phases.seconds
     ({'forward': 128, 'backward': 128}, True)
 

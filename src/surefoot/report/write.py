@@ -21,7 +21,7 @@ _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
 _FLOCK_KIND = 3 if sys.platform == "darwin" else 0
 
 
-def report(*paths: str | Path, out: str | Path | None = None) -> Path:
+def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     """Write one page of HTML on a run, or on several with their curves over each other; returns its path.
 
     paths: directories of runs, finished, running or dead; nothing in them is changed but the page itself.
@@ -32,7 +32,7 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
     >>> _ = (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 2.5}' + chr(10))
-    >>> report(run).name, report(run).read_text()[:15]
+    >>> write_page(run).name, write_page(run).read_text()[:15]
     ('report.html', '<!DOCTYPE html>')
     """
     if not paths:

@@ -1,0 +1,25 @@
+from .average import averaged, last_steps
+from .disk import Disk, Files
+from .format import Contents, Damage, DamageError, write
+from .manifest import Manifest
+from .reading import opened, read, read_manifest, verify
+from .store import Store
+from .writer import Writer
+
+__all__ = [
+    "Contents",
+    "Damage",
+    "DamageError",
+    "Disk",
+    "Files",
+    "Manifest",
+    "Store",
+    "Writer",
+    "averaged",
+    "last_steps",
+    "opened",
+    "read",
+    "read_manifest",
+    "verify",
+    "write",
+]

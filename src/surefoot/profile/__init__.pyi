@@ -1,0 +1,3 @@
+from .profile import Profile, measure
+
+__all__ = ["Profile", "measure"]

@@ -1,0 +1,3 @@
+from .write import write_page
+
+__all__ = ["write_page"]
