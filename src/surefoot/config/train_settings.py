@@ -138,7 +138,7 @@ def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, An
     """What makes it this run and no other, as far as values tell: as given, or as it was `resolved` for the run."""
     identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
     given = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
-    return given | resolved
+    return {**given, **resolved}
 
 
 def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:

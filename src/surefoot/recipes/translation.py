@@ -114,9 +114,9 @@ class Config(RecipeSettings):
     schedule: Schedule = setting(factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"), identity=True)
     label_smoothing: float = setting(0.1, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
-    best: Literal["bleu", "loss"] = setting("bleu", observer=True)
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
     """Which score of the held-out part makes a checkpoint the best."""
-    beam: int = setting(5, observer=True)
+    beam: int = setting(5, observer=True, after="label_smoothing")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""
     validation_beam: int = setting(1, observer=True)
     """The same for the held-out part while training; greedy search is several times faster."""
