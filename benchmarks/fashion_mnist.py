@@ -138,7 +138,7 @@ def surefoot(data: sf.ImageSets, preset: str, asked: dict[str, Any]) -> Trained:
         scores |= run.scores("test")
     spent_s = run.parts.whole.clock.state()["total_s"]
     training_s = opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting"))
-    epochs = run.state.step * config.batch_size / len(data.training)
+    epochs = run.state.step * int(config.batch_size) / len(data.training)
     return Trained(training_s, epochs, scores["held-out/accuracy"], scores["test/accuracy"])
 
 

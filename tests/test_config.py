@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.config import (
-    Settings,
+    TrainSettings,
     clipping,
+    default,
     differences,
     flatten,
     from_toml,
     layered,
     nearest,
     program,
-    run_arguments,
+    setting,
     to_toml,
     unflatten,
     values,
-    values_of_run,
 )
 from surefoot.errors import ConfigError
 
@@ -45,13 +45,13 @@ class Deep:
     layers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(Settings):
-    length: str = "30 epochs"
-    batch_size: int = 32
-    deep: Deep = field(default_factory=lambda: Deep(layers=(4, 4)))
-    warmup: str | int | None = "5%"
-    label: str | None = "a"
+@dataclass(kw_only=True)
+class Config(TrainSettings):
+    length: str = default("30 epochs")
+    batch_size: int | str = default(32)
+    deep: Deep = setting(factory=lambda: Deep(layers=(4, 4)), identity=True)
+    warmup: str | int | None = setting("5%", identity=True)
+    label: str | None = setting("a", observer=True)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -215,7 +215,7 @@ def test_all_problems_are_told_at_once_in_at_most_five_lines():
 
 def test_a_setting_without_default_is_asked_for():
     with pytest.raises(ConfigError, match=r"(?s)length is not set.*batch_size is not set"):
-        unflatten({}, Settings)
+        unflatten({}, TrainSettings)
 
 
 def test_text_that_no_file_can_hold_is_refused_by_name():
@@ -279,28 +279,6 @@ def test_nearest_answers_anything_with_a_known_name_or_none(name):
     assert nearest(name, flatten(Config())) in {None, *flatten(Config())}
 
 
-def test_run_arguments_are_the_settings_of_every_run():
-    config = dataclasses.replace(Config(), seed=7)
-
-    elsewhere = {"preset", "plateau_factor", "parallel", "sharding", "nproc", "max_restarts"}
-    of_every_run = [name for name in Settings.__annotations__ if name not in elsewhere]
-    found = run_arguments(config)
-    assert {name: found[name] for name in found if name != "parallel"} == {
-        name: value for name, value in flatten(config).items() if name in of_every_run
-    }
-
-
-def test_settings_have_a_docstring_each_for_the_flags(capsys):
-    import tyro
-
-    with pytest.raises(SystemExit):
-        tyro.cli(Settings, args=["--help"])
-    shown = capsys.readouterr().out
-
-    assert "All randomness of the run" in shown
-    assert "Weights to start from" in shown
-
-
 def test_configuration_does_not_import_torch():
     code = "import sys, surefoot.config, surefoot.schedules; sys.exit('torch' in sys.modules)"
 
@@ -323,9 +301,3 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
     assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
     assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.floor) == ("default", "flag", 0.1)
 
-
-def test_the_file_of_a_run_of_an_earlier_version_is_read_by_the_names_of_now() -> None:
-    text = "length = '2 epochs'\n[model]\ncheckpointing = true\nsync_batch_norm = false\nwidth = 64\n"
-    found = {"length": "2 epochs", "activation_checkpointing": "blocks", "sync_batch_norm": False, "model.width": 64}
-    assert values_of_run(text) == found
-    assert "model.checkpointing" in values(text)  # what a user has written is not taken for something else

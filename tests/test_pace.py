@@ -274,12 +274,12 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
     file.write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import surefoot as sf\nfrom surefoot.config import Settings, run_arguments\n"
+        "import surefoot as sf\nfrom surefoot.config import TrainSettings, default\n"
         "from dataclasses import dataclass\nimport test_pace\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Config(Settings):\n    length: str = '4 steps'\n    batch_size: int = 16\n"
+        "@dataclass(kw_only=True)\n"
+        "class Config(TrainSettings):\n    length: str = default('4 steps')\n    batch_size: int | str = default(16)\n"
         "def build(config: Config) -> sf.Run:\n"
-        "    return test_pace.built(**(run_arguments(config) | {'console': False}))\n"
+        "    return test_pace.built(**(config.train_settings() | {'console': False}))\n"
     )
     out = tmp_path / "run"
     typed = ["train", f"{file}:build", "--out", str(out), "--compile", "auto", "--report", "False"]

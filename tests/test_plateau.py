@@ -23,7 +23,6 @@ from surefoot.checks import check_settings
 from surefoot.cli.main import main
 from surefoot.plateau import Feedback, Plateau, Standing, following
 from surefoot.recipes import images
-from surefoot.recipes.settings import steering
 from surefoot.sinks import records
 
 NEVER_BETTER = Plateau("min held-out/same", patience=2)
@@ -431,8 +430,8 @@ def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
     config = images.Config(plateau=4, plateau_factor=0.2, out=None)
     assert images.build(config).parts.whole.feedback is not None
-    assert steering(config, images.BEST) == {"early_stopping": None, "plateau": Plateau(images.BEST, 4, 0.2)}
-    assert steering(images.Config(plateau=4), "max a/b")["plateau"] == Plateau("max a/b", 4)
+    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": Plateau(images.BEST, 4, 0.2)}
+    assert images.Config(plateau=4).steering("max a/b")["plateau"] == Plateau("max a/b", 4)
 
 
 @pytest.mark.parametrize(
@@ -458,10 +457,10 @@ def test_flags_that_make_no_plateau_are_refused(
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
     try:
-        check_settings(length="9 steps", batch_size=8, plateau=plateau, early_stopping=stop)
+        images.Config(plateau=plateau, early_stopping=stop).steering(images.BEST)
     except sf.ConfigError as refused:
         for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
             tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
-            check_settings(length="9 steps", batch_size=8, **tried)
+            images.Config(**tried).steering(images.BEST)
     else:
         assert stop > plateau

@@ -19,15 +19,6 @@ from torch import nn
 from surefoot.errors import ConfigError
 from surefoot.world import World
 
-_MAY_DIFFER = {
-    "self",
-    "world",
-    "device",
-    "workers",
-    "time_limit",
-    "console",
-    "disk",
-}  # "auto" is another device elsewhere
 _LONG = 100  # items: whoever has more of them names their number
 _WIDE = 60  # characters of a value in a message
 
@@ -55,19 +46,17 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
         )
 
 
-def as_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller has said, by dotted name: plain values, of all else the kind. Without what may differ from rank to rank.
+def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as ranks compare them, by dotted name: plain values, of all else the kind.
 
-    >>> as_given({"seed": 3, "workers": 2, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}})
+    >>> comparable({"seed": 3, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}})
     {'seed': 3, 'model': 'Linear', 'settings.rate': 0.1, 'settings.names': ['a', 'b']}
     """
     found: dict[str, Any] = {}
-    for name, value in arguments.items():
-        if name in _MAY_DIFFER:
-            continue
+    for name, value in settings.items():
         plain = _plain(value)
         if isinstance(plain, dict):
-            found |= {f"{name}.{part}": held for part, held in as_given(plain).items()}
+            found |= {f"{name}.{part}": held for part, held in comparable(plain).items()}
         else:
             found[name] = plain
     return found

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -29,12 +29,10 @@ from surefoot.optimizers.rates import factors_of, freeze
 from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.optimizers.specs import OptimizerSpec
 from surefoot.optimizers.trainable import Built, Decided, Trainable, Trained, trained_by
-from surefoot.plateau import Plateau
 from surefoot.schedules import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.sharding import holders
 from surefoot.synchronised_norms import synchronised
-from surefoot.timetable import Timetable
 from surefoot.world import World
 
 if TYPE_CHECKING:
@@ -287,28 +285,3 @@ def printed(model: nn.Module) -> str:
     """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
     parts = [name for name, part in model.named_modules() if not part.training]
     return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])
-
-
-def described_optimizers(decisions: Mapping[str, Decided], state: State) -> dict[str, Any]:
-    """Names and settings as JSON, to be compared at resume; by model where there are several."""
-    found = {name: _described(decision, state.trained[name].optimizer) for name, decision in decisions.items()}
-    return found["model"] if list(found) == ["model"] else found
-
-
-def described_plateau(plateau: Plateau, times: Timetable, *, scored: Mapping[str, Any]) -> dict[str, Any]:
-    """A plateau's settings, and what else its decisions depend on: when it is asked, and the data that are scored."""
-    own = {"evaluate_every": times.evaluate.described(), "scored": scored[plateau.score.split("/")[0]]}
-    return vars(plateau) | own
-
-
-def _described(decision: Decided, made: torch.optim.Optimizer) -> dict[str, Any]:
-    spec = decision.spec
-    if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
-        rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
-        return spec.described() | ({"learning_rates": rates} if spec.rates else {})
-    plain = {key: value for key, value in made.defaults.items() if isinstance(value, bool | int | float | str | tuple)}
-    groups = [
-        {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
-        for group in made.param_groups
-    ]
-    return {"name": type(made).__name__, **plain, "groups": groups}

@@ -32,8 +32,6 @@ class BetweenSteps:
         self.parts, self.whole, self.state, self.wishes = parts, parts.whole, parts.state, wishes
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
-        self.comparison = Comparison(parts.world, parts.timetable.compare)
-        self.layers, self.flags = self._layers(), self.state.trainable.flags
         self.alone = False
         self.state_check: StateCheck | None = None
         self.first_step = 0  # of the sitting
@@ -44,9 +42,10 @@ class BetweenSteps:
         self.looped_at = self.whole.clock.now()
         self.changes: set[str] = set()  # of what is trained, as they were said
 
-    def opened(self, parts: Parts) -> None:
-        """Begin where the run stands now; `parts` are those with which it goes on."""
-        self.parts, self.first_step = parts, self.state.step
+    def opened(self, state_check: StateCheck | None) -> None:
+        """Begin where the run stands now."""
+        self.state_check, self.first_step = state_check, self.state.step
+        self.comparison = Comparison(self.parts.world, self.parts.timetable.every["compare_ranks_every"])
         self.layers, self.flags = self._layers(), self.state.trainable.flags
 
     def started(self) -> None:
@@ -115,7 +114,7 @@ class BetweenSteps:
         self.whole.bad_steps.saw(window.skipped, done=self.state.step)
         if self.parts.world.size > 1:
             self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
-        if divergence.latched(self.state, self.parts.task.max_bad_steps):
+        if divergence.latched(self.state, self.parts.settings.max_bad_steps):
             raise divergence.ended(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
@@ -127,7 +126,9 @@ class BetweenSteps:
 
     def watch(self, index: int) -> Watch:
         """What looks at a step, where one is due to be looked at when it is made."""
-        watch: Watch = self.layers.watch(index) if self.parts.timetable.watch.due(index + 1) else UNWATCHED
+        watch: Watch = (
+            self.layers.watch(index) if self.parts.timetable.every["watch_every"].due(index + 1) else UNWATCHED
+        )
         if self.state_check is not None and index < CHECKED_STEPS:
             self.state_check.inner, watch = watch, self.state_check
         return watch

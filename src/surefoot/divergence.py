@@ -43,7 +43,7 @@ def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int,
         stands,
         optimizer=parts.described["optimizer"],
         schedule=parts.schedule,
-        most=parts.task.max_bad_steps,
+        most=parts.settings.max_bad_steps,
         seen=None if isinstance(seen, str) else seen.said,
         look=None if parts.directory is None else narration.replay_command(parts.directory, first),
     )

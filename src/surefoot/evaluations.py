@@ -33,12 +33,11 @@ class Evaluations:
         self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
 
     @interprets
-    def resumed(self, parts: Parts, found: Contents) -> None:
+    def resumed(self, found: Contents) -> None:
         """Go on with what a checkpoint says is owed."""
-        self.parts = parts
         self.due = bool(found.state["evaluation_due"])
         self.first = {name: float(value) for name, value in found.state.get("first_scores", {}).items()}
-        self.ended = bool(found.state["ended"]) and parts.finished  # a run that was made longer has another end
+        self.ended = bool(found.state["ended"]) and self.parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
         """Whether a split is to be scored after so many steps."""
@@ -46,7 +45,7 @@ class Evaluations:
 
     def sample_due(self, done: int) -> bool:
         """Whether a sample is to be shown after so many steps."""
-        return self.parts.sample_fn is not None and self.parts.timetable.sample_due(done)
+        return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
         """When the run is over, and what is to be scored then has not been."""
@@ -98,13 +97,13 @@ class Evaluations:
 
     def sample(self) -> None:
         """Record a sample, made by rank 0; one that cannot be made ends no run."""
-        assert self.parts.sample_fn is not None
+        assert self.parts.settings.sample_fn is not None
         if not self.parts.world.is_main:  # sharded weights are gathered by all
             self.parts.scoring.sample(lambda _: "")
             return
         self.parts.doing("sampling")
         try:
-            text = self.parts.scoring.sample(self.parts.sample_fn)
+            text = self.parts.scoring.sample(self.parts.settings.sample_fn)
         except DivergedError as problem:
             self.parts.say(f"warning: no sample: {problem}")
             return
@@ -115,7 +114,7 @@ class Evaluations:
 
         Given up where `stop`, which is asked on rank 0 alone, says so.
         """
-        parts, make, what = self.parts, self.parts.panels_fn, "making the report's panels"
+        parts, make, what = self.parts, self.parts.settings.panels_fn, "making the report's panels"
         assert make is not None
         assert parts.directory is not None
         if not parts.world.is_main:  # as for a sample
@@ -167,7 +166,7 @@ class Evaluations:
         feedback, step, told = self.parts.whole.feedback, self.state.step, None
         if feedback is None:
             return {}, None
-        if self.parts.timetable.evaluate.due(step):
+        if self.parts.timetable.every["evaluate_every"].due(step):
             before = feedback.standing.factor
             told = feedback.saw(step, self._watched(feedback.plateau.score))
             if not self.parts.finished:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, preserved, refuse_unsaved, same
+from surefoot.config import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.means import Mean
@@ -236,7 +237,8 @@ def _passed(
     """Names of the trained parameters that got no gradient."""
     handed: dict[str, Any] = {name: Handed(model, name, watch) for name, model in models.items()}
     given = handed["model"] if list(handed) == ["model"] else handed
-    task = Task(given, Watched(loss, watch), 0, precision, factors=lambda _: 1.0, max_bad_steps=0)
+    settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.ids))
+    task = Task(given, Watched(loss, watch), 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
 
     def note(parameter: Tensor) -> None:

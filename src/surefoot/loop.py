@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.batch_statistics import BatchStatistics
+from surefoot.config import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.loss_sum import LossSum
 from surefoot.means import Mean, add_each, as_logged, correction
@@ -43,7 +44,7 @@ class Task:
     key: int  # of the stream "train"
     precision: Precision
     factors: Factors  # step -> factor on each group's base rate
-    max_bad_steps: int
+    settings: TrainSettings
     ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
 
 
@@ -224,7 +225,9 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     gradients = trained.gradients()
     step.norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
     factor_of_scale = None if scale is None else scale.scale
-    skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=task.max_bad_steps, loss_scale=factor_of_scale)
+    skipped = skipped_where_bad(
+        norm, loss, trained.bad_in_a_row, most=task.settings.max_bad_steps, loss_scale=factor_of_scale
+    )
     step.clipped[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:

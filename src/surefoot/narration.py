@@ -45,7 +45,7 @@ def header(parts: Parts, *, chosen: Chosen) -> str:
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     lines = [
         f"model   {models}",
-        f"data    {''.join(f'{line}; ' for line in parts.about_data[:1])}{plan.samples:,} samples a pass; "
+        f"data    {''.join(f'{line}; ' for line in parts.settings.about_data[:1])}{plan.samples:,} samples a pass; "
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
@@ -65,7 +65,7 @@ def header(parts: Parts, *, chosen: Chosen) -> str:
             " give constants such as masks persistent=False"
         )
     decay = parts.described["ema"]
-    left = 0.0 if decay is None or parts.init is not None else decay**length.steps
+    left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
     if left > _MUCH_OF_THE_START:
         lines.append(
             f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
@@ -299,7 +299,7 @@ def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finishe
     if not finished:
         return [f"saved; go on with:  {resume_command(directory)}"]
     told = []
-    if parts.report:
+    if parts.settings.report:
         told.append(f"see {shlex.quote(str(directory.path / 'report.html'))}")
     if _by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""

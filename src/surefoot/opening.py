@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,8 @@ _MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for
 
 @dataclass(frozen=True)
 class Opened:
-    """The parts of a run where it stands now, the checkpoint that it goes on from, and what was chosen for it, if that was now."""
+    """The checkpoint that a run goes on from, and what was chosen for it, if that was now."""
 
-    parts: Parts
     found: Contents | None = None
     chosen: Chosen = field(default_factory=Chosen)
     state_check: StateCheck | None = None
@@ -63,31 +62,33 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
-        now = Opened(_going_on(parts, found), found, state_check=_state_check(parts))
+        _go_on(parts, found)
+        now = Opened(found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
-        accepted = _accepted_now(now.parts, found)
+        accepted = _accepted_now(parts, found)
         if parts.world.is_main and (configuration is not None or accepted):
-            text = configuration or narration.script_toml(now.parts.described)
-            parts.directory.write_text("config.toml", with_choices(text, now.parts.described))
+            text = configuration or narration.script_toml(parts.described)
+            parts.directory.write_text("config.toml", with_choices(text, parts.described))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
-        machine, data = now.parts.machine(), now.parts.described["data"]
-        accepted = [] if found is None else _accepted_now(now.parts, found)
+        machine, data = parts.machine(), parts.described["data"]
+        accepted = [] if found is None else _accepted_now(parts, found)
         sitting = {"step": parts.state.step, "machine": machine, **environment(), "data": data}
         parts.directory.add_sitting(sitting | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
 
-def _begun(before: Parts) -> Opened:
+def _begun(parts: Parts) -> Opened:
     """Settle what is left open until a run begins."""
-    chosen = settle_choices(before)
-    parts = before.with_compiled() if before.compiling.late else before
-    if parts.init is not None and parts.state.step == 0:
-        parts.say(load_initial_weights(parts.state.models, Path(parts.init), world=parts.world))
+    chosen = settle_choices(parts)
+    if parts.compiling.late:
+        parts.compile()
+    if parts.settings.init is not None and parts.state.step == 0:
+        parts.say(load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-    return Opened(parts, None, chosen, *_checked(parts))
+    return Opened(None, chosen, *_checked(parts))
 
 
 def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
@@ -105,21 +106,20 @@ def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
 
 
 def _state_check(parts: Parts) -> StateCheck | None:
-    if not parts.check_state or parts.state.step > 0:
+    if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
         return None
-    exact = parts.device.type == "cpu" or parts.deterministic
+    exact = parts.device.type == "cpu" or parts.settings.deterministic
     return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
 
 
-def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configuration: str | None) -> Opened:
-    now = _begun(before)
-    snapshot.refuse_lossy(now.parts.state)
-    parts = replace(now.parts, fingerprints=_fingerprints(now.parts, at_beginning=True))
+def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configuration: str | None) -> Opened:
+    now = _begun(parts)
+    snapshot.refuse_lossy(parts.state)
+    parts.fingerprints = _fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
         parts.say(
             f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
         )
-    now = replace(now, parts=parts)
     if parts.world.is_main:
         text = configuration or narration.script_toml(parts.described)
         directory.write_text("config.toml", with_choices(text, parts.described))
@@ -129,11 +129,12 @@ def _begun_in(directory: RunDirectory, saving: Saving, before: Parts, configurat
     return now
 
 
-def _going_on(before: Parts, found: Contents) -> Parts:
-    """The run as it goes on from a checkpoint, restored."""
-    parts, trainable = before.going_on_from(found), before.state.trainable
+def _go_on(parts: Parts, found: Contents) -> None:
+    """Restore a run from a checkpoint, to go on from there."""
+    trainable = parts.state.trainable
+    parts.continue_from(found)
     where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
-    parts = replace(parts, fingerprints=_fingerprints(parts, at_beginning=_at_beginning(parts, found)))
+    parts.fingerprints = _fingerprints(parts, at_beginning=_at_beginning(parts, found))
     snapshot.restore(parts.whole, found, where=where, main=main)
     parts.follow_trainable()
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
@@ -141,7 +142,7 @@ def _going_on(before: Parts, found: Contents) -> Parts:
         parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, where)
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
-    return _compared(parts, found)
+    _compare_program(parts, found)
 
 
 def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
@@ -252,14 +253,14 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
 
 
 @interprets
-def _compared(parts: Parts, checkpoint: Contents) -> Parts:
-    """The run with the fingerprints that its next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
+def _compare_program(parts: Parts, checkpoint: Contents) -> None:
+    """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
     before, now = checkpoint.state["fingerprints"], parts.fingerprints
     plateau = parts.whole.feedback
     steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
     data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.state["described"], parts.described)]
-    if another := differences(*data):  # which `going_on_from` has let pass
+    if another := differences(*data):  # which `continue_from` has let pass
         changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
     refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
@@ -273,7 +274,7 @@ def _compared(parts: Parts, checkpoint: Contents) -> Parts:
         taken = {**before, "sources": now["sources"]}
     elif now["loss"] is None and not changes:
         taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
-    return replace(parts, fingerprints={**taken, "accepted": accepted})
+    parts.fingerprints = {**taken, "accepted": accepted}
 
 
 def _accepted_now(parts: Parts, checkpoint: Contents) -> list[dict[str, Any]]:

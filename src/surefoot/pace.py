@@ -66,7 +66,7 @@ def settle_choices(parts: Parts) -> Chosen:
     """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
 
     Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
-    precision that is named, images stay as they come. Models are not compiled here: see `Parts.with_compiled`.
+    precision that is named, images stay as they come. Models are not compiled here: see `Parts.compile`.
     """
     precision, why, why_compile, silent = parts.whole.precision, None, None, False
     if precision.open:
@@ -74,7 +74,7 @@ def settle_choices(parts: Parts) -> Chosen:
         precision.settle(choice.precision)
         parts.layout.settle(choice.channels_last)
         parts.described["precision"] = precision.name
-        parts.described.update({"channels_last": True} if parts.layout.channels_last else {})
+        parts.described["channels_last"] = parts.layout.channels_last
         why, silent = choice.why, not choice.known
     parts.layout.settle(False)
     if parts.compiling.open:

@@ -108,7 +108,7 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
     cases = [case(name, chosen) for name, chosen in beside.items() if refused is None or chosen.kind != "fsdp"]
     mine = next(found for found in cases if found.strategy == own)
     return [
-        *([Section("data", list(parts.about_data))] if parts.about_data else []),
+        *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(assumed, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from surefoot.checkpoint.compare import (
-    described_as_now,
     differences,
     flat,
     has_same_samples,
@@ -29,11 +28,11 @@ from surefoot.directory import RunDirectory, machine
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.first_pass import make_ready
-from surefoot.gallery import Makes
 from surefoot.loop import State, Task
 from surefoot.memory_format import Layout
+from surefoot.run_settings import RunSettings
 from surefoot.saving import Saving
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.sinks import RankLog, Screen
 from surefoot.snapshot import Whole, packed, refuse_incomplete
@@ -41,23 +40,20 @@ from surefoot.supply import Supply
 from surefoot.timetable import Timetable
 from surefoot.world import World, deterministic_kernels
 
-_ALONE = {"ranks": 1, "parallel": "none"}  # what checkpoints that do not say it were saved by: there was nothing else
 
-
-@dataclass(frozen=True)
+@dataclass
 class Parts:
-    """The parts of one run. `whole` is all of it that changes; `described` is what makes it this run and no other."""
+    """The parts of one run. `whole` is what its steps change; `described` is what makes it this run and no other."""
 
+    settings: RunSettings
     task: Task
     whole: Whole
     supply: Supply
     scoring: Scoring
     timetable: Timetable
     schedule: Schedule | Joined  # in steps
-    schedule_written: Schedule | Joined  # as it was given, percentages and all
     world: World
     parallel: Strategy
-    deterministic: bool
     compiling: Compiling
     layout: Layout
     described: dict[str, Any]
@@ -68,17 +64,10 @@ class Parts:
     console: Screen | None
     rank_log: RankLog | None  # where the console of a rank above 0 writes
     computed_again: str | None  # which blocks, in words
-    init: str | None
-    sample_fn: Callable[[Any], str] | None
-    panels_fn: Makes | None
-    describe_sample: Callable[[Any], str] | None  # of a batch of one
     files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
-    about_data: tuple[str, ...]  # lines that say which data these are
     trackers: tuple[str, ...]  # names
-    report: bool  # a page on the run is written at the end of each sitting
-    check_state: bool  # the first steps look for state that no checkpoint holds
-    accept_change: tuple[str, ...] = ()  # names of `checkpoint.changes.CHANGES`, in this sitting
+    accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this sitting
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of what is computed; empty until the run is opened
 
     @property
@@ -137,32 +126,29 @@ class Parts:
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""
         of_ranks = {"ranks": self.world.size, "parallel": self.parallel.kind}
-        return machine(self.device, deterministic=self.deterministic) | of_ranks
+        return machine(self.device, deterministic=self.settings.deterministic) | of_ranks
 
     def compared(self) -> dict[str, Any]:
         """What must be the same on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
         frozen = {"frozen": ", ".join(self.state.trainable.state()["frozen"])}
-        out = None if self.directory is None else str(self.directory.path)
-        kind = {"parallel": str(self.parallel), "out": out, "deterministic": self.deterministic}
-        every = {f"{name}_every": text for name, text in self.timetable.written.items()}
-        kept = {"save_every": self.timetable.save.described(), "stop_after": self.timetable.stop_step}
-        return flat(self.described) | printed | frozen | kind | every | kept
+        stop = {"stop_after": self.timetable.stop_step}
+        return flat(self.described) | printed | frozen | stop
 
     @interprets
-    def going_on_from(self, found: Contents) -> Parts:
-        """The same run as it goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
+    def continue_from(self, found: Contents) -> None:
+        """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
 
         Percentages of the schedule are of the length with which the run began.
         """
         where = f"step-{found.step:08d}"
         refuse_incomplete(found)
-        saved = described_as_now(found.state["described"])
+        saved = dict(found.state["described"])
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
             saved["init"] = None
         try:
-            schedule = self.schedule_written.resolved(began)
+            schedule = (self.settings.schedule or constant()).resolved(began)
         except ConfigError as problem:
             raise CheckpointError(
                 f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
@@ -174,30 +160,33 @@ class Parts:
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
         refuse_other_data(saved, own, where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
-        times = self.timetable.begun_with(began)
+        self.timetable.begin_with(began)
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
         if self.whole.feedback is not None:
-            described["plateau"] = described["plateau"] | {"evaluate_every": times.evaluate.described()}
+            described["plateau"] = described["plateau"] | {
+                "evaluate_every": self.timetable.every["evaluate_every"].described()
+            }
         self.whole.precision.settle(saved["precision"])
         self.compiling.settle(bool(saved["compile"]))
-        self.layout.settle(bool(saved.get("channels_last", False)))
+        self.layout.settle(bool(saved["channels_last"]))
         described |= {"precision": self.whole.precision.name, "compile": self.compiling.on}
-        described |= {"channels_last": True} if self.layout.channels_last else {}
+        described["channels_last"] = self.layout.channels_last
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
-        task = replace(self.task, factors=schedule.factors(self.length))
-        now_on = replace(self, task=task, schedule=schedule, timetable=times, described=described)
-        return now_on.with_compiled() if self.compiling.late else now_on
+        self.task = replace(self.task, factors=schedule.factors(self.length))
+        self.schedule, self.described = schedule, described
+        if self.compiling.late:
+            self.compile()
 
     def follow_trainable(self) -> None:
         """Train what is trainable now, on this rank and with the others; what all of them have frozen must be the same."""
         self.state.trainable.follow()
         self.task.ranks.follow_trainable()
 
-    def with_compiled(self) -> Parts:
-        """The same run with its models compiled for training."""
+    def compile(self) -> None:
+        """Have the models compiled for training."""
         called = dict(self.task.ranks.through(compiled(self.state.models)))
-        return replace(self, task=replace(self.task, forward=called["model"] if list(called) == ["model"] else called))
+        self.task = replace(self.task, forward=called["model"] if list(called) == ["model"] else called)
 
     @interprets
     def refuse_another_architecture(self, found: Contents) -> None:
@@ -219,7 +208,7 @@ class Parts:
     @interprets
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
-        other_machine = "; ".join(differences(_ALONE | found.state["machine"], self.machine()))
+        other_machine = "; ".join(differences(found.state["machine"], self.machine()))
         before, was = found.state["scored"], found.state["fingerprints"]
         other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
         if was.get("machine") == self.fingerprints.get("machine"):  # another one may read them to other bits
@@ -240,7 +229,7 @@ class Parts:
     def numerics(self) -> Iterator[None]:
         """Torch's settings as this run has them; afterwards as they were."""
         with self.whole.precision.numerics():
-            if not self.deterministic:
+            if not self.settings.deterministic:
                 yield
                 return
             with deterministic_kernels(self.device):

@@ -52,7 +52,7 @@ def sections(parts: Parts) -> list[Section]:
     where = _directory(parts)  # a run that is there has its precision already
     auto = settle_choices(parts)
     found = [
-        *([Section("data", list(parts.about_data))] if parts.about_data else []),
+        *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("learning rate", learning_rates(parts)),
@@ -196,7 +196,7 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
     ]
-    if "sync_batch_norm" in parts.described:
+    if parts.settings.sync_batch_norm:
         lines.append(
             f"batch normalisation is over the micro-batches of {ranks} rank{'s' * (ranks > 1)} together:"
             " with another number of ranks it is another run"
@@ -308,7 +308,8 @@ def _directory(parts: Parts) -> list[str]:
         found = parts.saving.newest()
         if found is None:
             return [f"checkpoints go to {path}"]
-        parts.going_on_from(found).refuse_another_architecture(found)
+        parts.continue_from(found)
+        parts.refuse_another_architecture(found)
     except CheckpointError as problem:
         return [f"{path} holds a run that train would not go on with:", *str(problem).splitlines()]
     return [f"{path} holds this run at step {found.step:,}: train goes on from there"]

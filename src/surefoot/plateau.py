@@ -149,10 +149,6 @@ def feedback(
     """The plateau of a run that scores these splits; `ConfigError` for one that could never lower a rate."""
     if plateau is None:
         return None
-    if not isinstance(plateau, Plateau):
-        raise ConfigError(
-            f"plateau = {plateau!r} is no plateau\n  write it as surefoot.Plateau('min held-out/loss', patience=3)"
-        )
     if plateau.score.split("/")[0] not in splits:
         raise ConfigError(
             f"plateau: cannot watch {plateau.score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"

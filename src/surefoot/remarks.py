@@ -159,10 +159,9 @@ def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
 
 def described_now(parts: Parts) -> Described:
     """What findings are measured by, of the run that trains now."""
-    written = {f"{name}_every": text for name, text in parts.timetable.written.items() if text is not None}
     return Described(
         made=parts.described,
-        written={**written, "workers": parts.supply.workers},
+        written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
         kinds=kinds_of_models(parts.architecture),
         standing="running",
         name="RUN" if parts.directory is None else str(parts.directory.path),

@@ -38,13 +38,16 @@ class Saving:
         world: World,
     ) -> None:
         self.world = world
-        keep_every = times.keep.due if times.keep else None
         self.store = Store(
-            directory.checkpoints, keep_last=keep_last, keep_every=keep_every, guard=directory.refuse_links, disk=disk
+            directory.checkpoints,
+            keep_last=keep_last,
+            keep_every=self._is_kept,
+            guard=directory.refuse_links,
+            disk=disk,
         )
         mail = world.mailbox("checkpoint") if world.size > 1 else None
         self.writer = Writer(self.store, rank=world.rank, mail=mail)
-        self.every, self.keep_every, self.console = times.save, times.keep, console
+        self.times, self.console = times, console
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
         self.begun_at = time.monotonic()
@@ -52,14 +55,18 @@ class Saving:
 
     def due(self, done: int) -> bool:
         """By steps, or because it was asked for; the same on every rank."""
-        return self.asked or self.every.due(done) or (self.keep_every is not None and self.keep_every.due(done))
+        return self.asked or any(self.times.every[name].due(done) for name in ("save_every", "keep_every"))
+
+    def _is_kept(self, step: int) -> bool:
+        return self.times.every["keep_every"].due(step)
 
     def wanted(self) -> bool:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
         if not self.world.is_main:
             return False
         since_s = time.monotonic() - self.begun_at
-        if self.every.seconds is not None and since_s >= self.every.seconds:
+        every_s = self.times.every["save_every"].seconds
+        if every_s is not None and since_s >= every_s:
             return True
         return self.writer.failed and since_s >= _RETRY_S
 

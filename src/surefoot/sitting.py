@@ -63,12 +63,11 @@ class Sitting:
             refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = opened(self.parts, configuration=self.configuration)
-            self.parts, self.between.state_check = now.parts, now.state_check
             if now.found is not None:
-                self.evaluations.resumed(now.parts, now.found)
-            if now.parts.directory is not None and now.parts.world.is_main:
-                self.journal.open(now.parts.directory, step=self.state.step, found=now.found)
-                self.journal.follow(now.parts.trackers, now.parts.directory, settings=now.parts.described)
+                self.evaluations.resumed(now.found)
+            if self.parts.directory is not None and self.parts.world.is_main:
+                self.journal.open(self.parts.directory, step=self.state.step, found=now.found)
+                self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.described)
             self.remarks = remarks_of(self.parts, resumed=now.found is not None)
             self.journal.sinks[1:1] = self.remarks  # behind the console
             if self.journal.metrics is not None and now.found is None:
@@ -80,7 +79,7 @@ class Sitting:
             if lost is not None:
                 raise lost from problem
             raise
-        self.between.opened(self.parts)
+        self.between.opened(now.state_check)
         self.parts.say(narration.header(self.parts, chosen=now.chosen))
         if now.loss_contract is not None:
             self.parts.say(now.loss_contract)
@@ -132,7 +131,7 @@ class Sitting:
     def _report(self) -> None:
         """Write the page on the run, once all else is on disk; it never breaks what it tells of."""
         parts = self.parts
-        if parts.report and parts.directory is not None and parts.world.is_main:
+        if parts.settings.report and parts.directory is not None and parts.world.is_main:
             report_at_end(parts.directory.path, warn=parts.say)
 
     def _finish(self) -> None:
@@ -153,7 +152,7 @@ class Sitting:
         went_on = (
             self.state.step > self.between.first_step or bool(evaluations.scores) or evaluations.at_end is not None
         )
-        if went_on and self.state.step >= parts.length.steps and parts.sample_fn is not None and not due:
+        if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
             evaluations.sample()
         if went_on and parts.finished and not due and self.wishes.ended_by is None:
             self._show()
@@ -177,7 +176,7 @@ class Sitting:
 
     def _show(self) -> None:
         """What is shown of a run that is over, when all of it is safe."""
-        if self.parts.panels_fn is not None and self.parts.directory is not None:
+        if self.parts.settings.panels_fn is not None and self.parts.directory is not None:
             self.whole.clock.enter("evaluating")
             self.evaluations.show(stop=lambda: self.signals.stop is not None)
             self.whole.clock.enter("saving")

@@ -162,7 +162,7 @@ def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(ther
     phrases = sf.phrases("en", "de", count=settings.data.phrases, seed=0)
     _, held_out = sf.held_out_pairs(phrases, held_out_fraction=0.1)
     assert all((one.source, one.reference) in held_out for one in found.examples)
-    assert run.parts.panels_fn is not None
+    assert run.parts.settings.panels_fn is not None
     for one in found.examples:
         assert one.score == pytest.approx(sentence_bleu(one.output, [one.reference]).score)
 

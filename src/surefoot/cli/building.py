@@ -13,10 +13,11 @@ from surefoot.cli import programs
 from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option
 from surefoot.cli.programs import Program
-from surefoot.config import Settings, flatten, values, values_of_run
+from surefoot.config import flatten, values
 from surefoot.config import program as program_of
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, DataError
+from surefoot.recipes.settings import RecipeSettings
 
 if TYPE_CHECKING:
     from surefoot.run import Run
@@ -71,7 +72,7 @@ def of_run(
     if program.config is None:
         refuse_settings(program, flags)
         return program, None
-    config = configured(program.config, [("file", values_of_run(text))], list(flags), verb=verb, own=own)[0]
+    config = configured(program.config, [("file", values(text))], list(flags), verb=verb, own=own)[0]
     if not run_changed:
         program.refuse_changed_files(config, run=run)
     return program, config
@@ -85,7 +86,7 @@ def alone(config: Any, run: Path) -> Any:
     changes: dict[str, Any] = {"out": str(run)} if "out" in own else {}
     if own.get("parallel") in _SHARED:  # a program's own setting of that name may be something else
         changes["parallel"] = "none"
-    if isinstance(config, Settings):
+    if isinstance(config, RecipeSettings):
         changes["sharding"] = type(config.sharding)()
     return dataclasses.replace(config, **changes) if changes else config
 

@@ -16,7 +16,7 @@ from surefoot.cli.help import VERBS
 from surefoot.cli.options import RUN_CHANGED, file_text, number, option, run_directory, switch, whole
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.trained import checkpoint_of
-from surefoot.config import Settings, flatten, values
+from surefoot.config import TrainSettings, flatten, values
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
@@ -134,7 +134,9 @@ def meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[R
         refuse_settings(program, rest)
         return built(program, None), set()
     config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=said, own=own)
-    if isinstance(config, Settings):  # what another run has left in the directory, a tokenizer say, is not this one's
+    if isinstance(
+        config, TrainSettings
+    ):  # what another run has left in the directory, a tokenizer say, is not this one's
         config = dataclasses.replace(config, out=None, trackers=None)
     run = built(program, config)
     refuse_fp16_on_a_cpu(run)

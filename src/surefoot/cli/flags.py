@@ -12,6 +12,7 @@ from contextlib import redirect_stderr
 from typing import Any
 
 from surefoot.config import flatten, layered, nearest
+from surefoot.config.tree import field_hints
 from surefoot.errors import ConfigError
 
 _WORDS = {  # how tyro and Python say it -> how a person does
@@ -33,16 +34,17 @@ def configured(
     Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
     """
     flags = [argument[2:].partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")]
-    known = dict(_names(kind))
+    known = dict(field_hints(kind))
     unknown = [name for name in flags if name not in known and name != "help"]
     if unknown:
         raise ConfigError(
             "\n  ".join(_unknown(name, [*own, *known]) for name in unknown[:3]) + f"\n  all settings: {verb} --help"
         )
     below = {name: value for _, values in layers for name, value in values.items()}
-    asked = [name for name, required in known.items() if required and name in flags and name not in below]
+    asked = [name for name in _required(kind) if name in flags and name not in below]
     base = _with_gaps(kind, below) if asked else layered(kind, layers)[0]  # a gap is filled by its flag
-    parsed = flatten(_parsed(kind, base, _with_truth(arguments, set(_truths(kind))), verb))
+    truths = {name for name, hint in known.items() if hint is bool or bool in typing.get_args(hint)}
+    parsed = flatten(_parsed(kind, base, _with_truth(arguments, truths), verb))
     return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
 
 
@@ -53,18 +55,14 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
     (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
     """
-    hint = dict(_hints(kind)).get(setting.replace("-", "_"))
+    hint = dict(field_hints(kind)).get(setting.replace("-", "_"))
     members = [hint, *typing.get_args(hint)]
-    many = any(typing.get_origin(member) is tuple for member in members) and text != "None"
+    many = (
+        str not in members
+        and any(typing.get_origin(member) in (tuple, Sequence) for member in members)
+        and text != "None"
+    )
     return [f"--{setting}", *(text.split() if many else [text])]
-
-
-def _hints(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _hints(typing.cast("type[Any]", hint), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", hint
 
 
 def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
@@ -125,23 +123,14 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     return f"unknown setting --{dashed}" + (f": did you mean --{meant.replace('_', '-')}?" if meant else "")
 
 
-def _names(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """Dotted names of all settings, and whether each must be given."""
+def _required(kind: type[Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the settings that have no default."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            yield from _names(hints[field.name], f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", _has_no_default(field)
-
-
-def _truths(kind: type[Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of the settings that are true or false."""
-    for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _truths(typing.cast("type[Any]", hint), f"{prefix}{name}.")
-        elif hint is bool or bool in typing.get_args(hint):
-            yield f"{prefix}{name}"
+            yield from _required(hints[field.name], f"{prefix}{field.name}.")
+        elif _has_no_default(field):
+            yield f"{prefix}{field.name}"
 
 
 def _with_gaps(kind: type[Any], values: Mapping[str, Any], prefix: str = "") -> Any:

@@ -129,7 +129,7 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     if config is not None and "out" in flatten(config):
         config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is
     run = built(program, config, of=run_path)
-    if run.parts.panels_fn is None:
+    if run.parts.settings.panels_fn is None:
         raise ConfigError(f"what made {run_path} has no panels_fn: give Run(panels_fn=...)")
     try:
         chosen = checkpoint_of(run_path, "best")

@@ -101,7 +101,7 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
         precision.settle(plan.found["precision"])
         run.parts.described["precision"] = precision.name
         run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
-        run.parts.described.update({"channels_last": True} if run.parts.layout.channels_last else {})
+        run.parts.described["channels_last"] = run.parts.layout.channels_last
         if (values := flatten(config)).get("precision") == "auto":
             config, _ = layered(program.config, [("comparison", {**values, "precision": precision.name})])
             kept["precision"] = "auto"

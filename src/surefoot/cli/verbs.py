@@ -13,8 +13,9 @@ from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option, run_directory
 from surefoot.cli.processes import Several, settled, start_several
 from surefoot.cli.programs import Program
-from surefoot.config import Settings, flatten, origins, to_toml, values_of_run
+from surefoot.config import TrainSettings, flatten, origins, to_toml, values
 from surefoot.config import program as program_of
+from surefoot.config.train_settings import names_of
 from surefoot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -79,15 +80,16 @@ def resume(arguments: list[str]) -> None:
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     flags, several = processes.taken(program, arguments[1:], made_by)
     flags, accepted = option(flags, "--accept-change")
-    of_recipes = ("--preset", "--init") if program.config is not None and issubclass(program.config, Settings) else ()
+    of_recipes = (
+        ("--preset", "--init") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    )
     for name in of_recipes:
         if option(flags, name)[1] is not None:
             raise ConfigError(
                 f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"
             )
-    of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
-    before = values_of_run(text, where=str(run / "config.toml"))
-    held = {name: value for name, value in before.items() if name not in of_one_sitting}
+    before = values(text, where=str(run / "config.toml"))
+    held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
     layers = [("file", held | ({"out": str(run)} if "out" in held or of_recipes else {}))]
     _start(
         program,

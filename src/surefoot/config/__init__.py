@@ -1,28 +1,29 @@
-"""Configuration: frozen dataclasses to TOML and back, and what every run has; nothing here imports torch."""
+"""Configuration: dataclasses to TOML and back, and what every run has; nothing here imports torch."""
 
-from surefoot.config.files import from_toml, origins, program, to_toml, values, values_of_run, with_choices
-from surefoot.config.settings import Settings, clipping, run_arguments
+from surefoot.config.files import from_toml, origins, program, to_toml, values, with_choices
 from surefoot.config.strategy import Sharding, Strategy
+from surefoot.config.train_settings import TrainSettings, clipping, default, ordered, setting
 from surefoot.config.tree import LEADS, STAYS, differences, flatten, layered, nearest, unflatten
 
 __all__ = [
     "LEADS",
     "STAYS",
-    "Settings",
     "Sharding",
     "Strategy",
+    "TrainSettings",
     "clipping",
+    "default",
     "differences",
     "flatten",
     "from_toml",
     "layered",
     "nearest",
+    "ordered",
     "origins",
     "program",
-    "run_arguments",
+    "setting",
     "to_toml",
     "unflatten",
     "values",
-    "values_of_run",
     "with_choices",
 ]

@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from surefoot.config.tree import flatten, unflatten
@@ -17,10 +18,6 @@ from surefoot.errors import ConfigError
 
 T = TypeVar("T")
 _ABSENT, _PROGRAM = "absent", "program"
-_MOVED: dict[str, tuple[str, dict[bool, Any]]] = {  # what runs of surefoot before several processes have in their files
-    "model.checkpointing": ("activation_checkpointing", {False: "off", True: "blocks"}),
-    "model.sync_batch_norm": ("sync_batch_norm", {False: False, True: True}),
-}
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
@@ -42,7 +39,9 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+        item = tomlkit.item(
+            list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        )
         origin = origins.get(name, "default")
         item.comment("".join(letter if letter.isprintable() else "?" for letter in origin))  # as TOML wants it
         _table(path, tables).add(leaf, item)
@@ -57,10 +56,10 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
 def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "config.toml") -> T:
     """The configuration in a file; what it does not name comes from `base`, or else from the defaults.
 
-    >>> from surefoot.config import Settings
-    >>> text = to_toml(Settings(length="2 epochs", batch_size=8), {}, {"recipe": "gpt"})
-    >>> from_toml(text, Settings) == Settings(length="2 epochs", batch_size=8), program(text)
-    (True, {'recipe': 'gpt'})
+    >>> from surefoot.config import TrainSettings
+    >>> text = to_toml(TrainSettings(length="2 epochs", batch_size=8), {}, {"recipe": "gpt"})
+    >>> from_toml(text, TrainSettings).length, program(text)
+    ('2 epochs', {'recipe': 'gpt'})
     """
     return unflatten(values(text, where=where), kind, base=base, where=where)
 
@@ -109,18 +108,6 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     if twice:
         raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
     return {**flat, **dict.fromkeys(absent)}
-
-
-def values_of_run(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """The settings of a run's own file, by the names that they have now; what an earlier version called otherwise goes on.
-
-    >>> values_of_run("[model]" + chr(10) + "checkpointing = true" + chr(10) + "width = 64")
-    {'model.width': 64, 'activation_checkpointing': 'blocks'}
-    """
-    found = values(text, where=where)
-    moved = {old: _MOVED[old] for old in _MOVED if isinstance(found.get(old), bool)}
-    kept = {name: value for name, value in found.items() if name not in moved}
-    return kept | {now: kinds[found[old]] for old, (now, kinds) in moved.items()}
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:

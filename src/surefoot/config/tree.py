@@ -1,4 +1,4 @@
-"""Between a configuration (frozen dataclasses, nested) and dotted names with values ("optimizer.lr").
+"""Between a configuration (dataclasses, nested) and dotted names with values ("optimizer.lr").
 
 The dotted names are the flags and the keys in files too. Nothing is guessed: an unknown name or a value of
 another type is refused, all problems at once, with the nearest name.
@@ -12,7 +12,8 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from surefoot.errors import ConfigError
@@ -27,8 +28,8 @@ STAYS: Mapping[str, Any] = {"stays": True}
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted names and values of a configuration, in the order of its fields.
 
-    >>> from surefoot.config import Settings
-    >>> flatten(Settings(length="2 epochs", batch_size=8))["length"]
+    >>> from surefoot.config import TrainSettings
+    >>> flatten(TrainSettings(length="2 epochs", batch_size=8))["length"]
     '2 epochs'
     """
     flat: dict[str, Any] = {}
@@ -47,11 +48,11 @@ def unflatten(values: Mapping[str, Any], kind: type[T], *, base: T | None = None
     `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
     values of another type, and names that have neither value nor default.
 
-    >>> from surefoot.config import Settings
-    >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, Settings).ema
+    >>> from surefoot.config import TrainSettings
+    >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, TrainSettings).ema
     0.5
     """
-    known = _names(kind)
+    known = dict(field_hints(kind))
     problems = [_unknown(name, known) for name in values if name not in known]
     config = _built(values, kind, base, "", problems)
     if problems:
@@ -65,17 +66,19 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     A preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones
     say of the fields beside it is forgotten.
 
-    >>> from surefoot.config import Settings
+    >>> from surefoot.config import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
-    >>> config, origins = layered(Settings, layers)
+    >>> config, origins = layered(TrainSettings, layers)
     >>> config.seed, origins["seed"], origins["length"], origins["clip"]
     (3, 'flag', 'preset', 'default')
     """
-    known, problems = _names(kind), list[str]()
+    known, problems = dict(field_hints(kind)), list[str]()
     merged, origins = dict[str, Any](), dict.fromkeys(known, "default")
     for origin, values in layers:
         found = [_unknown(name, known) for name in values if name not in known]
-        found += [problem for name, value in values.items() if (problem := _ill_typed(name, value, known)) is not None]
+        found += [
+            problem for name in values if name in known and (problem := type_problem(name, values[name], known[name]))
+        ]
         problems += [f"{problem}  [{origin}]" for problem in found]
         for leader, default, followers in _leaders(kind):
             if leader in values and values[leader] != merged.get(leader, default):
@@ -89,11 +92,35 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     return unflatten(merged, kind), origins
 
 
+def field_hints(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of all settings with their types, in the order of the fields."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from field_hints(typing.cast("type[Any]", hint), f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", hint
+
+
+def type_problem(name: str, value: Any, hint: Any) -> str | None:
+    """What is wrong with the type of a setting's value; None if nothing is.
+
+    >>> type_problem("seed", "3", int)
+    'seed = "3": expected a whole number; write it without quotes: 3'
+    """
+    try:
+        _checked(value, hint)
+    except _WrongTypeError as wrong:
+        return f"{name} = {_shown(value)}: expected {wrong}"
+    return None
+
+
 def differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     """(name, value in a, value in b) for each setting in which two configurations of one type differ.
 
-    >>> from surefoot.config import Settings
-    >>> old = Settings(length="2 epochs", batch_size=8)
+    >>> from surefoot.config import TrainSettings
+    >>> old = TrainSettings(length="2 epochs", batch_size=8)
     >>> differences(old, dataclasses.replace(old, seed=1))
     [('seed', 0, 1)]
     """
@@ -133,10 +160,11 @@ def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problem
             nested = None if default is dataclasses.MISSING else default
             given[field.name] = _built(values, hints[field.name], nested, f"{name}.", problems)
         elif name in values:
-            try:
+            problem = type_problem(name, values[name], hints[field.name])
+            if problem is None:
                 given[field.name] = _checked(values[name], hints[field.name])
-            except _WrongTypeError as wrong:
-                problems.append(f"{name} = {_shown(values[name])}: expected {wrong}")
+            else:
+                problems.append(problem)
         elif default is dataclasses.MISSING:
             problems.append(f"{name} is not set and has no default; expected {_expected(hints[field.name])}")
         else:
@@ -161,8 +189,8 @@ def _checked(value: Any, hint: Any) -> Any:
     elif origin is Literal:
         if any(type(value) is type(choice) and value == choice for choice in arguments):
             return value
-    elif origin is tuple and isinstance(value, list | tuple):
-        many = len(arguments) == 2 and arguments[1] is Ellipsis
+    elif origin in (tuple, Sequence) and isinstance(value, list | tuple):
+        many = origin is Sequence or (len(arguments) == 2 and arguments[1] is Ellipsis)
         if many or len(value) == len(arguments):
             wanted = [arguments[0]] * len(value) if many else arguments
             with contextlib.suppress(_WrongTypeError):
@@ -173,7 +201,7 @@ def _checked(value: Any, hint: Any) -> Any:
     elif hint is types.NoneType:
         if value is None:
             return None
-    elif type(value) is hint:
+    elif type(value) is hint or (hint is Path and isinstance(value, Path)):
         return value
     raise _WrongTypeError(_expected(hint) + _quoting(value, hint))
 
@@ -186,14 +214,15 @@ def _expected(hint: Any) -> str:
         return _shown(arguments[0])
     if origin is Literal:
         return "one of " + ", ".join(_shown(choice) for choice in arguments)
-    if origin is tuple:
-        size = "" if Ellipsis in arguments else f" of {len(arguments)}"
+    if origin in (tuple, Sequence):
+        size = "" if origin is Sequence or Ellipsis in arguments else f" of {len(arguments)}"
         return f"a list{size}, each {_expected(arguments[0])}"
     plain = {
         bool: "true or false",
         int: "a whole number",
         float: "a number",
         str: "text in quotes",
+        Path: "a path",
         types.NoneType: "nothing",
     }
     return plain.get(hint, str(hint))
@@ -207,24 +236,6 @@ def _quoting(value: Any, hint: Any) -> str:
     if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
         return f"; write it without quotes: {value}"
     return ""
-
-
-def _ill_typed(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
-    if name not in known:
-        return None
-    try:
-        _checked(value, known[name])
-    except _WrongTypeError as wrong:
-        return f"{name} = {_shown(value)}: expected {wrong}"
-    return None
-
-
-def _names(kind: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted names of all settings, with their types."""
-    names: dict[str, Any] = {}
-    for field, hint in typing.get_type_hints(kind).items():
-        names |= _names(hint, f"{prefix}{field}.") if dataclasses.is_dataclass(hint) else {f"{prefix}{field}": hint}
-    return names
 
 
 def _leaders(kind: Any, prefix: str = "") -> list[tuple[str, Any, set[str]]]:

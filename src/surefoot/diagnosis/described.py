@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from surefoot.config import clipping
+from surefoot.config import TrainSettings, clipping
 from surefoot.errors import ConfigError
 
 Standing = Literal["running", "over", "unknown"]
-_MAX_BAD_STEPS = 5  # of a run whose settings are not known
 _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 
@@ -112,7 +111,7 @@ class Described:
     def max_bad_steps(self) -> int:
         """How many steps in a row may be skipped; 0 is a number too."""
         limit = _whole(self.made.get("max_bad_steps"))
-        return _MAX_BAD_STEPS if limit is None else limit
+        return TrainSettings.max_bad_steps if limit is None else limit
 
     def kind(self, module: str) -> str:
         """The class of a module, or "" where that is not known."""

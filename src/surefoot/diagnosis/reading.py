@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.config import program, values_of_run
+from surefoot.config import program, values
 from surefoot.config.paths import local_path, open_regular, read_regular
 from surefoot.diagnosis.architecture import kinds_of_models
 from surefoot.diagnosis.collected import Collected
@@ -96,7 +96,7 @@ def _written(text: str, run: Path) -> tuple[dict[str, Any], dict[str, Any], dict
     if not text:
         return {}, {}, {}
     try:
-        written, made_by = values_of_run(text, where=str(run / "config.toml")), program(text)
+        written, made_by = values(text, where=str(run / "config.toml")), program(text)
     except ConfigError:
         return {}, {}, {}
     if made_by.get("kind") != "script":

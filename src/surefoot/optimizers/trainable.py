@@ -44,7 +44,7 @@ class Trained:
     parameters: list[nn.Parameter]
     skip: Skip
     clipping: Clipping
-    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
+    bad_in_a_row: Tensor  # on the device; past max_bad_steps every later update is skipped
     gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
 
 

@@ -73,7 +73,7 @@ def bilingual(
     context: int,
     seed: int,
     saved: Path | None = None,
-    init: str | None = None,
+    init: str | Path | None = None,
 ) -> Bilingual:
     """The pairs at `path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
 

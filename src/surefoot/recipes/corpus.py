@@ -65,7 +65,7 @@ def corpus(
     tokenizer: str | None,
     vocabulary: int | None,
     saved: Path | None = None,
-    init: str | None = None,
+    init: str | Path | None = None,
 ) -> Corpus:
     """The text at `path` (None: Python's standard library; a directory of token shards as it is), in tokens.
 
@@ -119,7 +119,7 @@ def promised_vocabulary(path: str | None, *, tokenizer: str | None, vocabulary: 
     return None
 
 
-def saved(out: str | None) -> Path | None:
+def saved(out: str | Path | None) -> Path | None:
     """The tokenizer of the run in `out`; None where none has begun there. `CheckpointError` where it is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None

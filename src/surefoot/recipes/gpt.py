@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
-from surefoot.config import Settings, run_arguments
+from surefoot.config import default, ordered, setting
 from surefoot.recipes import corpus as texts
 from surefoot.recipes import questions as asked_questions
 from surefoot.recipes.in_words import text_in_words
 from surefoot.recipes.prompts import Predict, continuations
 from surefoot.recipes.settings import (
-    NOT_STEERED,
     Optimizer,
+    RecipeSettings,
     Schedule,
-    check_run,
     checked,
     refuse_default_data,
-    steering,
 )
 from surefoot.recipes.tinted import tinted_held_out
 
@@ -71,36 +69,33 @@ class Model:
     """Vectors of each length, which n-grams share where there are more of them; absent: 32,768."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(Settings):
+@ordered
+@dataclass(kw_only=True)
+class Config(RecipeSettings):
     """Train a GPT on text."""
 
     preset: (
         Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
         | None
-    ) = None
+    ) = setting(None, observer=True, after="")
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | None = "runs/gpt"
-    """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "2500 steps"
-    """How long to train."""
-    batch_size: int | str = 8
-    """Windows of one step; or "65536 tokens"."""
-    evaluate_every: str = "25%"
-    """How often the held-out part is scored."""
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    cloze_questions: int | None = None
+    out: str | Path | None = default("runs/gpt")
+    length: str = default("2500 steps")
+    batch_size: int | str = default(8)
+    evaluate_every: str = default("25%")
+    data: Data = setting(factory=Data, identity=True)
+    model: Model = setting(factory=Model, identity=True)
+    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
+    schedule: Schedule = setting(factory=Schedule, identity=True)
+    cloze_questions: int | None = setting(None, observer=True, after="check_state")
     """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
-    multiple_choice: tuple[str, ...] | None = None
+    multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
-    multiple_choice_questions: int = 500
+    multiple_choice_questions: int = setting(500, observer=True)
     """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --on NAME=FILE` asks all."""
-    sample_tokens: int = 200
+    sample_tokens: int = setting(200, observer=True)
     """How many tokens a sample has; 0 shows none."""
-    sample_prompt: str | None = None
+    sample_prompt: str | None = setting(None, observer=True)
     """What a sample goes on from; absent: a line end, and "def " for the default text."""
 
 
@@ -186,7 +181,7 @@ def _checks(config: Config) -> list[Callable[[], Any]]:
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: check_run(config, config.schedule),
+        lambda: config.check(config.schedule),
         lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
         lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
@@ -245,7 +240,6 @@ def build(config: Config) -> sf.Run:
             number=config.multiple_choice_questions,
             seed=config.seed,
         )
-    settings = run_arguments(config) | steering(config, BEST)
     return sf.Run(
         model=model,
         loss=_loss,
@@ -261,7 +255,7 @@ def build(config: Config) -> sf.Run:
         example="",
         about_data=found.in_words,
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
-        **settings,
+        **config.run_settings(BEST),
     )
 
 
@@ -282,7 +276,7 @@ def outline(config: Config) -> sf.Run | None:
         optimizer=optimizer,
         schedule=schedule,
         about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
-        **run_arguments(config) | NOT_STEERED,
+        **config.run_settings(None),
     )
 
 

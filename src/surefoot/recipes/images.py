@@ -6,19 +6,19 @@ Importing this module does not import torch: the names behind `sf.` are resolved
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.batching import batching
-from surefoot.config import Settings, run_arguments
+from surefoot.config import default, ordered, setting
 from surefoot.recipes import networks, pictures
 from surefoot.recipes.in_words import picture_in_words
 from surefoot.recipes.networks import Model
 from surefoot.recipes.pictures import Predict
-from surefoot.recipes.settings import Optimizer, Schedule, check_run, checked, refuse_default_data, steering
+from surefoot.recipes.settings import Optimizer, RecipeSettings, Schedule, checked, refuse_default_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +64,25 @@ class Changes:
     """Share of the target that all classes have alike. Scores are of the unsmoothed loss."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(Settings):
+@ordered
+@dataclass(kw_only=True)
+class Config(RecipeSettings):
     """Train a classifier on images."""
 
-    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = None
+    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
+        None, observer=True, after=""
+    )
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | None = "runs/images"
-    """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "30 epochs"
-    """How long to train."""
-    batch_size: int = 64
-    """Images of one step."""
-    evaluate_every: str = "25%"
-    """How often the held-out part is scored; the test part is scored once, at the end."""
-    data: Data = field(default_factory=Data)
-    augmentation: Changes = field(default_factory=Changes)
-    model: Model = field(default_factory=Model)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
+    out: str | Path | None = default("runs/images")
+    length: str = default("30 epochs")
+    batch_size: int | str = default(64)
+    evaluate_every: str = default("25%")
+    data: Data = setting(factory=Data, identity=True)
+    augmentation: Changes = setting(factory=Changes, identity=True)
+    model: Model = setting(factory=Model, identity=True)
+    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
+    schedule: Schedule = setting(factory=Schedule, identity=True)
+    channels_last: bool | Literal["auto"] = default(True)
 
 
 BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where few images are held out
@@ -178,7 +178,7 @@ def check(config: Config) -> list[Any]:
         lambda: _augmentation(changes),
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: check_run(config, config.schedule),
+        lambda: config.check(config.schedule),
         lambda: networks.refuse_settings(config.model),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
@@ -255,7 +255,6 @@ def build(config: Config) -> sf.Run:
     splits = {"held-out": sf.Split(found.held_out, **told)}
     if found.test is not None:
         splits["test"] = sf.Split(found.test, at_end=True, **told)
-    settings = run_arguments(config) | steering(config, BEST)
     return sf.Run(
         model=model,
         loss=loss,
@@ -274,7 +273,7 @@ def build(config: Config) -> sf.Run:
             "model": networks.described(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
         },
-        **settings,
+        **config.run_settings(BEST),
     )
 
 
@@ -323,10 +322,12 @@ def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
     from surefoot.snapshot import load_weights  # imports torch
+    from surefoot.memory_format import layout  # imports torch
 
     data = pictures.kept(run)
     networks.note_changed(data.network, was=data.sha256)
     shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
     model = networks.builder(config.model, data.network, **shape)()
     load_weights(model, checkpoint, device=asked.device)
+    layout(config.channels_last is True, [model])
     return pictures.named(model, data, inputs, asked)

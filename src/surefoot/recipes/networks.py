@@ -17,8 +17,8 @@ RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resn
 _SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters of its rows away at once
 _LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
 _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
-    "simple_cnn": {"width": 32, "dropout": 0.0, "channels_last": True},
-    "resnet": {"stem": "auto", "zero_last_gain": True, "channels_last": True},
+    "simple_cnn": {"width": 32, "dropout": 0.0},
+    "resnet": {"stem": "auto", "zero_last_gain": True},
 }
 
 
@@ -37,8 +37,6 @@ class Model:
     """resnet: cifar begins with 3 x 3, imagenet with 7 x 7 and pooling; absent: by the size of images, cifar up to 64."""
     zero_last_gain: bool | None = None
     """resnet: start every residual branch at zero; absent: yes."""
-    channels_last: bool | None = None
-    """simple_cnn and resnet: lay out the channels of a pixel side by side, faster as a rule; absent: yes."""
 
 
 def refuse_settings(model: Model) -> None:

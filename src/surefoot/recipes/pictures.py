@@ -106,7 +106,7 @@ def example(held_out: sf.Images | sf.ImageFiles) -> bytes:
     return png_file(held_out[0][0], mean=held_out.mean, std=held_out.std)
 
 
-def begun(out: str | None) -> Kept | None:
+def begun(out: str | Path | None) -> Kept | None:
     """What the run in `out` kept; None where none has begun there."""
     return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot import schedules
-from surefoot.config import LEADS, STAYS, Settings, run_arguments
+from surefoot.config import LEADS, STAYS, Sharding, TrainSettings, ordered, setting
+from surefoot.config.strategy import Kind, strategy_of
+from surefoot.plateau import refuse_end_before_reduction
 
 # What a recipe starts from where it is not told: a rate, and a decay of matrices. For a first run, not the best there is:
 # they were chosen among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
@@ -121,20 +123,6 @@ class Schedule:
             own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)
 
-    def spec_or_none(self) -> schedules.Schedule | None:
-        """The schedule, or none where it cannot be: that is told by itself."""
-        try:
-            return self.spec()
-        except sf.ConfigError:
-            return None
-
-
-def check_run(config: Settings, schedule: Schedule) -> None:
-    """Raise one `ConfigError` with everything that is wrong with the settings that every run has."""
-    from surefoot.checks import check_settings  # imports torch
-
-    check_settings(**run_arguments(config), plateau_factor=config.plateau_factor, schedule=schedule.spec_or_none())
-
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
     """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
@@ -144,18 +132,57 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
         )
 
 
-NOT_STEERED: dict[str, Any] = {"early_stopping": None, "plateau": None}
-"""In the place of `steering` for a run that scores nothing: an outline."""
+@ordered
+@dataclass(kw_only=True, eq=False, repr=False)
+class RecipeSettings(TrainSettings):
+    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started."""
 
+    early_stopping: int | None = setting(None, identity=True, after="time_limit")
+    """End after this many evaluations without a better score. None: never."""
+    plateau: int | None = setting(None, identity=True, after="workers")
+    """Lower the learning rate after this many evaluations without a better score. None: never."""
+    plateau_factor: float | None = setting(None, identity=True)
+    """With plateau: what the learning rate is multiplied by. None: 0.5."""
+    parallel: Kind = setting("auto", observer=True, after="keep_every")
+    """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
+    sharding: Sharding = setting(factory=Sharding, observer=True)
+    """How several processes share a run, beyond parallel."""
+    nproc: int | str = setting(1, observer=True)
+    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer if some died.
+    Changes no result beyond rounding if micro_batch_size is given; without it another number is another run."""
+    max_restarts: int = setting(0, observer=True)
+    """How often to start all processes again if one died; they go on from the newest checkpoint."""
 
-def steering(config: Settings, watch: str) -> dict[str, Any]:
-    """`early_stopping` and `plateau` for `sf.Run`: in a configuration they are numbers of evaluations, of the recipe's score."""
-    stop, wait, factor = config.early_stopping, config.plateau, config.plateau_factor
-    settings: dict[str, Any] = {} if factor is None else {"factor": factor}
-    return {
-        "early_stopping": None if stop is None else sf.EarlyStopping(watch, patience=stop),
-        "plateau": None if wait is None else sf.Plateau(watch, patience=wait, **settings),
-    }
+    def check(self, schedule: Schedule) -> None:
+        """Raise one `ConfigError` with everything that is wrong with the settings that every recipe has."""
+        from surefoot.checks import check_settings  # imports torch
+
+        try:
+            spec = schedule.spec()
+        except sf.ConfigError:  # which is told by itself
+            spec = None
+        checked(lambda: check_settings(self, schedule=spec), lambda: self.steering("min any/score"))
+
+    def run_settings(self, watch: str | None) -> dict[str, Any]:
+        """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
+        steering = {} if watch is None else self.steering(watch)
+        return self.train_settings() | {"parallel": strategy_of(self.parallel, self.sharding)} | steering
+
+    def steering(self, watch: str) -> dict[str, Any]:
+        """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""
+        stop, wait, factor = self.early_stopping, self.plateau, self.plateau_factor
+        if factor is not None and wait is None:
+            raise sf.ConfigError(
+                f"plateau_factor = {factor} says nothing without a plateau\n  give its patience too: --plateau 3"
+            )
+        own: dict[str, Any] = {} if factor is None else {"factor": factor}
+        stopping, plateau = checked(
+            lambda: None if stop is None else sf.EarlyStopping(watch, patience=stop),
+            lambda: None if wait is None else sf.Plateau(watch, patience=wait, **own),
+        )
+        if stopping is not None and plateau is not None:
+            refuse_end_before_reduction(plateau, stopping)
+        return {"early_stopping": stopping, "plateau": plateau}
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

@@ -6,23 +6,21 @@ Importing this module does not import torch: the names behind `sf.` are resolved
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
-from surefoot.config import Settings, run_arguments
+from surefoot.config import default, ordered, setting
 from surefoot.recipes import bilingual as texts
 from surefoot.recipes.corpus import saved
 from surefoot.recipes.in_words import pair_in_words
 from surefoot.recipes.settings import (
-    NOT_STEERED,
     Optimizer,
+    RecipeSettings,
     Schedule,
-    check_run,
     checked,
     refuse_default_data,
-    steering,
 )
 from surefoot.recipes.target_tokens import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translations import Predict, answers, judged, shown, translated
@@ -97,38 +95,34 @@ class Model:
     """Whether the head is the target's embedding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(Settings):
+@ordered
+@dataclass(kw_only=True)
+class Config(RecipeSettings):
     """Train a translator."""
 
-    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = None
+    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(None, observer=True, after="")
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | None = "runs/translation"
-    """Directory of the run; it goes on by itself where there is a checkpoint."""
-    length: str = "900 steps"
-    """How long to train."""
-    batch_size: int | str = "2048 tokens"
-    """Pairs of one step, or "2048 tokens": of the longer side, with the padding."""
-    evaluate_every: str = "25%"
-    """How often the held-out part is scored."""
-    ema: float | None = 0.99
-    """Decay of averaged weights, which are the ones evaluated and used; None: none are kept."""
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    optimizer: Optimizer = field(default_factory=Optimizer)
+    out: str | Path | None = default("runs/translation")
+    length: str = default("900 steps")
+    batch_size: int | str = default("2048 tokens")
+    evaluate_every: str = default("25%")
+    ema: float | None = default(0.99)
+    data: Data = setting(factory=Data, identity=True)
+    model: Model = setting(factory=Model, identity=True)
+    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
-    schedule: Schedule = field(default_factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"))
-    label_smoothing: float = 0.1
+    schedule: Schedule = setting(factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"), identity=True)
+    label_smoothing: float = setting(0.1, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
-    best: Literal["bleu", "loss"] = "bleu"
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
     """Which score of the held-out part makes a checkpoint the best."""
-    beam: int = 5
+    beam: int = setting(5, observer=True, after="label_smoothing")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""
-    validation_beam: int = 1
+    validation_beam: int = setting(1, observer=True)
     """The same for the held-out part while training; greedy search is several times faster."""
-    length_penalty: float = 1.0
+    length_penalty: float = setting(1.0, observer=True)
     """0 prefers short translations; the larger, the longer."""
-    validation_pairs: int | None = None
+    validation_pairs: int | None = setting(None, observer=True)
     """How many of the held-out pairs are scored while training. Absent: all."""
 
 
@@ -214,7 +208,7 @@ def _checks(config: Config) -> list[Callable[[], Any]]:
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _as_usual(config.optimizer).spec(),
         config.schedule.spec,
-        lambda: check_run(config, config.schedule),
+        lambda: config.check(config.schedule),
         lambda: texts.refuse_small_vocabulary(data.vocabulary),
         lambda: _refuse_wrong(config),
     ]
@@ -289,7 +283,6 @@ def build(config: Config) -> sf.Run:
     splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
     if found.test is not None:
         splits["test"] = split(found.test, beam=config.beam, at_end=True)
-    settings = run_arguments(config) | steering(config, best)
     return sf.Run(
         model=model,
         loss=smoothed(config.label_smoothing),
@@ -310,7 +303,7 @@ def build(config: Config) -> sf.Run:
             "model": asdict(network),
             "label_smoothing": config.label_smoothing,
         },
-        **settings,
+        **config.run_settings(best),
     )
 
 
@@ -336,7 +329,7 @@ def outline(config: Config) -> sf.Run | None:
             f"none were read: {vocabulary:,} subwords{'' if config.data.shared else ' for each language'}, as the settings say,",
             f"and sentences of {length} tokens",
         ],
-        **run_arguments(config) | NOT_STEERED,
+        **config.run_settings(None),
     )
 
 

@@ -49,7 +49,7 @@ def seen_at_hand(parts: Parts, bad: Sequence[int]) -> Seen | str:
         return "the state at hand is not that before the step"
     if parts.parallel.kind == "fsdp":
         return "its models are sharded: surefoot replay looks at it in one process"
-    if parts.world.size > 1 and parts.described.get("sync_batch_norm"):
+    if parts.world.size > 1 and parts.settings.sync_batch_norm:
         return "its batch statistics are those of all ranks: surefoot replay looks at it in one process"
     parts.doing(f"looking at step {bad[0]}")
     found: Seen | str = "no step was skipped"
@@ -70,7 +70,7 @@ def _own(parts: Parts, step: int) -> Look | str:
             Step(step, micro_batches, parts.task, parts.state),
             samples=_SAMPLES,
             passed_alone=MOST_GRADIENTS,
-            describe=parts.describe_sample,
+            describe=parts.settings.describe_sample,
             ranks=parts.world.size,
             pieces=parts.supply.plan.pieces,
         )

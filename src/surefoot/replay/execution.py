@@ -142,7 +142,7 @@ class Execution:
         feedback, record = self.parts.whole.feedback, self.scored.get(self.done)
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
-        if self.parts.timetable.evaluate.due(self.done) and feedback.plateau.score in record:
+        if self.parts.timetable.every["evaluate_every"].due(self.done) and feedback.plateau.score in record:
             feedback.saw(self.done, float(record[feedback.plateau.score]))
             self.parts.state.rate_factor = feedback.standing.factor
 
@@ -164,7 +164,7 @@ def execution(
         if parts.device.type == "cpu":
             torch.set_num_threads(int(found.state["machine"].get("threads", threads)))
         with _refused_in_own_words():
-            parts = parts.going_on_from(found)
+            parts.continue_from(found)
         with untouched(), parts.numerics():
             with _refused_in_own_words():
                 snapshot.restore(parts.whole, found, where=f"step-{found.step:08d}")

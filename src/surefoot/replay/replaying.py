@@ -141,7 +141,7 @@ def replayed_from(
             seen = look(
                 coming,
                 samples=samples,
-                describe=parts.describe_sample,
+                describe=parts.settings.describe_sample,
                 ranks=int(found.state["machine"].get("ranks", 1)),
                 pieces=parts.supply.plan.pieces,
             )

@@ -73,8 +73,8 @@ def unchanged(run: Run) -> Iterator[Parts]:
 def _begin(parts: Parts) -> None:
     """What opening a run does before its first step."""
     settle_choices(parts)
-    if parts.init is not None and parts.state.step == 0:
-        load_initial_weights(parts.state.models, Path(parts.init), world=parts.world)
+    if parts.settings.init is not None and parts.state.step == 0:
+        load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import user_files
-from surefoot.checkpoint.compare import described_as_now, differences
+from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reading import interpreted, opened, read_manifest
@@ -48,7 +48,8 @@ class Checkpoint:
     @property
     def described(self) -> dict[str, Any]:
         """What makes it this run and no other."""
-        return described_as_now(self.found.state["described"])
+        described: dict[str, Any] = self.found.state["described"]
+        return described
 
     @property
     def accepted(self) -> list[dict[str, Any]]:
@@ -246,8 +247,7 @@ def _script(path: Path, newest: Checkpoint) -> list[Problem]:
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if held.get("program", {}).get("kind") != "script" or not isinstance(held.get("run"), dict):
         return []
-    then = described_as_now({"settings": {}, **held["run"]})
-    found = differences(_comparable(then), _comparable(newest.described))
+    found = differences(_comparable({"settings": {}, **held["run"]}), _comparable(newest.described))
     return [
         Problem("inconsistent", f"config.toml is not of the run in {newest.path.name}: {line}", file="config.toml")
         for line in found[:1]

@@ -153,7 +153,7 @@ class _Remaking:
             max(steps, default=0) > checkpoint.step
         ):  # it is that of the last good step: later ones were on record, and not applied
             return "meter/", "skipped_in_a_row"
-        latched = divergence.latched(stand.parts.state, stand.parts.task.max_bad_steps)
+        latched = divergence.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
         if latched and not checkpoint.found.state["skipped_in_a_row"]:
             return "bad_in_a_row/", "skipped_in_a_row"
         return ()

@@ -171,7 +171,8 @@ def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
 def _misfit(parts: Parts, files: Files) -> Problem | None:
     """A setting, of config.toml or of the script, or a part of a model that is not that of the run in the checkpoints."""
     try:
-        parts.going_on_from(files.newest.found).refuse_another_architecture(files.newest.found)
+        parts.continue_from(files.newest.found)
+        parts.refuse_another_architecture(files.newest.found)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
         return Problem(
@@ -192,7 +193,7 @@ def _cannot_be_made(parts: Parts, *, others: bool, misfit: Problem | None) -> st
 
 def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[str]]:
     """The learning rates on the record against the schedule."""
-    factors = parts.going_on_from(files.newest.found).task.factors
+    factors = parts.task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     found = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
     count = sum("learning_rate" in record for record in files.log.of("train"))

@@ -1,0 +1,290 @@
+"""From the settings of a run to its components, stage after stage. What each stage builds state of is in `assembly.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from surefoot import assembly, ordering
+from surefoot.activations import compute_again, in_words
+from surefoot.alike import comparable, equal_from_main, refuse_unequal
+from surefoot.checkpoint.changes import change_names
+from surefoot.checks import check_settings, json_settings
+from surefoot.compiling import Compiling, compiled, compiling
+from surefoot.config import clipping
+from surefoot.config.paths import local_path
+from surefoot.config.strategy import Strategy, strategy_for
+from surefoot.config.train_settings import identity_of, shared_by_ranks
+from surefoot.data.samples import check_samples, check_split, fingerprint
+from surefoot.directory import RunDirectory, checked_files
+from surefoot.first_pass import check_first_pass
+from surefoot.loop import State, Task
+from surefoot.memory_format import Layout, layout
+from surefoot.optimizers.specs import OptimizerSpec
+from surefoot.optimizers.trainable import Decided
+from surefoot.parallel import spread
+from surefoot.parts import Parts
+from surefoot.plateau import Feedback, feedback
+from surefoot.precision import Precision
+from surefoot.precision import precision as chosen_precision
+from surefoot.run_settings import RunSettings
+from surefoot.saving import Saving, began_with
+from surefoot.schedules import Joined, Schedule, constant
+from surefoot.scoring import Scoring
+from surefoot.seeding import stream_key
+from surefoot.shardable import gathered
+from surefoot.sinks import RankLog, screen
+from surefoot.sinks.tracking.names import trackers_of
+from surefoot.snapshot import Whole
+from surefoot.stopping import Watch, watched
+from surefoot.supply import Supply
+from surefoot.timetable import Timetable, timetable
+from surefoot.world import World, joined
+
+if TYPE_CHECKING:
+    from surefoot.fully_sharded import Fsdp
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
+
+    supply: Supply
+    times: Timetable
+    schedule: Schedule | Joined  # in steps
+    watch: Watch | None
+    lowering: Feedback | None
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models, and how each is trained."""
+
+    by_name: dict[str, nn.Module]
+    decisions: dict[str, Decided]  # parameter groups
+    architecture: dict[str, str]
+    recomputed: str | None  # which blocks, in words
+    notes: list[str]
+
+
+def build(settings: RunSettings) -> Parts:
+    """Build a run, not yet opened: nothing is written. Collective.
+
+    Raises `ConfigError` or `DataError` for what cannot be run.
+    """
+    check_settings(settings, schedule=settings.schedule)
+    world, parallel = join_world(settings)
+    plan = plan_data(settings, world)
+    log = None if world.is_main else RankLog()
+    console = screen(plan.times.length.steps, log) if settings.console else None
+    models = build_models(settings, plan.supply)
+    precision, compiles = chosen_precision(settings.precision, world.device), compiling(settings.compile)
+    check_first_batch(settings, models, plan.supply, parallel, precision)
+    fsdp, models = shard_models(models, plan.supply, parallel)
+    clip = clipping(settings.clip)
+    state = assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
+    if console is not None:
+        for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
+            console.say(f"note: {line}")
+    laid = layout(settings.channels_last, [*state.models.values(), *(each.model for each in state.averages.values())])
+    task = wrap_models(settings, state, plan, parallel, precision, compiles, fsdp)
+    directory = None if settings.out is None else RunDirectory(Path(settings.out))
+    options: dict[str, Any] = {"keep_last": settings.keep_last, "disk": settings.disk, "console": console}
+    return Parts(
+        settings=settings,
+        task=task,
+        whole=Whole(state, precision, plan.watch, plan.lowering),
+        supply=plan.supply,
+        scoring=Scoring(
+            state,
+            plan.supply,
+            splits=settings.evaluate or {},
+            loss=settings.loss,
+            precision=precision,
+            compiling=compiles,
+            ranks=task.ranks,
+        ),
+        timetable=plan.times,
+        schedule=plan.schedule,
+        world=world,
+        parallel=parallel,
+        compiling=compiles,
+        layout=laid,
+        described=run_identity(settings, plan, models, state, precision, compiles, laid),
+        architecture=models.architecture,
+        scored={name: fingerprint(split.dataset) for name, split in (settings.evaluate or {}).items()},
+        directory=directory,
+        saving=None if directory is None else Saving(directory, plan.times, world=world, **options),
+        console=console,
+        rank_log=log,
+        computed_again=models.recomputed,
+        files=checked_files(settings.files or {}),
+        example=settings.example,
+        trackers=trackers_of(settings.trackers, out=settings.out),
+        accept_change=change_names(settings.accept_change),
+    )
+
+
+def join_world(settings: RunSettings) -> tuple[World, Strategy]:
+    """Find the other ranks, and how they work together; they must have been given the same settings. Collective."""
+    parallel = settings.parallel
+    sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
+    world = joined(settings.device, sharded=sharded)
+    refuse_unequal(world, comparable(shared_by_ranks(settings)) | {"device": world.device.type})
+    return world, strategy_for(parallel, ranks=world.on_paper or world.ranks)
+
+
+def plan_data(settings: RunSettings, world: World) -> Plan:
+    """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
+    train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
+    out = None if settings.out is None else local_path(settings.out, setting="out")
+    began = None if out is None else began_with(out, batch_size, world=world)
+    sizes = ordering.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
+    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
+    order = ordering.data_plan(train, seed=seed, samples=samples, sizes=sizes)
+    ordering.refuse_compiled(order, compiled=settings.compile is True)
+    samples_per_epoch, samples_per_step = ordering.steps_of_epoch(order, sizes)
+    times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
+    schedule = (settings.schedule or constant()).resolved(times.length)
+    for name, split in (settings.evaluate or {}).items():
+        check_split(name, split.dataset, seed=seed)
+    steering = [name for name, split in (settings.evaluate or {}).items() if not split.at_end]
+    watch = watched(settings.best, settings.early_stopping, splits=steering)
+    lowering = feedback(settings.plateau, settings.early_stopping, splits=steering)
+    supply = Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate)
+    return Plan(supply, times, schedule, watch, lowering)
+
+
+def build_models(settings: RunSettings, supply: Supply) -> Models:
+    """Build the models under the run's seed, with rank 0's weights, and decide who is trained how. Collective."""
+    optimizer, world = settings.optimizer, supply.world
+    models = assembly.built_models(
+        settings.model, seed=settings.seed, device=world.device, fp8=settings.precision == "fp8"
+    )
+    equal_from_main(models, world)
+    notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
+    if settings.sync_batch_norm:
+        models, more = assembly.with_synchronised_norms(models, supply.sizes, world)
+        notes += more
+    decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
+    architecture = {name: assembly.printed(model) for name, model in models.items()}
+    recomputed, how = None, settings.activation_checkpointing
+    if how != "off":  # after averages have copied the models: these compute no gradient
+        recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
+    return Models(models, decisions, architecture, recomputed, notes)
+
+
+def check_first_batch(
+    settings: RunSettings, models: Models, supply: Supply, parallel: Strategy, precision: Precision
+) -> None:
+    """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
+    world, is_sharded = supply.world, parallel.kind == "fsdp"
+    if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
+        return
+    by_itself = [part for model in models.by_name.values() for part in gathered(model, parallel)] if is_sharded else ()
+    check_first_pass(
+        models.by_name,
+        settings.loss,
+        supply.first(),
+        precision=precision,
+        world=world,
+        allow_unused=parallel.unused,
+        gathered=by_itself,
+    )
+
+
+def shard_models(models: Models, supply: Supply, parallel: Strategy) -> tuple[Fsdp | None, Models]:
+    """Spread the models over the ranks, if that was asked for; how each is trained is then about the rank's own part. Collective."""
+    if parallel.kind != "fsdp" or supply.world.on_paper:
+        return None, models
+    nominal = float(supply.sizes.batch_size)
+    fsdp, decisions = assembly.spread_models(
+        models.by_name, models.decisions, world=supply.world, parallel=parallel, nominal=nominal
+    )
+    return fsdp, replace(models, decisions=decisions)
+
+
+def wrap_models(
+    settings: RunSettings,
+    state: State,
+    plan: Plan,
+    parallel: Strategy,
+    precision: Precision,
+    compiles: Compiling,
+    fsdp: Fsdp | None,
+) -> Task:
+    """What a step computes with: the models as the loss calls them, compiled and shared with the other ranks."""
+    ranks, called = spread(
+        state.models,
+        compiled(state.models) if compiles.on else state.models,
+        world=plan.supply.world,
+        parallel=parallel,
+        nominal=float(plan.supply.sizes.batch_size),
+        fsdp=fsdp,
+    )
+    return Task(
+        forward=called["model"] if list(called) == ["model"] else called,
+        loss=settings.loss,
+        key=stream_key(settings.seed, "train"),
+        precision=precision,
+        factors=plan.schedule.factors(plan.times.length),
+        settings=settings,
+        ranks=ranks,
+    )
+
+
+def run_identity(
+    settings: RunSettings,
+    plan: Plan,
+    models: Models,
+    state: State,
+    precision: Precision,
+    compiles: Compiling,
+    laid: Layout,
+) -> dict[str, Any]:
+    """What makes it this run and no other, as it is compared at a resume: settings as they were resolved, and the data."""
+    times, supply, lowering = plan.times, plan.supply, plan.lowering
+    plateau = None
+    if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
+        split = (settings.evaluate or {})[lowering.plateau.score.split("/")[0]]
+        every = times.every["evaluate_every"].described()
+        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": fingerprint(split.dataset)}
+    resolved = {
+        "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),
+        "length": f"{times.length.steps} steps",
+        "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
+        **supply.sizes.described(),
+        "optimizer": _optimizers(models.decisions, state),
+        "schedule": plan.schedule.described(),
+        "plateau": plateau,
+        "precision": precision.name,
+        "channels_last": laid.channels_last,
+        "compile": compiles.on,
+        "settings": json_settings(settings.settings or {}),
+        "schedule_of_steps": times.length.steps,
+        "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
+    }
+    return identity_of(settings, resolved)
+
+
+def _optimizers(decisions: Mapping[str, Decided], state: State) -> dict[str, Any]:
+    """Names and settings of the optimizers; by model if there are several."""
+    found = {name: _optimizer(decision, state.trained[name].optimizer) for name, decision in decisions.items()}
+    return found["model"] if list(found) == ["model"] else found
+
+
+def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:
+    spec = decision.spec
+    if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
+        rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
+        return spec.described() | ({"learning_rates": rates} if spec.rates else {})
+    defaults, *groups = (
+        {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}
+        for held in (optimizer.defaults, *optimizer.param_groups)
+    )
+    return {"name": type(optimizer).__name__, **defaults, "groups": groups}
