@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from surefoot.losses import cross_entropy, linear_cross_entropy
     from surefoot.means import Mean
     from surefoot.mixing import Mixed, mixed, mixed_cross_entropy
-    from surefoot.optimizers.rates import Rates, frozen, layer_decay, width_scaling
-    from surefoot.optimizers.specs import (
+    from surefoot.optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
+    from surefoot.optim.specs import (
         adafactor,
         adam,
         adamw,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from surefoot.replay.replaying import replayed
     from surefoot.reporting.writing import report
     from surefoot.run import Run
-    from surefoot.schedules import (
+    from surefoot.schedules.lr_schedule import (
         constant,
         exponential,
         inverse_sqrt,
@@ -255,8 +255,8 @@ _HOME = {
     "losses": ("cross_entropy", "linear_cross_entropy"),
     "means": ("Mean",),
     "mixing": ("Mixed", "mixed", "mixed_cross_entropy"),
-    "optimizers.rates": ("Rates", "frozen", "layer_decay", "width_scaling"),
-    "optimizers.specs": (
+    "optim.lr_multipliers": ("Rates", "frozen", "layer_decay", "width_scaling"),
+    "optim.specs": (
         "adafactor",
         "adam",
         "adamw",
@@ -290,7 +290,7 @@ _HOME = {
     "reporting.writing": ("report",),
     "replay.replaying": ("replayed",),
     "run": ("Run",),
-    "schedules": (
+    "schedules.lr_schedule": (
         "constant",
         "exponential",
         "inverse_sqrt",

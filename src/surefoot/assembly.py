@@ -18,19 +18,19 @@ from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError, first_line
 from surefoot.fp8 import with_fp8
 from surefoot.loop import State
-from surefoot.optimizers import on_shards
-from surefoot.optimizers.averages import Averages, Twin, twin_of
-from surefoot.optimizers.clipping import Clip, limited
-from surefoot.optimizers.ema import Ema
-from surefoot.optimizers.gradients import clear
-from surefoot.optimizers.groups import parameter_groups
-from surefoot.optimizers.hidden import hidden_matrices, split
-from surefoot.optimizers.rates import factors_of, freeze
-from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
-from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.optimizers.trainable import Built, Decided, Trainable, Trained, trained_by
+from surefoot.optim import sharding
+from surefoot.optim.averages import Averages, Twin, twin_of
+from surefoot.optim.clipping import Clip, limited
+from surefoot.optim.ema import Ema
+from surefoot.optim.gradients import clear
+from surefoot.optim.hidden import hidden_matrices, split
+from surefoot.optim.kinds.schedule_free import ScheduleFree, ScheduleFreeAverage
+from surefoot.optim.lr_multipliers import factors_of, freeze
+from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.trainable import Built, Decided, Trainable, Trained, trained_by
 from surefoot.plateau import Plateau
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.sharding import holders
 from surefoot.synchronised_norms import synchronised
@@ -194,7 +194,7 @@ def spread_models(
     """Shard the models and their twins in place; who is trained how, of what this rank holds from then on. Collective."""
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
-            on_shards.refuse_name(decision.spec.name)
+            sharding.refuse_name(decision.spec.name)
     from surefoot.fully_sharded import Fsdp, sharded  # which imports seconds of torch
 
     fsdp = Fsdp(world, parallel, nominal, {})

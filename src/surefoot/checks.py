@@ -15,10 +15,10 @@ from surefoot.compiling import compiling
 from surefoot.config import clipping
 from surefoot.durations import every, planned, run_length, seconds
 from surefoot.errors import ConfigError
-from surefoot.optimizers.ema import check_decay
+from surefoot.optim.ema import check_decay
 from surefoot.plateau import Plateau, refuse_end_before_reduction
 from surefoot.precision import precision as chosen_precision
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.sinks.tracking.names import tracker_names
 from surefoot.stopping import EarlyStopping
 from surefoot.synchronised_norms import check_device

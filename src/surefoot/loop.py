@@ -19,14 +19,14 @@ from surefoot.errors import ConfigError
 from surefoot.loss_sum import LossSum
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.averages import Averages
-from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
-from surefoot.optimizers.latch import skipped_where_bad
-from surefoot.optimizers.trainable import Trainable, Trained
+from surefoot.optim.averages import Averages
+from surefoot.optim.gradients import clear, gradient_norm, refuse_unused
+from surefoot.optim.latch import skipped_where_bad
+from surefoot.optim.trainable import Trainable, Trained
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
-from surefoot.schedules import Factors
+from surefoot.schedules.lr_schedule import Factors
 from surefoot.seeding import fold, seed_generators
 from surefoot.watching import UNWATCHED, Watch
 

@@ -33,7 +33,7 @@ from surefoot.gallery import Makes
 from surefoot.loop import State, Task
 from surefoot.memory_format import Layout
 from surefoot.saving import Saving
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.scoring import Scoring
 from surefoot.sinks import RankLog, Screen
 from surefoot.snapshot import Whole, packed, refuse_incomplete

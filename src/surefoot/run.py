@@ -34,15 +34,15 @@ from surefoot.first_pass import check_first_pass
 from surefoot.gallery import Makes, made
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.memory_format import layout
-from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.optimizers.trainable import Built
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.trainable import Built
 from surefoot.panels import Panels
 from surefoot.parallel import spread
 from surefoot.parts import Parts
 from surefoot.plateau import Plateau, feedback
 from surefoot.precision import precision as chosen_precision
 from surefoot.saving import Saving, began_with
-from surefoot.schedules import Joined, Schedule, constant
+from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
 from surefoot.shardable import gathered

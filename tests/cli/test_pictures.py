@@ -10,10 +10,10 @@ import pytest
 import surefoot as sf
 from surefoot.cli.main import main
 from surefoot.cli.pictures import schedules
-from surefoot.curves import TAKES
 from surefoot.durations import Length
 from surefoot.recipes import images
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.curves import TAKES
+from surefoot.schedules.lr_schedule import Joined, Schedule
 
 LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
 Capture = pytest.CaptureFixture[str]

@@ -7,9 +7,9 @@ import math
 import pytest
 
 import surefoot as sf
-from surefoot.curves import TAKES
 from surefoot.durations import Length
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.curves import TAKES
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tune import schedule_traces
 from surefoot.tune.schedule_traces import Trace, table, traced
 

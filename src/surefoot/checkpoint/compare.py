@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 
 Described = Mapping[str, Any]
 

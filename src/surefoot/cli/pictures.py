@@ -12,12 +12,12 @@ from surefoot.cli.building import built, from_file, layers_below
 from surefoot.cli.flags import configured
 from surefoot.cli.options import option
 from surefoot.config import flatten, nearest
-from surefoot.curves import TAKES
 from surefoot.durations import Length, in_steps, planned
 from surefoot.errors import ConfigError
 from surefoot.recipes.settings import Schedule
-from surefoot.schedules import Joined, join
-from surefoot.schedules import Schedule as Single
+from surefoot.schedules.curves import TAKES
+from surefoot.schedules.lr_schedule import Joined, join
+from surefoot.schedules.lr_schedule import Schedule as Single
 
 if TYPE_CHECKING:
     from surefoot.cli.programs import Program

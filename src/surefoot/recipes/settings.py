@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 import surefoot as sf
-from surefoot import schedules
 from surefoot.config import LEADS, STAYS, Settings, run_arguments
+from surefoot.schedules import lr_schedule as schedules
 
 # What a recipe starts from where it is not told: a rate, and a decay of matrices. For a first run, not the best there is:
 # they were chosen among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
@@ -72,7 +72,7 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        from surefoot.optimizers.specs import named  # imports torch
+        from surefoot.optim.specs import named  # imports torch
 
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
