@@ -19,10 +19,11 @@ from surefoot.errors import ConfigError
 from surefoot.loss_sum import LossSum
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
-from surefoot.optim.averages import Averages
-from surefoot.optim.gradients import clear, gradient_norm, refuse_unused
-from surefoot.optim.latch import skipped_where_bad
-from surefoot.optim.trainable import Trainable, Trained
+from surefoot.optim.build import Trained
+from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
+from surefoot.optim.ema import Averages
+from surefoot.optim.skip_step import skipped_where_bad
+from surefoot.optim.trainable import Trainable
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own

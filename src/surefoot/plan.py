@@ -21,7 +21,7 @@ from surefoot.loop import Step, forward_backward
 from surefoot.memory import in_words, peak, tensor_bytes
 from surefoot.micro_batch import MicroBatch
 from surefoot.optim import sharding
-from surefoot.optim.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import first_and_last
 from surefoot.pace import Chosen, settle_choices

@@ -34,8 +34,8 @@ from surefoot.first_pass import check_first_pass
 from surefoot.gallery import Makes, made
 from surefoot.loop import Loss, State, Step, Task
 from surefoot.memory_format import layout
+from surefoot.optim.build import Built
 from surefoot.optim.specs import OptimizerSpec
-from surefoot.optim.trainable import Built
 from surefoot.panels import Panels
 from surefoot.parallel import spread
 from surefoot.parts import Parts

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.optim.batched_muon import BatchedMuon
+from surefoot.optim.build import build_optimizer
 from surefoot.optim.clipping import clipping_of
-from surefoot.optim.kinds.muon import MuonWithAdamW
+from surefoot.optim.kinds.muon import BatchedMuon, MuonWithAdamW
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import Group
 from surefoot.optim.skip_step import skipping
@@ -66,7 +66,7 @@ def composite_steps() -> dict[str, Any]:
     shapes: list[tuple[int, ...]] = [KERNEL, (7, 3), (7,)]
     whole = [nn.Parameter(values) for values in random(shapes, seed=0, dtype=torch.float64)]
     shards: list[Any] = [part(values, group) for values in whole]
-    made = [sf.muon(lr=0.1).build(groups_of(held)) for held in (whole, shards)]
+    made = [build_optimizer(sf.muon(lr=0.1), groups_of(held)) for held in (whole, shards)]
     skips = [skipping(optimizer, torch.device("cpu")) for optimizer in made]
     kept = []
     for step in range(4):

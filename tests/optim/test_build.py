@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from surefoot.optim.without_compiler import without_compiler
+from surefoot.optim.build import without_compiler
 
 RUNS = """
 import sys

@@ -13,9 +13,9 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.config import clipping
-from surefoot.optim.clipping import RECENT, ByNorm, clipping_of, limited
-from surefoot.optim.gradients import gradient_norm
-from surefoot.optim.latch import skipped_where_bad
+from surefoot.optim.build import limited
+from surefoot.optim.clipping import RECENT, ByNorm, clipping_of, gradient_norm
+from surefoot.optim.skip_step import skipped_where_bad
 from surefoot.sinks import records
 
 KINDS = ["norm 0.3", "value 0.02", "adaptive 0.01", "auto 0.7"]

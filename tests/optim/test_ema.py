@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError
-from surefoot.optim.averages import twin_of
-from surefoot.optim.ema import Ema
+from surefoot.optim.ema import Ema, twin_of
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

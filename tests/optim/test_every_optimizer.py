@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.optim.build import build_optimizer
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import Group
 from surefoot.optim.skip_step import skipping
@@ -169,7 +170,7 @@ def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch
             model.weight.fill_(0.5)
         group = Group("all", 0.1, [model.weight], ["weight"], hidden=name == "muon")
         spec: OptimizerSpec = MAKERS[name]()
-        optimizer = spec.build([group])
+        optimizer = build_optimizer(spec, [group])
         for group_of_torch in optimizer.param_groups:
             group_of_torch["lr"] = 0.1
             if group_of_torch.get("eps") == 1e-8:
@@ -193,7 +194,7 @@ def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
         replace(group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25),
         replace(group, parameters=[model.bias], names=["bias"]),
     ]
-    rates = [made["lr"] for made in spec.build(groups).param_groups]
+    rates = [made["lr"] for made in build_optimizer(spec, groups).param_groups]
 
     assert rates == [spec.lr * 0.25, spec.lr]
 

@@ -18,7 +18,7 @@ from surefoot.models.gpt import GPT, GPTShape
 from surefoot.optim.lr_multipliers import factors_of
 from surefoot.optim.param_groups import parameter_groups, table
 from surefoot.optim.specs import named
-from surefoot.optim.validation import KINDS
+from surefoot.optim.validation import DECLARED
 from surefoot.recipes.settings import Optimizer
 from surefoot.sinks import records
 
@@ -258,7 +258,7 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     assert logged == [0.5 * factor(step) for step in range(8)]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", DECLARED)
 def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run = run_of(
         model=lambda: mlp(layers=4), optimizer=named(name, lr=0.5, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")])

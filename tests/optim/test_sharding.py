@@ -9,8 +9,8 @@ from optim import shard_runs
 from ranks import Ranks
 from surefoot.errors import ConfigError
 from surefoot.optim import sharding
-from surefoot.optim.sharded_muon import shared_out
-from surefoot.optim.validation import KINDS
+from surefoot.optim.newton_schulz import shared_out
+from surefoot.optim.registry import all_kinds
 
 
 def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:
@@ -51,11 +51,10 @@ def test_each_rank_makes_about_as_many_multiplications_and_every_matrix_is_made_
 
 
 def test_of_every_optimizer_it_is_told_how_it_runs_on_shards_or_why_not() -> None:
-    assert {*sharding.RUNS, *sharding.REFUSED} == set(KINDS)
-    assert not set(sharding.RUNS) & set(sharding.REFUSED)
+    assert all(kind.on_shards for kind in all_kinds())
 
 
-@pytest.mark.parametrize("name", sharding.REFUSED)
+@pytest.mark.parametrize("name", [kind.name for kind in all_kinds() if kind.name and not kind.shardable])
 def test_what_needs_whole_parameters_is_refused_by_name_with_a_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} cannot train parts of a parameter: its .*\n  use adamw"):
         sharding.refuse_name(name)

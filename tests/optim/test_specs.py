@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError
-from surefoot.optim import OptimizerSpec, adam, adamw, nadam, named, radam, sgd
+from surefoot.optim.build import build_optimizer
 from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.specs import OptimizerSpec, adam, adamw, nadam, named, radam, sgd
 
 
 def gradients(steps=7, shape=(3, 4)):
@@ -24,7 +25,7 @@ def trained(spec: OptimizerSpec, weight: np.ndarray) -> np.ndarray:
     model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(torch.from_numpy(weight))
-    optimizer = spec.build(parameter_groups(model, spec.weight_decay))
+    optimizer = build_optimizer(spec, parameter_groups(model, spec.weight_decay))
     for gradient in gradients():
         model.weight.grad = torch.from_numpy(gradient)
         optimizer.step()
@@ -131,7 +132,7 @@ def test_nadam_and_radam_are_the_published_algorithms_with_decoupled_decay(decay
 )
 def test_defaults_are_torchs(spec, torchs):
     model = nn.Linear(4, 3, bias=False)
-    made, expected = spec.build(parameter_groups(model, spec.weight_decay)), torchs(model.parameters())
+    made, expected = build_optimizer(spec, parameter_groups(model, spec.weight_decay)), torchs(model.parameters())
 
     same = {key: value for key, value in expected.param_groups[0].items() if key not in ("params", "fused", "foreach")}
     assert {key: made.param_groups[0][key] for key in same} == same
@@ -140,7 +141,9 @@ def test_defaults_are_torchs(spec, torchs):
 def test_real_parameters_are_trained_by_the_fused_kernel_and_complex_ones_too_by_another():
     real, complex_ = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
 
-    assert [adamw(0.1).build(parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)] == [
+    assert [
+        build_optimizer(adamw(0.1), parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)
+    ] == [
         True,
         False,
     ]
@@ -148,7 +151,7 @@ def test_real_parameters_are_trained_by_the_fused_kernel_and_complex_ones_too_by
 
 def test_each_group_has_its_own_decay():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    optimizer = adamw(0.1, weight_decay=0.3).build(parameter_groups(model, 0.3))
+    optimizer = build_optimizer(adamw(0.1, weight_decay=0.3), parameter_groups(model, 0.3))
 
     assert [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups] == [
         (0.3, 1),
@@ -231,8 +234,8 @@ def test_a_parameter_with_gaps_in_memory_is_refused_by_name(cut):
     model = nn.Sequential(nn.Linear(8, 6), nn.Linear(5, 6))
     model[0].weight = nn.Parameter(whole.t().contiguous().t())  # in another order, without gaps
     groups = parameter_groups(model, 0.1)
-    assert adamw(0.1).build(groups)
+    assert build_optimizer(adamw(0.1), groups)
 
     model[1].weight = nn.Parameter(cut(whole))
     with pytest.raises(ConfigError, match=r"the numbers of 1\.weight do not lie together"):
-        adamw(0.1).build(parameter_groups(model, 0.1))
+        build_optimizer(adamw(0.1), parameter_groups(model, 0.1))

@@ -1,31 +1,5 @@
 """Optimizers: which ones there are, what decays, how a bad step is skipped, and averaged weights."""
 
-from surefoot.optim.specs import (
-    OptimizerSpec,
-    adafactor,
-    adam,
-    adamw,
-    adamw8bit,
-    lion,
-    muon,
-    nadam,
-    named,
-    radam,
-    schedule_free,
-    sgd,
-)
+import lazy_loader
 
-__all__ = [
-    "OptimizerSpec",
-    "adafactor",
-    "adam",
-    "adamw",
-    "adamw8bit",
-    "lion",
-    "muon",
-    "nadam",
-    "named",
-    "radam",
-    "schedule_free",
-    "sgd",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

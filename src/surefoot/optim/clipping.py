@@ -7,7 +7,7 @@ for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
-from surefoot.optim.on_cpu import read_on_cpu
-from surefoot.optim.param_roles import final_layer
+from surefoot.optim.skip_step import read_on_cpu
 from surefoot.sharding import add_up, holders
 
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
@@ -42,22 +41,8 @@ class Clipping(Protocol):
         ...
 
 
-def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
-    kind, number = clip
-    head = final_layer(model) if kind == "adaptive" else None
-    spared = set() if head is None else set(head.parameters(recurse=False))
-    found = [parameter for parameter in parameters if parameter not in spared]
-    if not found:
-        raise ConfigError(
-            f"clip = 'adaptive {number:g}' spares the final layer, and {type(model).__name__} trains no other\n"
-            "  try: clip 'norm 1.0'"
-        )
-    return found
-
-
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """The way that `clip` names, for the parameters that it limits (`limited`), or this rank's shards of them.
+    """The way that `clip` names, for the parameters that it limits (`build.limited`), or this rank's shards of them.
 
     >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])
@@ -169,9 +154,8 @@ class Adaptive:
         torch._foreach_mul_([gradient for _, gradient in held], limits)
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
-        own = [
-            limit.flatten() for limit in limits if limit.ndim or group.rank() == 0
-        ]  # a vector's is the same on every rank
+        # a vector's is the same on every rank
+        own = [limit.flatten() for limit in limits if limit.ndim or group.rank() == 0]
         units = torch.cat([*own, norm.new_ones(0)])
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
@@ -191,9 +175,8 @@ class ByRecentNorms:
         self._between = torch.tensor([place % 1.0 for place in places], dtype=dtype, device=device)
         self._all = torch.arange(RECENT, device=device)
         self.remembered = {
-            "norms": torch.full(
-                (RECENT,), math.inf, dtype=dtype, device=device
-            ),  # infinite: not there yet, and last in order
+            # infinite: not there yet, and last in order
+            "norms": torch.full((RECENT,), math.inf, dtype=dtype, device=device),
             "entered": torch.zeros((), dtype=torch.int64, device=device),
         }
 
@@ -212,6 +195,37 @@ class ByRecentNorms:
         limit = torch.where(above, most / norm, 1.0)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
         return above
+
+
+def present(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradients that there are, in the order of their parameters."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
+    """The 2-norm over all of them after they are multiplied by `factor` (1.0 or a tensor), on their device; 0 for none."""
+    if not gradients:
+        return torch.zeros(())
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
+    )
+    return norm if isinstance(factor, float) else norm * factor
+
+
+def clear(parameters: list[nn.Parameter]) -> None:
+    """Let every gradient go. None, not zeros: a parameter that a step does not use must not decay or coast in it."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def refuse_unused(parameters: list[nn.Parameter], *, step: int) -> None:
+    """Raise `ConfigError` where a step ends with gradients that no update took: the next step would add its own to them."""
+    if any(parameter.grad is not None for parameter in parameters):
+        clear(parameters)
+        raise ConfigError(
+            f"step {step} ended with gradients that no update used, and they would leak into the next step\n"
+            "  call update(step) after forward_backward(step), or set them to None where they are not wanted"
+        )
 
 
 def _multiply(gradients: list[Tensor], factor: Tensor | float) -> None:

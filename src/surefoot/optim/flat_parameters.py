@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
-from surefoot.optim.gradients import present
-from surefoot.optim.on_cpu import read_on_cpu
+from surefoot.optim.clipping import present
+from surefoot.optim.skip_step import read_on_cpu
 from surefoot.sharding import rows_of
 
 _MOST = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError
-from surefoot.optim.validation import OF_PARTS
+from surefoot.optim.validation import Declaration
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ class Rates:
 
     factors: Callable[[nn.Module], Mapping[str, float]]
     described: Mapping[str, Any] = field(kw_only=True)
-    unfit_for: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # names of optimizers, and why
+    like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
 
 
 def layer_decay(decay: float) -> Rates:
@@ -92,8 +92,7 @@ def width_scaling(*, base_width: int) -> Rates:
         )
 
     def factors(model: nn.Module) -> dict[str, float]:
-        from surefoot.optim.param_groups import is_embedding
-        from surefoot.optim.param_roles import final_layer, input_matrices, matrices
+        from surefoot.optim.param_roles import final_layer, input_matrices, is_embedding, matrices
 
         head, inputs = final_layer(model), set(input_matrices(model))
         names = {parameter: name for name, parameter in model.named_parameters()}
@@ -107,9 +106,7 @@ def width_scaling(*, base_width: int) -> Rates:
         width = next(held.shape[1] for owner, held in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
 
-    why = "muP's factors for it are others"
-    unfit = dict.fromkeys(OF_PARTS["base_width"], why)
-    return Rates(factors, described={"base_width": base_width}, unfit_for=unfit)
+    return Rates(factors, described={"base_width": base_width}, like_adam_only=True)
 
 
 def frozen(*patterns: str) -> Rates:
@@ -164,15 +161,15 @@ def factors_of(model: nn.Module, rates: Sequence[Rates]) -> dict[str, float]:
     return product
 
 
-def misfits(rates: Sequence[Any], optimizer: str) -> list[str]:
+def misfits(rates: Sequence[Any], optimizer: Declaration) -> list[str]:
     """What is wrong with these as the rates of an optimizer, before there is a model."""
     problems = []
     for rate in rates:
         if not isinstance(rate, Rates):
             problems.append(f"rates = {rate!r}: give surefoot.layer_decay(0.75) or the like, or several in a list")
-        elif optimizer in rate.unfit_for:
+        elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.described.items())
-            problems.append(f"{setting} does not fit {optimizer}: {rate.unfit_for[optimizer]}")
+            problems.append(f"{setting} does not fit {optimizer.name}: muP's factors for it are others")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Which parameters share a decay and a rate. What decays is decided by the kind of module that owns them, never by names.
+"""Which parameters share a decay and a rate, and which are hidden matrices: decided by modules and shapes, never by names.
 
 Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`.
 So a parameter is spared where it has fewer than two dimensions, is a module's bias, or belongs to a norm or
@@ -7,18 +7,18 @@ an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
-_NORMS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, synchronised ones too
-)
-_BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, of three dimensions
+from surefoot.config import nearest
+from surefoot.errors import ConfigError
+from surefoot.optim.param_roles import EMBEDDINGS, final_layer, is_bias_or_norm, is_embedding
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # MultiheadAttention's own
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Group:
     decay: float
     parameters: list[nn.Parameter]
     names: list[str]
-    hidden: bool = False  # whether they are matrices between embeddings and head: `hidden.split` says so
+    hidden: bool = False  # whether they are matrices between embeddings and head: `split_hidden` says so
     rate: float = 1.0
 
 
@@ -95,15 +95,74 @@ def first_and_last(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
 
 
-def is_embedding(owner: nn.Module) -> bool:
-    """True for what looks rows of its matrix up."""
-    return isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) -> set[nn.Parameter]:
+    """The weights of Linear layers, of attention's projections and of convolutions, but for the head's and embeddings'.
+
+    The head is every Linear whose weight is an embedding's; where there is none, the last layer with a matrix (`final_layer`).
+    `excepted` names modules or parameters to leave out instead of it. A convolution in groups is not hidden: its
+    kernel is several matrices in one tensor. Nor are tensors that another kind of module owns: what they are, nobody knows.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
+    >>> [name for name, weight in model.named_parameters() if weight in hidden_matrices(model)]
+    ['1.weight']
+    """
+    embedded = {
+        dict(module.named_parameters())["weight"] for module in model.modules() if isinstance(module, EMBEDDINGS)
+    }
+    if excepted is None:
+        tied = any(module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear))
+        head = None if tied else final_layer(model)
+        left_out: set[nn.Parameter] = set() if head is None else set(head.parameters(recurse=False))
+    else:
+        left_out = _called(model, excepted)
+    found = {weight for module in model.modules() for weight in _matrices(module)}
+    return found - embedded - left_out
 
 
-def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """True for what is added to activations, or scales them one by one."""
-    return parameter.ndim < 2 or name in _BIASES or isinstance(owner, _NORMS)
+def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
+    """The groups in two each, hidden matrices first, where both are not empty; all else of a group stays as it was."""
+    parts = []
+    for is_hidden in (True, False):
+        for group in groups:
+            places = [place for place, held in enumerate(group.parameters) if (held in hidden) is is_hidden]
+            if places:
+                parameters, names = [group.parameters[p] for p in places], [group.names[p] for p in places]
+                kind = f"{group.name}, hidden" if is_hidden else group.name
+                parts.append(replace(group, name=kind, parameters=parameters, names=names, hidden=is_hidden))
+    return parts
+
+
+def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
+    """The groups as torch's optimizers take them: each has its decay, and `lr` times its own rate."""
+    return [{"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate} for group in groups]
 
 
 def _is_spared(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
     return is_bias_or_norm(owner, name, parameter) or is_embedding(owner)
+
+
+def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
+    own = dict(module.named_parameters(recurse=False))
+    if isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and module.groups == 1):
+        yield own["weight"]
+    elif isinstance(module, nn.MultiheadAttention):
+        yield from (own[name] for name in _PROJECTIONS if name in own)
+
+
+def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
+    """All parameters of the modules, and the parameters, that are called so."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found: set[nn.Parameter] = set()
+    for name in names:
+        if name in parameters:
+            found.add(parameters[name])
+        elif name in modules:
+            found |= set(modules[name].parameters())
+        else:
+            meant = nearest(name, [*modules, *parameters])
+            raise ConfigError(
+                f"optimizer.adamw_for: {type(model).__name__} has no module or parameter {name!r}"
+                + (f"; did you mean {meant}?" if meant else "")
+            )
+    return found

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from surefoot.optim.param_groups import is_bias_or_norm, is_embedding
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, synchronised ones too
+)
+_BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, of three dimensions
 
 
 def depths(model: nn.Module) -> dict[str, int] | None:
@@ -80,6 +87,16 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     found = matrices(model)
     inputs = [parameter for owner, parameter in found if is_embedding(owner) or parameter in before]
     return inputs or [parameter for _, parameter in found[:1]]
+
+
+def is_embedding(owner: nn.Module) -> bool:
+    """True for what looks rows of its matrix up."""
+    return isinstance(owner, EMBEDDINGS)
+
+
+def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    """True for what is added to activations, or scales them one by one."""
+    return parameter.ndim < 2 or name in _BIASES or isinstance(owner, _NORMS)
 
 
 def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:

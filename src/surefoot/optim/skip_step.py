@@ -1,29 +1,25 @@
 """How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
 
-There are three ways; `skipping` chooses one by what the optimizer is able to do, and it can describe itself.
-A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+`skipped_where_bad` says which; of the ways to skip, `skipping` chooses one by what the optimizer is able to do, and each can
+describe itself. A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
-from surefoot.optim.batched_muon import BatchedMuon
 from surefoot.optim.in_place import fused_sgd_writes
-from surefoot.optim.kinds.adafactor import Adafactor
-from surefoot.optim.kinds.adamw8bit import AdamW8bit
-from surefoot.optim.kinds.lion import Lion
-from surefoot.optim.kinds.muon import MuonWithAdamW
-from surefoot.optim.kinds.schedule_free import ScheduleFree
-from surefoot.optim.on_cpu import read_on_cpu
+from surefoot.optim.registry import Composite, kind_of
+from surefoot.optim.undo_step import Restoring
+
+_LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
 
 
 class Skip(Protocol):
@@ -39,13 +35,36 @@ class Skip(Protocol):
         ...
 
 
+def skipped_where_bad(
+    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, most: int, loss_scale: Tensor | None = None
+) -> Tensor:
+    """1.0 where this update is not to be applied, else 0.0, on the device; counts it in `bad_in_a_row`, the latch.
+
+    Past `most` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale` an overflow that
+    a smaller scale may cure is skipped, and is no sign of divergence.
+
+    >>> bad_in_a_row = torch.zeros(())
+    >>> norms = (1.0, torch.inf, torch.inf, 1.0)
+    >>> [float(skipped_where_bad(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, most=1)) for norm in norms]
+    [0.0, 1.0, 1.0, 1.0]
+    """
+    here = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
+    if here and loss_scale is None and _plainly_good(norm, loss, bad_in_a_row):
+        return torch.zeros((), dtype=torch.float32)
+    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
+    skipped = (bad | (bad_in_a_row > most)).float()
+    counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
+    bad_in_a_row.add_(counted).mul_(skipped)
+    return skipped
+
+
 def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
     Fused AdamW, Adam, SGD and Adagrad and those of this folder are told; others are not called on the CPU, and undone
     elsewhere. On the meta device (a run on paper) it is as on CUDA.
 
-    >>> weight = nn.Parameter(torch.ones(2))
+    >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
     'inside the fused AdamW kernel'
     """
@@ -60,13 +79,13 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
         )
-    if isinstance(optimizer, MuonWithAdamW):
+    if isinstance(optimizer, Composite):
         return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
-    own = (Lion, Adafactor, AdamW8bit, ScheduleFree, BatchedMuon)
-    branching = type(optimizer) is BatchedMuon and device.type == "cpu"  # which spares the copies that its way makes
-    if type(optimizer) in own and not branching:  # a subclass may do more
+    kind = kind_of(optimizer)
+    way = "copies" if kind is None else kind.skip
+    if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
-    if _takes_found_inf(optimizer, device):
+    if way == "fused kernel" and _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)
         return straight_to_kernel(optimizer) or InsideKernel(name)
     if device.type == "cpu":
@@ -81,7 +100,8 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
             " the host is not told\n  leave dampening out: a smaller lr does the same"
         )
-    return Restoring(name, parameter_bytes=sum(p.numel() * p.element_size() for _, p in _members(optimizer)))
+    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return Restoring(name, parameter_bytes=sum(weight.numel() * weight.element_size() for weight in weights))
 
 
 @dataclass(frozen=True)
@@ -118,7 +138,7 @@ class PartByPart:
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step or skip every part."""
-        assert isinstance(optimizer, MuonWithAdamW)
+        assert isinstance(optimizer, Composite)
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
@@ -141,58 +161,17 @@ class BranchOnCpu:
         step_unless_on_cpu(optimizer, found_inf)
 
 
-@dataclass(frozen=True)
-class Restoring:
-    """Parameters and state are copied before the step and put back after a bad one, all on the device.
+def read_on_cpu(number: Tensor) -> float:
+    """A number of the step, on the host; the one function below the loop that reads one (docs/decisions/0033).
 
-    State that is made in the very step that is undone becomes what a new optimizer starts from: zeros, but
-    for those of torch's optimizers that start otherwise (`_fresh`). What an optimizer keeps on the host (a
-    counter in Python, a tensor on another device) cannot be undone without waiting: it is refused in the
-    first step.
+    Raises `RuntimeError` for a tensor on any other device: there the host would wait for it.
+
+    >>> read_on_cpu(torch.tensor(0.5))
+    0.5
     """
-
-    name: str
-    parameter_bytes: int
-
-    @property
-    def description(self) -> str:
-        """How, in a phrase, and the memory it takes."""
-        return (
-            f"by putting back copies of parameters and state of {self.name}, made before each step"
-            f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
-        )
-
-    @torch.no_grad()
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step, then put back what was before where the flag says so."""
-        bad = found_inf > 0
-        befores = [parameter.detach().clone() for _, parameter in _members(optimizer)]
-        states = [_copied(optimizer.state.get(parameter, {})) for _, parameter in _members(optimizer)]
-        numbers = [_numbers(group) for group in optimizer.param_groups]
-        optimizer.step()
-        if numbers != [_numbers(group) for group in optimizer.param_groups]:
-            raise self._refused("numbers in its parameter groups")
-        for (group, parameter), before, state in zip(_members(optimizer), befores, states, strict=True):
-            parameter.copy_(torch.where(bad, before, parameter))
-            for key, now in optimizer.state.get(parameter, {}).items():
-                if not isinstance(now, Tensor):
-                    self._refuse_change(key, now, state)
-                elif now.device != parameter.device:
-                    raise self._refused(f"state[{key!r}], a tensor on {now.device}")
-                else:
-                    then = state[key] if key in state else _fresh(optimizer, group, key, now)
-                    now.copy_(torch.where(bad, then, now))
-
-    def _refuse_change(self, key: str, now: Any, before: dict[str, Any]) -> None:
-        plain = now is None or isinstance(now, bool | int | float | str)
-        if not plain or key not in before or before[key] != now:
-            raise self._refused(f"state[{key!r}], a {type(now).__name__}")
-
-    def _refused(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"{self.name} keeps {what} on the host, where a skipped step cannot be undone without waiting\n"
-            f"  use a fused or capturable optimizer, such as surefoot.adamw(...), or train on the CPU"
-        )
+    if not number.is_cpu:
+        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
+    return number.item()
 
 
 def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
@@ -201,10 +180,13 @@ def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
         optimizer.step()
 
 
+def _plainly_good(norm: Tensor, loss: Tensor, bad_in_a_row: Tensor) -> bool:
+    """Whether the general arithmetic would come to 0 and leave the latch at 0: nine calls of torch for most steps."""
+    return abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE and read_on_cpu(bad_in_a_row) == 0.0
+
+
 def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
-    """True where torch's kernel honours the flag; a subclass may do more than its parent's kernel."""
-    if type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad):
-        return False
+    """True where torch's kernel, which the optimizer has, is used and honours the flag."""
     if device.type not in ("cpu", "cuda", "meta") or not all(group["fused"] for group in optimizer.param_groups):
         return False
     return not _is_dampened_sgd(optimizer)
@@ -238,26 +220,3 @@ def _make_momentum_buffers(optimizer: Optimizer) -> None:
                 state = optimizer.state[parameter]
                 if state.get("momentum_buffer") is None:
                     state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-
-
-def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:
-    """What a state entry is before the first step."""
-    match optimizer, key:
-        case (torch.optim.NAdam(), "mu_product") | (torch.optim.ASGD(), "mu"):
-            return torch.ones_like(like)
-        case (torch.optim.Rprop(), "step_size") | (torch.optim.ASGD(), "eta"):
-            return torch.full_like(like, group["lr"])
-    return torch.zeros_like(like)
-
-
-def _members(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
-    """Every parameter with its group."""
-    return ((group, parameter) for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()}
-
-
-def _numbers(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}

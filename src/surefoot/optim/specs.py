@@ -1,22 +1,21 @@
 """What an optimizer is to be, before there is a model: a name and numbers to be printed, saved and compared.
 
-Importing this file does not import torch; `OptimizerSpec.build` does. Which one for what: docs/optimizers.md.
+Importing this file does not import torch; `build.build_optimizer` does. Which one for what: docs/optimizers.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.errors import ConfigError
+from surefoot.optim import validation
 from surefoot.optim.lr_multipliers import Rates, misfits
-from surefoot.optim.validation import KINDS, Setting, problems, unknown
+from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, declaration, declared, problems
 
-if TYPE_CHECKING:
-    import torch
-
-    from surefoot.optim.param_groups import Group
+Betas = tuple[float, float]
+SeveralRates = Rates | Sequence[Rates]
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,6 @@ class OptimizerSpec:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     rates: tuple[Rates, ...] = ()  # of parts of the model
 
-    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """The optimizer over these groups, each with its own weight decay and its own share of the rate."""
-        from surefoot.optim.build import built
-
-        return built(self.name, groups, lr=self.lr, settings=self.settings)
-
     def described(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.
 
@@ -46,13 +39,9 @@ class OptimizerSpec:
         return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **rates}
 
 
+@declared(".torch_optimizers", first_run=(3e-3, 0.1))
 def adamw(
-    lr: float,
-    *,
-    weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, weight_decay: float = 0.01, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
@@ -65,13 +54,9 @@ def adamw(
     return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
+@declared(".torch_optimizers", first_run=(3e-3, 0.0))
 def adam(
-    lr: float,
-    *,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
 
@@ -83,13 +68,9 @@ def adam(
     return named("adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
+@declared(".torch_optimizers", first_run=(0.1, 0.0), like_adam=False)
 def sgd(
-    lr: float,
-    *,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
@@ -99,17 +80,13 @@ def sgd(
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    return named(
-        "sgd", lr=lr, weight_decay=weight_decay, settings={"momentum": momentum, "nesterov": nesterov}, rates=rates
-    )
+    settings = {"momentum": momentum, "nesterov": nesterov}
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
+@declared(".lion", first_run=(1e-3, 0.3))
 def lion(
-    lr: float,
-    *,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.99),
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.99), rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
 
@@ -121,6 +98,12 @@ def lion(
     return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, rates=rates)
 
 
+@declared(
+    ".adafactor",
+    first_run=(0.1, 0.0),
+    like_adam=False,
+    checks={"beta2_decay": at_least(-1, below=0), "clip_threshold": at_least(1), "smallest_scale": validation.POSITIVE},
+)
 def adafactor(
     lr: float = 0.01,
     *,
@@ -128,7 +111,7 @@ def adafactor(
     beta2_decay: float = -0.8,
     clip_threshold: float = 1.0,
     smallest_scale: float = 1e-3,
-    rates: Rates | Sequence[Rates] = (),
+    rates: SeveralRates = (),
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
@@ -143,6 +126,10 @@ def adafactor(
     return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
+_OF_MUON = {"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES}
+
+
+@declared(".muon", first_run=(1e-2, 0.1), like_adam=False, checks=_OF_MUON)
 def muon(
     lr: float,
     *,
@@ -150,11 +137,11 @@ def muon(
     momentum: float = 0.95,
     nesterov: bool = True,
     ns_steps: int = 5,
-    betas: tuple[float, float] = (0.9, 0.95),
+    betas: Betas = (0.9, 0.95),
     eps: float = 1e-8,
     adamw_lr: float | None = None,
     adamw_for: tuple[str, ...] | None = None,
-    rates: Rates | Sequence[Rates] = (),
+    rates: SeveralRates = (),
 ) -> OptimizerSpec:
     """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
 
@@ -173,14 +160,15 @@ def muon(
     return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
+@declared(".torch_optimizers", first_run=(3e-3, 0.1), checks={"momentum_decay": at_least(0)})
 def nadam(
     lr: float,
     *,
     weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
+    betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
-    rates: Rates | Sequence[Rates] = (),
+    rates: SeveralRates = (),
 ) -> OptimizerSpec:
     """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
@@ -193,13 +181,9 @@ def nadam(
     return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
+@declared(".torch_optimizers", first_run=(3e-3, 0.1))
 def radam(
-    lr: float,
-    *,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
 
@@ -211,13 +195,9 @@ def radam(
     return named("radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
+@declared(".adamw8bit", first_run=(3e-3, 0.1))
 def adamw8bit(
-    lr: float,
-    *,
-    weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, weight_decay: float = 0.01, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
 
@@ -229,13 +209,9 @@ def adamw8bit(
     return named("adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
+@declared(".schedule_free", first_run=(1e-2, 0.1), checks={"betas": validation.FIRST_ABOVE_0})
 def schedule_free(
-    lr: float,
-    *,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    rates: Rates | Sequence[Rates] = (),
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
 ) -> OptimizerSpec:
     """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
 
@@ -254,7 +230,7 @@ def named(
     lr: float,
     weight_decay: float | None = None,
     settings: Mapping[str, Setting] | None = None,
-    rates: Rates | Sequence[Rates] = (),
+    rates: SeveralRates = (),
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
@@ -263,15 +239,16 @@ def named(
     >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).described()["momentum"]
     0.9
     """
-    if name not in KINDS:
-        raise ConfigError(unknown(name))
-    kind = KINDS[name]
+    kind = declaration(name)
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     decay = kind.weight_decay if weight_decay is None else weight_decay
     several = tuple(rates) if isinstance(rates, Sequence) else (rates,)
-    if found := [*problems(name, lr=lr, weight_decay=decay, given=given), *misfits(several, name)]:
+    if found := [*problems(kind, lr=lr, weight_decay=decay, given=given), *misfits(several, kind)]:
         raise ConfigError("\n".join(found))
-    plain = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in {**kind.settings, **given}.items()
-    }
+    merged = {**kind.settings, **given}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
     return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, rates=several)
+
+
+OPTIMIZERS: Mapping[str, Declaration] = DECLARED
+"""All of the above, by name."""

@@ -6,67 +6,19 @@ state waits. One that is unfrozen for the first time joins: its model's optimize
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 from zlib import crc32
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from surefoot.errors import CheckpointError, ConfigError, first_line, line_of_user
-from surefoot.optim import flat_parameters, sharding
-from surefoot.optim.adamw_fused import StraightToKernel
-from surefoot.optim.averages import Twin
-from surefoot.optim.clipping import Clip, Clipping, clipping_of
-from surefoot.optim.gradients import present
-from surefoot.optim.param_groups import Group, first_and_last
-from surefoot.optim.skip_step import Skip, skipping
-from surefoot.optim.specs import OptimizerSpec
-from surefoot.optim.without_compiler import without_compiler
-from surefoot.sharding import holders
-from surefoot.world import World
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.optim.param_groups import first_and_last
 
-Built = Callable[[list[dict[str, Any]]], Optimizer]
 _requires_grad = attrgetter("requires_grad")
-
-
-@dataclass
-class Trained:
-    """An optimizer with what its updates need."""
-
-    optimizer: Optimizer
-    parameters: list[nn.Parameter]
-    skip: Skip
-    clipping: Clipping
-    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
-    gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""
-
-    spec: OptimizerSpec | Built
-    factors: dict[str, float]  # on the rate, of every parameter by name
-    groups: list[Group]
-    limited: list[nn.Parameter]
-    twin: Twin | None  # for averages of its weights
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All that are trained."""
-        return [parameter for group in self.groups for parameter in group.parameters]
-
-    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
-        """The same of what this rank holds of each parameter, and of a twin of that."""
-        groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
-        return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
 
 
 @dataclass
@@ -199,82 +151,6 @@ class Trainable:
 
     def _full(self, model: str, name: str) -> str:
         return name if list(self.models) == ["model"] else f"{model}.{name}"
-
-
-def trained_by(
-    decision: Decided, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: Trained | None
-) -> Trained:
-    """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
-    spec, parameters = decision.spec, decision.parameters
-    with without_compiler():
-        plain = [{"params": group.parameters} for group in decision.groups]
-        optimizer = spec.build(decision.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plain)
-    if holders(parameters) is not None:
-        sharding.refuse_optimizer(optimizer)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = float(group["lr"])
-    if before is not None:
-        carry_over(before.optimizer, optimizer, of=parameters)
-    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
-    clipping.remembered = clipping.remembered if before is None else before.clipping.remembered
-    skip = skipping(optimizer, device)
-    gradients: Callable[[], list[Tensor]] = partial(present, parameters)
-    by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
-    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(optimizer, models):
-        skip = flat_parameters.FlatAdamW(optimizer, skip)
-        gradients = skip.gradients
-    latch = torch.zeros((), device=device) if before is None else before.bad_in_a_row
-    return Trained(optimizer, parameters, skip, clipping, latch, gradients)
-
-
-def _from_factory(factory: Built, groups: list[dict[str, Any]]) -> Optimizer:
-    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
-    try:
-        return factory(groups)
-    except (ValueError, TypeError, IndexError) as problem:
-        *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
-        if not frame.f_globals["__name__"].startswith("torch.optim"):
-            raise
-        raise ConfigError(
-            f"optimizer: the factory's optimizer refuses its settings: {first_line(problem)}\n"
-            "  give it another value: betas at least 0 and below 1, lr and eps at least 0, for example"
-            + line_of_user(problem.__traceback__)
-        ) from None
-
-
-def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Parameter]) -> None:
-    """Give an optimizer that was built again, `of` these parameters, the state, hooks and groups' numbers of the one before.
-
-    A group takes the numbers of the one that its parameters were in: what joins it has its rate and decay. A parameter that is
-    new has no state yet, as after torch's `add_param_group`.
-    """
-    still = set(of)
-    homes = {each: group for group in before.param_groups for each in group["params"] if each in still}
-    groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
-    if sum(map(len, groups)) < len(homes) or any(_numbers(own) != _numbers(held[0]) for held in groups for own in held):
-        raise ConfigError(
-            f"the function that builds {type(after).__name__} puts parameters that were trained before into other groups, or none\n"
-            "  it is called again where parameters are unfrozen on the way, and their state could not be carried over\n"
-            "  build it from the groups that it is given, each parameter in the same one as before"
-        )
-    for group, held in zip(after.param_groups, groups, strict=True):
-        group.update(_numbers(held[0]) if held else {})
-    after.state.update(before.state)
-    after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks
-    after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
-
-
-def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> bool:
-    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
-    if not all(flat_parameters.worth_it(group["params"]) for group in optimizer.param_groups):
-        return False
-    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
-    return flat_parameters.none_shared(held.values())
-
-
-def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group says of its parameters, without these."""
-    return {key: held for key, held in group.items() if key != "params"}
 
 
 def _counted(names: list[str]) -> str:

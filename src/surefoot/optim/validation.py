@@ -1,133 +1,136 @@
-"""What each optimizer can be told: its settings with their defaults, and what is wrong with a value. Torch-free."""
+"""The optimizers that have a name, and what is wrong with settings given to one of them. Torch-free."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from surefoot.errors import ConfigError
 
 Setting = float | bool | str | None | tuple[float, ...] | tuple[str, ...]
+Check = tuple[str, Callable[[Any], bool]]  # what is needed, and whether a value is that
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The defaults of one optimizer: those of torch or of the paper, but for what `specs` says of it."""
+class Declaration:
+    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`registry.OptimizerKind`)."""
 
+    name: str
+    file: str
     weight_decay: float
     settings: Mapping[str, Setting]
+    checks: Mapping[str, Check]
+    first_run: tuple[float, float]  # lr and weight_decay of a recipe that is not told any
+    like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
+
+    @property
+    def known(self) -> list[str]:
+        """All that may be given to it, settings of parts of a model included."""
+        parts = ["layer_decay", *(["base_width"] if self.like_adam else []), "frozen"]
+        return ["lr", "weight_decay", *self.settings, *parts]
 
 
-KINDS: dict[str, Kind] = {
-    "adamw": Kind(0.01, {"betas": (0.9, 0.999), "eps": 1e-8}),
-    "adam": Kind(0.0, {"betas": (0.9, 0.999), "eps": 1e-8}),
-    "sgd": Kind(0.0, {"momentum": 0.0, "nesterov": False}),
-    "lion": Kind(0.0, {"betas": (0.9, 0.99)}),
-    "adafactor": Kind(0.0, {"beta2_decay": -0.8, "clip_threshold": 1.0, "smallest_scale": 1e-3}),
-    "muon": Kind(
-        0.1,
-        {
-            "momentum": 0.95,
-            "nesterov": True,
-            "ns_steps": 5,
-            "betas": (0.9, 0.95),
-            "eps": 1e-8,
-            "adamw_lr": None,
-            "adamw_for": None,
-        },
-    ),
-    "nadam": Kind(0.0, {"betas": (0.9, 0.999), "eps": 1e-8, "momentum_decay": 4e-3}),
-    "radam": Kind(0.0, {"betas": (0.9, 0.999), "eps": 1e-8}),
-    "adamw8bit": Kind(0.01, {"betas": (0.9, 0.999), "eps": 1e-8}),
-    "schedule-free": Kind(0.0, {"betas": (0.9, 0.999), "eps": 1e-8}),
-}
-
-OF_PARTS = {"layer_decay": (), "base_width": ("sgd", "muon", "adafactor"), "frozen": ()}
-"""Settings that give parts of a model their rates, and which optimizers each does not fit."""
-
-_Check = tuple[str, Callable[[Any], bool]]  # what is needed, and whether a value is that
+DECLARED: dict[str, Declaration] = {}
+"""By name, the optimizers whose public functions have been imported: those of `specs.py`."""
 
 
-def problems(name: str, *, lr: Any, weight_decay: Any, given: Mapping[str, Any]) -> list[str]:
-    """A line for everything that is wrong with the settings given to the optimizer called `name`.
+def declared(
+    file: str, *, first_run: tuple[float, float], checks: Mapping[str, Check] | None = None, like_adam: bool = True
+) -> Callable[[Function], Function]:
+    """Declare the optimizer that this public function specifies: its keywords and their defaults are the optimizer's.
 
-    >>> problems("sgd", lr=0.1, weight_decay=0.0, given={"momentum": 2.0})
+    `file` is the module with its `OptimizerKind`, relative to `surefoot.optim.kinds`; `checks` are of keywords that only it has.
+    """
+
+    def declare(function: Function) -> Function:
+        name = function.__name__.replace("_", "-")
+        keywords = inspect.signature(function).parameters.values()
+        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "rates")}
+        decay = defaults.pop("weight_decay")
+        own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", *defaults)}
+        DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)
+        return function
+
+    return declare
+
+
+def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[str, Any]) -> list[str]:
+    """A line for everything that is wrong with the settings given to an optimizer.
+
+    >>> import surefoot.optim.specs
+    >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, given={"momentum": 2.0})
     ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
     """
-    own = KINDS[name].settings
-    of_parts = [key for key, unfit in OF_PARTS.items() if name not in unfit]
     found = [
-        f"optimizer.{key} = {value!r} is foreign to {name}, which knows: {', '.join(['lr', 'weight_decay', *own, *of_parts])}"
-        f"\n  {key} is a setting of: {', '.join(other for other, kind in KINDS.items() if key in kind.settings) or 'none'}"
+        f"optimizer.{key} = {value!r} is foreign to {kind.name}, which knows: {', '.join(kind.known)}\n"
+        f"  {key} is a setting of: {', '.join(other.name for other in DECLARED.values() if key in other.settings) or 'none'}"
         for key, value in given.items()
-        if key not in own
+        if key not in kind.settings
     ]
-    known = {key: value for key, value in given.items() if key in own}
-    found += [
-        f"optimizer.{key} = {value!r}: {needed} is needed"
-        for key, value in {"lr": lr, "weight_decay": weight_decay, **known}.items()
-        for needed, fits in [_CHECKS[key]]
-        if not fits(value)
-    ]
-    if found:
-        return found
-    merged = {**own, **known}
-    if merged.get("nesterov") and not merged["momentum"]:
+    own = {key: value for key, value in given.items() if key in kind.settings}
+    for key, value in {"lr": lr, "weight_decay": weight_decay, **own}.items():
+        needed, fits = kind.checks[key]
+        if not fits(value):
+            found.append(f"optimizer.{key} = {value!r}: {needed} is needed")
+    merged = {**kind.settings, **own}
+    if not found and merged.get("nesterov") and not merged["momentum"]:
         found.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
-    if name == "schedule-free" and not merged["betas"][0]:
-        found.append(
-            "optimizer.betas: schedule-free needs a first one above 0, such as 0.9: it says where gradients are taken"
-        )
     return found
 
 
-def unknown(name: str) -> str:
-    """What to say of a name that no optimizer has.
+def declaration(name: str) -> Declaration:
+    """That of the optimizer called `name`; `ConfigError` for a name that none has.
 
-    >>> unknown("muom")
-    "optimizer.name = 'muom' is unknown; did you mean muon?"
+    >>> import surefoot.optim.specs
+    >>> declaration("lion").settings
+    {'betas': (0.9, 0.99)}
     """
-    close = difflib.get_close_matches(name.replace("_", "-"), KINDS, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(KINDS)}"
-    return f"optimizer.name = {name!r} is unknown; {meant}"
+    if name in DECLARED:
+        return DECLARED[name]
+    close = difflib.get_close_matches(name.replace("_", "-"), DECLARED, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(DECLARED)}"
+    raise ConfigError(f"optimizer.name = {name!r} is unknown; {meant}")
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
 
 
-def _not_negative(value: Any) -> bool:
-    return _number(value) and value >= 0
-
-
-def _betas(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2 and all(_number(beta) and 0 <= beta < 1 for beta in value)
-
-
-def _names(value: Any) -> bool:
+def _are_names(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
-_CHECKS: dict[str, _Check] = {
-    "lr": ("a number above 0", _positive),
-    "weight_decay": ("a number from 0", _not_negative),
-    "eps": ("a number from 0", _not_negative),
-    "momentum": ("a number from 0 to below 1", lambda value: _number(value) and 0 <= value < 1),
+def at_least(low: float, *, below: float = math.inf) -> Check:
+    """The check of a number in a range.
+
+    >>> at_least(0, below=1)[0]
+    'a number from 0 to below 1'
+    """
+    needed = f"a number from {low:g}" + (f" to below {below:g}" if below < math.inf else "")
+    return needed, lambda value: _is_number(value) and low <= value < below
+
+
+POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value > 0)
+FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
+NAMES: Check = ("names of modules", _are_names)
+FIRST_ABOVE_0: Check = (
+    "a pair below 1 with a first one above 0, which says where gradients are taken,",
+    lambda value: _is_pair(value) and value[0] > 0,
+)
+_COMMON: dict[str, Check] = {
+    "lr": POSITIVE,
+    "weight_decay": at_least(0),
+    "eps": at_least(0),
+    "momentum": at_least(0, below=1),
     "nesterov": ("true or false", lambda value: isinstance(value, bool)),
-    "betas": ("a pair such as (0.9, 0.999), each at least 0 and below 1,", _betas),
-    "ns_steps": (
-        "a whole number from 1 to 99",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 100,
-    ),
-    "adamw_lr": ("a number above 0", _positive),
-    "adamw_for": ("names of modules", _names),
-    "beta2_decay": ("a number from -1 to below 0", lambda value: _number(value) and -1 <= value < 0),
-    "clip_threshold": ("a number from 1", lambda value: _number(value) and value >= 1),
-    "smallest_scale": ("a number above 0", _positive),
-    "momentum_decay": ("a number from 0", _not_negative),
+    "betas": ("a pair such as (0.9, 0.999), each at least 0 and below 1,", _is_pair),
 }

@@ -20,8 +20,8 @@ from surefoot.batching import Batching
 from surefoot.compiling import compiled
 from surefoot.data.buckets import Buckets
 from surefoot.loop import State, Task
+from surefoot.optim.build import Trained
 from surefoot.optim.skip_step import skipping
-from surefoot.optim.trainable import Trained
 from surefoot.parts import Parts
 from surefoot.precision import Precision
 from surefoot.profiling.flops import computed_again, kept_activations

@@ -11,7 +11,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from surefoot.memory import peak
 from surefoot.optim import newton_schulz as orthogonal_module
-from surefoot.optim.batched_muon import BatchedMuon
+from surefoot.optim.kinds.muon import BatchedMuon
 from surefoot.optim.memory import update_bytes
 from surefoot.optim.newton_schulz import NewtonSchulz, orthogonal
 from surefoot.optim.skip_step import skipping

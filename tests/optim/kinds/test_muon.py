@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.optim.hidden import hidden_matrices, split
+from surefoot.optim.build import build_optimizer
 from surefoot.optim.kinds.muon import MuonWithAdamW
-from surefoot.optim.param_groups import Group, parameter_groups
+from surefoot.optim.param_groups import Group, hidden_matrices, parameter_groups, split_hidden
 from surefoot.optim.skip_step import skipping
 
 
@@ -30,7 +30,7 @@ def give_gradients(model, step):
 def built(model, **settings):
     spec = sf.muon(0.02, **settings)
     hidden = hidden_matrices(model, excepted=spec.settings["adamw_for"])
-    return spec.build(split(parameter_groups(model, spec.weight_decay), hidden))
+    return build_optimizer(spec, split_hidden(parameter_groups(model, spec.weight_decay), hidden))
 
 
 def names(model, hidden):
@@ -173,7 +173,7 @@ def test_what_the_user_names_is_left_to_adamw_and_the_head_is_not_guessed():
 def test_splitting_groups_keeps_all_that_they_say():
     model = net()
     group = Group("own", 0.5, list(model.parameters()), [name for name, _ in model.named_parameters()], rate=0.25)
-    parts = split([group], hidden_matrices(model))
+    parts = split_hidden([group], hidden_matrices(model))
 
     assert [(part.decay, part.rate, part.hidden) for part in parts] == [(0.5, 0.25, True), (0.5, 0.25, False)]
     assert sorted(name for part in parts for name in part.names) == sorted(group.names)

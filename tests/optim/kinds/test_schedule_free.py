@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot import snapshot
 from surefoot.checkpoint.store import Store
-from surefoot.optim.averages import twin_of
+from surefoot.optim.ema import twin_of
 from surefoot.optim.kinds.schedule_free import ScheduleFree, ScheduleFreeAverage
 
 RATES = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.1]

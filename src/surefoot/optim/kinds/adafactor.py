@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import made_steps, replace, subtract
+from surefoot.optim.registry import OptimizerKind, Shapes
 
 
 class Adafactor(Optimizer):
@@ -85,3 +87,24 @@ class Adafactor(Optimizer):
 def _root_mean_square(tensor: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(tensor) / tensor.numel() ** 0.5
     return norm
+
+
+def _rows_and_columns(shape: Sequence[int]) -> int:
+    numbers = prod(shape)
+    return numbers if len(shape) < 2 or not numbers else numbers // shape[-1] + numbers // shape[-2]
+
+
+def _state_bytes(_: Adafactor, shapes: Shapes) -> int:
+    return sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes)
+
+
+KINDS = (
+    OptimizerKind(
+        name="adafactor",
+        made=Adafactor,
+        state_bytes=_state_bytes,
+        shardable=False,
+        on_shards="its means over rows and columns, and the size of its steps, need whole matrices",
+        skip="own arithmetic",
+    ),
+)

@@ -7,6 +7,7 @@ cannot be undone; so here are its numbers (map, blocks of 256, 32 bits for the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import made_steps, replace, subtract
+from surefoot.optim.registry import OptimizerKind, Shapes
 
 BLOCK = 256
 SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need them and cost nothing
@@ -129,3 +131,23 @@ def quantisation() -> ModuleType:
     finally:
         log.level = said
     return functional
+
+
+def _in_8_bits(numbers: int) -> int:
+    return numbers * 4 if numbers < SMALLEST else numbers + 4 * -(-numbers // BLOCK)
+
+
+def _state_bytes(_: AdamW8bit, shapes: Shapes) -> int:
+    return sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes)
+
+
+KINDS = (
+    OptimizerKind(
+        name="adamw8bit",
+        made=AdamW8bit,
+        state_bytes=_state_bytes,
+        shardable=False,
+        on_shards="its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",
+        skip="own arithmetic",
+    ),
+)

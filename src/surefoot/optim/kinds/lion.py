@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import move_towards, subtract
+from surefoot.optim.registry import OptimizerKind, copies
 
 
 class Lion(Optimizer):
@@ -56,3 +57,6 @@ class Lion(Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
         held: Tensor = state["momentum_buffer"]
         return held
+
+
+KINDS = (OptimizerKind(name="lion", made=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.optim.averages import Twin, copy_buffers
+from surefoot.optim.ema import Twin, copy_buffers
 from surefoot.optim.in_place import add_to_each, made_steps, move_towards, subtract
+from surefoot.optim.registry import OptimizerKind, copies
 
 
 class ScheduleFree(Optimizer):
@@ -122,3 +123,15 @@ class ScheduleFreeAverage:
                 average.copy_(parameter if fast is None else torch.lerp(parameter, fast, weight))
             self._moved = False
         copy_buffers(live, self.model)
+
+
+KINDS = (
+    OptimizerKind(
+        name="schedule-free",
+        made=ScheduleFree,
+        state_bytes=copies(2),
+        shardable=True,
+        skip="own arithmetic",
+        average=ScheduleFreeAverage,
+    ),
+)
