@@ -27,7 +27,7 @@ from surefoot.optim.trainable import Trainable
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
-from surefoot.schedules.lr_schedule import Factors
+from surefoot.schedules.curves import Factors
 from surefoot.seeding import fold, seed_generators
 from surefoot.watching import UNWATCHED, Watch
 

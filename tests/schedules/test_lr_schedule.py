@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 
 from surefoot.durations import Length
 from surefoot.errors import ConfigError
-from surefoot.schedules.curves import TAKES
+from surefoot.schedules.curves import SHAPES as TABLE
 from surefoot.schedules.lr_schedule import (
     Schedule,
     constant,
@@ -190,13 +190,13 @@ def test_a_resolved_schedule_is_the_same_one(run):
 
 
 @given(runs())
-def test_extends_exactly_says_on_how_many_steps_longer_runs_have_the_same_rates(run):
+def test_shared_steps_say_on_how_many_steps_longer_runs_have_the_same_rates(run):
     schedule, steps = run
     found = factors(schedule, steps)
     longer = [factors(schedule, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
     same = next((step for step in range(steps) if any(other[step] != found[step] for other in longer)), steps)
 
-    assert [schedule.extends_exactly(made, length(steps)) for made in range(steps + 1)] == [
+    assert [made <= schedule.shared_steps(length(steps)) for made in range(steps + 1)] == [
         made <= same for made in range(steps + 1)
     ]
 
@@ -214,14 +214,14 @@ def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
 
 
 @given(runs(), runs())
-def test_extends_exactly_is_true_of_joined_schedules_too(first, second):
+def test_shared_steps_are_those_of_joined_schedules_too(first, second):
     (early, at), (late, rest) = first, second
     whole, steps = join(early, late, at=at), at + rest
     found = factors(whole, steps)
     longer = [factors(whole, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
     same = next((step for step in range(steps) if any(other[step] != found[step] for other in longer)), steps)
 
-    assert [whole.extends_exactly(made, length(steps)) for made in range(steps + 1)] == [
+    assert [made <= whole.shared_steps(length(steps)) for made in range(steps + 1)] == [
         made <= same for made in range(steps + 1)
     ]
 
@@ -230,7 +230,7 @@ def test_extends_exactly_is_true_of_joined_schedules_too(first, second):
 def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
     percentages = {"warmup": "10%", "cooldown": "20%", "drops": ("50%", "7 epochs"), "cycle": "25%"}
     in_steps = {"warmup": 12, "cooldown": 24, "drops": (60, 70), "cycle": 30}
-    taken = {name: value for name, value in percentages.items() if name in TAKES[shape]}
+    taken = {name: value for name, value in percentages.items() if name in TABLE[shape].takes}
     resolved = Schedule(shape, **taken).resolved(length(120))
 
     assert {name: vars(resolved)[name] for name in taken} == {name: in_steps[name] for name in taken}
@@ -466,18 +466,20 @@ FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"), [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TAKES[shape]]
+    ("shape", "name"), [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TABLE[shape].takes]
 )
 def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
-    owner = next(other for other in SHAPES if name in TAKES[other])
-    message = rf"(?s)schedule.{name} = .* {shape}, which takes {', '.join(TAKES[shape])}\n.*--schedule.name .*{owner}"
+    owner = next(other for other in SHAPES if name in TABLE[other].takes)
+    message = (
+        rf"(?s)schedule.{name} = .* {shape}, which takes {', '.join(TABLE[shape].takes)}\n.*--schedule.name .*{owner}"
+    )
     with pytest.raises(ConfigError, match=message):
         Schedule(shape, **{name: FOREIGN[name]})
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
-    if "floor" not in TAKES[shape]:
+    if "floor" not in TABLE[shape].takes:
         assert Schedule(shape, floor=0.0).resolved(length()) == Schedule(shape).resolved(length())
 
 

@@ -106,7 +106,7 @@ def refuse_another_length(
     shorter = replace(length, steps=min(before, length.steps))
     misfit = ""
     try:
-        if step <= length.steps and schedule.extends_exactly(step, shorter):
+        if step <= length.steps and step <= schedule.shared_steps(shorter):
             return
     except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
         misfit = str(problem).splitlines()[0]

@@ -2,7 +2,6 @@
 
 A schedule remembers nothing, so a resumed run, a replayed step and a drawn preview all see the same rates.
 Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a number of steps.
-Where a shape differs from torch's or transformers' of that name: docs/decisions/0007.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from typing import Any
 
 from surefoot.durations import Length, in_steps
 from surefoot.errors import ConfigError
-from surefoot.schedules import curves
-
-Factors = curves.Factors
-Shape = curves.Shape
+from surefoot.schedules import curves, validation
+from surefoot.schedules.curves import Factors
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Schedule:
     is never made. Past the end the floor holds; a shape without floor goes on.
     """
 
-    shape: Shape
+    shape: str
     warmup: str | int | None = None
     """Default 0; "5%" for inverse-sqrt, whose time scale it is; "30%" for one-cycle."""
     floor: float | None = None
@@ -48,7 +45,7 @@ class Schedule:
     """restarts: each cycle is so many times longer than the one before. Default 1."""
 
     def __post_init__(self) -> None:
-        curves.refuse_foreign_or_out_of_range(self.shape, self._given)
+        validation.refuse_foreign_or_out_of_range(self.shape, self._given)
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -62,11 +59,11 @@ class Schedule:
         >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
         """
-        return Schedule(self.shape, **curves.in_a_run(self.shape, self._given, length))
+        return Schedule(self.shape, **validation.in_a_run(self.shape, self._given, length))
 
     def factors(self, length: Length) -> Factors:
         """The factor on the base learning rate as a function of the step; under a microsecond a call."""
-        return curves.curve(self.shape, curves.in_a_run(self.shape, self._given, length), length.steps)
+        return curves.curve(self.shape, validation.in_a_run(self.shape, self._given, length), length.steps)
 
     def shared_steps(self, length: Length) -> int:
         """How many steps from the first on have the same factors in every longer run.
@@ -74,16 +71,12 @@ class Schedule:
         >>> warmup_stable_decay(cooldown=20).shared_steps(Length(steps=100, samples_per_epoch=100, batch_size=10))
         81
         """
-        return curves.shared_steps(self.shape, curves.in_a_run(self.shape, self._given, length), length.steps)
-
-    def extends_exactly(self, made: int, length: Length) -> bool:
-        """True where a longer run has the same factors on the `made` steps that a run of `length` has already made."""
-        return made <= self.shared_steps(length)
+        return curves.shared_steps(self.shape, validation.in_a_run(self.shape, self._given, length), length.steps)
 
     def described(self) -> dict[str, Any]:
         """The shape and the settings that are not absent, as JSON."""
-        drops = {} if self.drops is None else {"drops": list(self.drops)}
-        return {"shape": self.shape, **self._given, **drops}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
+        return {"shape": self.shape, **plain}
 
 
 @dataclass(frozen=True)
@@ -112,8 +105,7 @@ class Joined:
 
     def factors(self, length: Length) -> Factors:
         """The factor on the base learning rate as a function of the step."""
-        whole = self.resolved(length)
-        at, before, after = whole._cut(length)
+        at, before, after = (whole := self.resolved(length))._cut(length)
         first, second = whole.first.factors(before), whole.second.factors(after)
         return lambda step: first(step) if step < at else second(step - at)
 
@@ -121,10 +113,6 @@ class Joined:
         """How many steps from the first on have the same factors in every longer run."""
         at, _, after = self._cut(length)
         return at + self.second.shared_steps(after)
-
-    def extends_exactly(self, made: int, length: Length) -> bool:
-        """True where a longer run has the same factors on the `made` steps that a run of `length` has already made."""
-        return made <= self.shared_steps(length)
 
     def described(self) -> dict[str, Any]:
         """Both parts and the step between them, as JSON."""
@@ -134,7 +122,7 @@ class Joined:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
             raise ConfigError(
-                f"at = {curves.shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                f"at = {validation.shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
                 "  try: at='50%'"
             )
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
