@@ -18,7 +18,7 @@ import surefoot as sf
 from forked import Forked
 from ranks import Ranks
 from surefoot.checkpoint.store import Store
-from surefoot.optimizers.skipping import skipping
+from surefoot.optim.skip_step import skipping
 
 SAMPLES, BATCH, STEPS = 32, 8, 8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

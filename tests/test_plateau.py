@@ -19,7 +19,6 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from surefoot import plan
-from surefoot.checks import check_settings
 from surefoot.cli.main import main
 from surefoot.plateau import Feedback, Plateau, Standing, following
 from surefoot.recipes import images

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loops.models import Work
 from surefoot.data.plan import Order
-from surefoot.optimizers.groups import parameter_groups
+from surefoot.optim.param_groups import parameter_groups
 
 WINDOW, WARMUP, CLIP = 50, 100, 1.0  # steps, steps, norm
 RATE, DECAY = 1e-3, 0.01  # of AdamW, whose other numbers are torch's defaults, as the decay is

@@ -15,7 +15,7 @@ AREAS = {
     "loop": ("loop", "loss_sum", "means", "losses", "head_loss", "batch_statistics", "meter", "precision"),
     "checkpoint": ("checkpoint",),
     "data": ("data",),
-    "optimizers": ("optimizers", "schedules", "plateau"),
+    "optimizers": ("optim", "schedules", "plateau"),
     "evaluation": ("evaluate", "evaluations", "scores_together", "stopping", "verifying", "diagnosis"),
 }
 """Of each area the files and folders of the package, from which `draw` takes mutants."""

@@ -25,13 +25,13 @@ from .loop import Step, forward_backward, update
 from .losses import cross_entropy, linear_cross_entropy
 from .means import Mean
 from .mixing import Mixed, mixed, mixed_cross_entropy
-from .optimizers.rates import Rates, frozen, layer_decay, width_scaling
-from .optimizers.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
+from .optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
+from .optim.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
 from .panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText
 from .plateau import Plateau
 from .run import Run
 from .saved_run import SavedRun, load
-from .schedules import (
+from .schedules.lr_schedule import (
     constant,
     exponential,
     inverse_sqrt,

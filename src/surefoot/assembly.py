@@ -18,18 +18,16 @@ from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError, first_line
 from surefoot.fp8 import with_fp8
 from surefoot.loop import State
-from surefoot.optimizers import on_shards
-from surefoot.optimizers.averages import Averages, Twin, twin_of
-from surefoot.optimizers.clipping import Clip, limited
-from surefoot.optimizers.ema import Ema
-from surefoot.optimizers.gradients import clear
-from surefoot.optimizers.groups import parameter_groups
-from surefoot.optimizers.hidden import hidden_matrices, split
-from surefoot.optimizers.rates import factors_of, freeze
-from surefoot.optimizers.schedule_free import ScheduleFree, ScheduleFreeAverage
-from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.optimizers.trainable import Built, Decided, Trainable, Trained, trained_by
-from surefoot.schedules import Joined, Schedule
+from surefoot.optim import sharding
+from surefoot.optim.build import Built, Decided, Trained, limited, trained_by
+from surefoot.optim.clipping import Clip, clear
+from surefoot.optim.ema import Averages, Ema, Twin, twin_of
+from surefoot.optim.lr_multipliers import factors_of, freeze
+from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.registry import kind_named, kind_of
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.trainable import Trainable
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.sharding import holders
 from surefoot.synchronised_norms import synchronised
@@ -129,9 +127,9 @@ def decided(
     found: dict[str, Decided] = {}
     for name, spec in named.items():
         found[name] = _decided(name, models, spec, clip=clip)
-        own_mean = isinstance(spec, OptimizerSpec) and spec.name == "schedule-free"
-        if own_mean and ema is not None:
-            raise _nothing_to_average(ema)
+        own_mean = isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
+        if isinstance(spec, OptimizerSpec) and own_mean and ema is not None:
+            raise _nothing_to_average(ema, spec.name)
         if own_mean or ema is not None:
             found[name] = replace(found[name], twin=twin_of(models[name]))
     return found
@@ -162,8 +160,9 @@ def _decided(
     parameters = [parameter for group in groups for parameter in group.parameters]
     if not parameters:
         raise _nothing_to_train(name, models)
-    if isinstance(spec, OptimizerSpec) and spec.name == "muon":
-        groups = split(groups, hidden_matrices(model, excepted=spec.settings["adamw_for"]))  # type: ignore[arg-type]
+    split = kind_named(spec.name).split if isinstance(spec, OptimizerSpec) else None
+    if isinstance(spec, OptimizerSpec) and split is not None:
+        groups = split(model, groups, spec.settings)
     return Decided(spec, factors, groups, limited(clip, model, parameters), None)
 
 
@@ -192,7 +191,7 @@ def spread_models(
     """Shard the models and their twins in place; who is trained how, of what this rank holds from then on. Collective."""
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
-            on_shards.refuse_name(decision.spec.name)
+            sharding.refuse_name(decision.spec.name)
     from surefoot.fully_sharded import Fsdp, sharded  # which imports seconds of torch
 
     fsdp = Fsdp(world, parallel, nominal, {})
@@ -255,29 +254,29 @@ def _averages(
     model: nn.Module, decision: Decided, optimizer: torch.optim.Optimizer, ema: float | None
 ) -> Averages | None:
     """What is evaluated in the model's place; None where that is the model itself."""
-    twin = decision.twin
-    if isinstance(optimizer, ScheduleFree):
+    twin, kind = decision.twin, kind_of(optimizer)
+    if kind is not None and kind.average is not None:
         if ema is not None:
-            raise _nothing_to_average(ema)
-        return ScheduleFreeAverage(twin or twin_of(model), optimizer)
+            raise _nothing_to_average(ema, kind.name)
+        return kind.average(twin or twin_of(model), optimizer)
     return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
 
 
-def _nothing_to_average(ema: float) -> ConfigError:
+def _nothing_to_average(ema: float, name: str | None) -> ConfigError:
     return ConfigError(
-        f"ema = {ema:g} with schedule-free: that evaluates a mean of its weights already, so there is nothing to average\n"
+        f"ema = {ema:g} with {name}: that evaluates a mean of its weights already, so there is nothing to average\n"
         "  leave ema out (--ema None)"
     )
 
 
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
-    falls = schedule.described()["shape"] != "constant"
+    shape = schedule.described()["shape"]
+    kinds = [kind_of(trained.optimizer) for trained in optimizers.values()]
     return [
-        f"schedule-free needs no falling rate, and {schedule.described()['shape']} lets it fall:"
-        " schedule=surefoot.constant(...), or --schedule.name constant"
-        for trained in optimizers.values()
-        if falls and isinstance(trained.optimizer, ScheduleFree)
+        f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
+        for kind in kinds
+        if kind is not None and kind.average is not None and shape != "constant"
     ]
 
 

@@ -25,8 +25,8 @@ from surefoot.directory import RunDirectory, checked_files
 from surefoot.first_pass import check_first_pass
 from surefoot.loop import State, Task
 from surefoot.memory_format import Layout, layout
-from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.optimizers.trainable import Decided
+from surefoot.optim.build import Decided
+from surefoot.optim.specs import OptimizerSpec
 from surefoot.parallel import spread
 from surefoot.parts import Parts
 from surefoot.plateau import Feedback, feedback
@@ -34,7 +34,7 @@ from surefoot.precision import Precision
 from surefoot.precision import precision as chosen_precision
 from surefoot.run_settings import RunSettings
 from surefoot.saving import Saving, began_with
-from surefoot.schedules import Joined, Schedule, constant
+from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
 from surefoot.shardable import gathered

@@ -18,7 +18,7 @@ from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.durations import planned, run_length
 from surefoot.errors import ConfigError
 from surefoot.precision import precision as chosen_precision
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.sinks.tracking.names import tracker_names
 from surefoot.synchronised_norms import check_device
 from surefoot.world import device_called

@@ -15,7 +15,7 @@ from surefoot.loss_sum import scalar
 from surefoot.means import Mean
 from surefoot.memory import peak, tensor_bytes
 from surefoot.on_paper import OnPaper
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.parts import Parts
 
 _NARROW = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}

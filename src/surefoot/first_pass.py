@@ -25,7 +25,7 @@ from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
 from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.outside_of_calls import Handed, Watch, Watched
 from surefoot.parallel import Alone
 from surefoot.precision import Precision

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError, first_line
-from surefoot.optimizers.hidden import hidden_matrices
+from surefoot.optim.param_groups import hidden_matrices
 
 _MULTIPLE = 16  # both sizes of a matrix: what the devices' instructions take
 

@@ -20,14 +20,15 @@ from surefoot.errors import ConfigError
 from surefoot.loss_sum import LossSum
 from surefoot.means import Mean, add_each, as_logged, correction
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.averages import Averages
-from surefoot.optimizers.gradients import clear, gradient_norm, refuse_unused
-from surefoot.optimizers.latch import skipped_where_bad
-from surefoot.optimizers.trainable import Trainable, Trained
+from surefoot.optim.build import Trained
+from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
+from surefoot.optim.ema import Averages
+from surefoot.optim.skip_step import skipped_where_bad
+from surefoot.optim.trainable import Trainable
 from surefoot.parallel import Alone, Ranks
 from surefoot.precision import Precision
 from surefoot.record import refuse_own
-from surefoot.schedules import Factors
+from surefoot.schedules.curves import Factors
 from surefoot.seeding import fold, seed_generators
 from surefoot.watching import UNWATCHED, Watch
 

@@ -18,7 +18,7 @@ from surefoot.directory import RunDirectory
 from surefoot.evaluations import Evaluations
 from surefoot.pace import Chosen
 from surefoot.parts import Parts
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.sharding import class_name
 from surefoot.sinks.console import duration, number
 

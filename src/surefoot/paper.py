@@ -12,8 +12,8 @@ from surefoot.data.buckets import Lengthy
 from surefoot.dry_pass import Pass, dry_pass
 from surefoot.errors import ConfigError, first_line
 from surefoot.memory import in_words
-from surefoot.optimizers.memory import state_bytes
-from surefoot.optimizers.on_shards import refuse_optimizer
+from surefoot.optim.memory import state_bytes
+from surefoot.optim.sharding import refuse_optimizer
 from surefoot.parts import Parts
 from surefoot.plan import Section, parameters_by_module
 from surefoot.scaling import (

@@ -32,7 +32,7 @@ from surefoot.loop import State, Task
 from surefoot.memory_format import Layout
 from surefoot.run_settings import RunSettings
 from surefoot.saving import Saving
-from surefoot.schedules import Joined, Schedule, constant
+from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.sinks import RankLog, Screen
 from surefoot.snapshot import Whole, packed, refuse_incomplete

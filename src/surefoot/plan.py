@@ -20,13 +20,13 @@ from surefoot.errors import CheckpointError, DataError, DivergedError, first_lin
 from surefoot.loop import Step, forward_backward
 from surefoot.memory import in_words, peak, tensor_bytes
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers import on_shards
-from surefoot.optimizers.gradients import clear
-from surefoot.optimizers.groups import first_and_last
-from surefoot.optimizers.memory import state_bytes
+from surefoot.optim import sharding
+from surefoot.optim.clipping import clear
+from surefoot.optim.memory import state_bytes
+from surefoot.optim.param_groups import first_and_last
 from surefoot.pace import Chosen, settle_choices
 from surefoot.parts import Parts
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import untouched
 from surefoot.sharding import Shard, class_name, name_of
 from surefoot.sinks.console import duration
@@ -152,7 +152,7 @@ def parameters_by_group(parts: Parts) -> list[str]:
             f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
         )
         if parts.parallel.kind == "fsdp":
-            lines.append(f"  each rank updates its own rows, {on_shards.how(optimizer)}")
+            lines.append(f"  each rank updates its own rows, {sharding.how(optimizer)}")
         for place, group in enumerate(optimizer.param_groups):
             numbers = _numbers(group["params"])
             # where parameters are divided between optimizers, which ones are whose

@@ -15,10 +15,10 @@ from surefoot.errors import ConfigError
 from surefoot.evaluate import Split
 from surefoot.gallery import Makes
 from surefoot.loop import Loss
-from surefoot.optimizers.specs import OptimizerSpec
-from surefoot.optimizers.trainable import Built
+from surefoot.optim.build import Built
+from surefoot.optim.specs import OptimizerSpec
 from surefoot.plateau import Plateau
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.stopping import EarlyStopping
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surefoot.activity import Activity
 from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import gradient_norm
+from surefoot.optim.clipping import gradient_norm
 
 Loss = Callable[[Any, Any], Any]
 Named = dict[str, Tensor]  # numbers on the device, by parameter

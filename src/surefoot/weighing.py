@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surefoot.blocks import blocks_of
 from surefoot.dry_pass import Pass
 from surefoot.memory import tensor_bytes
-from surefoot.optimizers.memory import state_bytes, update_bytes
+from surefoot.optim.memory import state_bytes, update_bytes
 from surefoot.parts import Parts
 from surefoot.scaling import Weight, Workload
 
@@ -17,7 +17,7 @@ from surefoot.scaling import Weight, Workload
 def workload(parts: Parts, passed: Pass) -> Workload:
     """The numbers that scaling is computed from: of a run on paper, and of a dry pass of one of its micro-batches.
 
-    State that is not known before an optimizer's first step counts as nothing here; `optimizers.memory.state_bytes` says None.
+    State that is not known before an optimizer's first step counts as nothing here; `optim.memory.state_bytes` says None.
     """
     models, trained = parts.state.models, list(parts.state.trained.values())
     outside, blocks = units(models, parts.parallel.blocks)

@@ -10,10 +10,10 @@ import pytest
 import surefoot as sf
 from surefoot.cli.main import main
 from surefoot.cli.pictures import schedules
-from surefoot.curves import TAKES
 from surefoot.durations import Length
 from surefoot.recipes import images
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.curves import SHAPES
+from surefoot.schedules.lr_schedule import Joined, Schedule
 
 LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
 Capture = pytest.CaptureFixture[str]
@@ -88,7 +88,7 @@ def test_what_is_shared_is_taken_by_those_that_take_it_and_do_not_say_otherwise(
 
 
 def test_all_is_every_shape() -> None:
-    assert [schedule.shape for schedule in meant("all") if isinstance(schedule, Schedule)] == list(TAKES)
+    assert [schedule.shape for schedule in meant("all") if isinstance(schedule, Schedule)] == list(SHAPES)
 
 
 def test_without_a_recipe_it_is_a_run_of_a_thousand_steps(here: Path, capsys: Capture) -> None:

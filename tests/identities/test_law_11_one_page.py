@@ -39,7 +39,7 @@ def call_sites(*names: str) -> list[str]:
 
 
 def outside_of_optimizers_and_precision(files: list[str]) -> list[str]:
-    return [file for file in files if not file.startswith("optimizers/") and file != "precision.py"]
+    return [file for file in files if not file.startswith("optim/") and file != "precision.py"]
 
 
 def lower_layers() -> set[str]:
@@ -88,7 +88,7 @@ def test_there_is_one_call_site_of_the_optimizers_step() -> None:
     ]
     assert len(steps) == 1  # a way to step or skip is what takes it
     # a composite calls its parts'
-    assert [file for file in call_sites("apply") if file.startswith("optimizers/")] == ["optimizers/skipping.py"]
+    assert [file for file in call_sites("apply") if file.startswith("optim/")] == ["optim/skip_step.py"]
 
 
 def test_the_guard_sees_a_call() -> None:

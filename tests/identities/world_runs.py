@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.optimizers.clipping import Clipping
+from surefoot.optim.clipping import Clipping
 
 SAMPLES, FEATURES, CLASSES = 101, 6, 3
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

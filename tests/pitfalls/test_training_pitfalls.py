@@ -2,9 +2,9 @@
 
 Tested elsewhere:
 * mean of means, left-over micro-batches, the norm that clips: identities/test_law_01_accumulation.py, data/test_feed.py
-* a skipped step changes no bit, a gradient that is None is left alone: optimizers/test_skipping.py
-* groups without decay by name: optimizers/test_groups.py
-* peak used once, floor reached, no cosine climbing, warm-up = total, rate above 0: test_schedules.py (here: as the run uses them)
+* a skipped step changes no bit, a gradient that is None is left alone: optim/test_skip_step.py
+* groups without decay by name: optim/test_param_groups.py
+* peak used once, floor reached, no cosine climbing, warm-up = total, rate above 0: schedules/test_lr_schedule.py (here as used)
 * NaN burning patience: doctest of stopping.Watch; NaN ends with exit status 5: test_bad_input.py
 * padding samples counted: data/test_tokens.py (HeldOut); a resume's records: test_resume_pitfalls.py
 * unknown keys, ill-typed values, a typo: test_config.py, test_bad_input.py; empty data set, loss not scalar: test_bad_input.py

@@ -16,7 +16,7 @@ from PIL import Image
 import surefoot as sf
 from surefoot import drawing
 from surefoot.durations import Length
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tune import schedule_pictures
 from surefoot.tune.schedule_traces import traced
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 import surefoot as sf
-from surefoot.curves import TAKES
 from surefoot.durations import Length
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.curves import SHAPES
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tune import schedule_traces
 from surefoot.tune.schedule_traces import Trace, table, traced
 
@@ -39,7 +39,7 @@ def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: f
     assert trace(schedule).mean == pytest.approx(mean, rel=1e-12)
 
 
-@pytest.mark.parametrize("shape", TAKES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("steps", [7, 200])
 def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, steps: int) -> None:
     schedule = Schedule(shape, warmup=2)  # type: ignore[arg-type]  # the shapes are those that there are

@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.durations import Length
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 
 Described = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ def refuse_another_length(
     shorter = replace(length, steps=min(before, length.steps))
     misfit = ""
     try:
-        if step <= length.steps and schedule.extends_exactly(step, shorter):
+        if step <= length.steps and step <= schedule.shared_steps(shorter):
             return
     except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
         misfit = str(problem).splitlines()[0]

@@ -17,7 +17,7 @@ from surefoot.checkpoint.compare import shortened, tensor_differences
 from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state, split_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.errors import CheckpointError, first_line
-from surefoot.optimizers.flat import APART
+from surefoot.optim.flat_parameters import APART
 from surefoot.sharding import Rows, held_of, name_of, plain_tensors, rows_of, rows_of_state, saved_state
 
 Saved = Mapping[str, Tensor | Stored]

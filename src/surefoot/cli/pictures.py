@@ -12,12 +12,12 @@ from surefoot.cli.building import built, from_file, layers_below
 from surefoot.cli.flags import configured
 from surefoot.cli.options import option
 from surefoot.config import flatten, nearest
-from surefoot.curves import TAKES
 from surefoot.durations import Length, in_steps, planned
 from surefoot.errors import ConfigError
 from surefoot.recipes.settings import Schedule
-from surefoot.schedules import Joined, join
-from surefoot.schedules import Schedule as Single
+from surefoot.schedules.curves import SHAPES
+from surefoot.schedules.lr_schedule import Joined, join
+from surefoot.schedules.lr_schedule import Schedule as Single
 
 if TYPE_CHECKING:
     from surefoot.cli.programs import Program
@@ -76,7 +76,7 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
     >>> print(found["wsd:cooldown=30%"].described())
     {'shape': 'wsd', 'warmup': '10%', 'floor': 0.1, 'cooldown': '30%'}
     """
-    names = list(TAKES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
     found: dict[str, Single | Joined] = {}
     problems = []
     for name in names:
@@ -112,23 +112,23 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
 
 def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
     shape, *settings = text.split(":")
-    if shape not in TAKES:
-        close = nearest(shape, TAKES)
+    if shape not in SHAPES:
+        close = nearest(shape, SHAPES)
         raise ConfigError(
-            f"no schedule {shape!r}: " + (f"did you mean {close}?" if close else f"there are: {', '.join(TAKES)}")
+            f"no schedule {shape!r}: " + (f"did you mean {close}?" if close else f"there are: {', '.join(SHAPES)}")
         )
     own = dict(_setting(setting) for setting in settings)
-    taken = {name: value for name, value in shared.items() if name in TAKES[shape]}
-    if shape == "one-cycle" or "warmup" in own:
-        taken.pop("warmup", None)  # one-cycle has its own rise
-    made = Schedule(name=shape, **(taken | own)).spec()  # type: ignore[arg-type]  # refused above
+    taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
+    if SHAPES[shape].own_rise or "warmup" in own:
+        taken.pop("warmup", None)
+    made = Schedule(name=shape, **(taken | own)).spec()
     return made if rises or "warmup" in own else replace(made, warmup=None)
 
 
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
-    known = [own for settings in TAKES.values() for own in settings]
+    known = [own for each in SHAPES.values() for own in each.takes]
     if not equals or not value or name not in known:
         close = nearest(name, known)
         meant = f"did you mean {close}?" if close and name not in known else f"write NAME=VALUE, {_FORM}"

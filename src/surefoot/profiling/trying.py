@@ -10,7 +10,7 @@ from statistics import median
 from time import perf_counter
 
 from surefoot.errors import first_line
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.profiling.tries import Variant
 from surefoot.profiling.watched import Stepping
 

@@ -20,8 +20,8 @@ from surefoot.batching import Batching
 from surefoot.compiling import compiled
 from surefoot.data.buckets import Buckets
 from surefoot.loop import State, Task
-from surefoot.optimizers.skipping import skipping
-from surefoot.optimizers.trainable import Trained
+from surefoot.optim.build import Trained
+from surefoot.optim.skip_step import skipping
 from surefoot.parts import Parts
 from surefoot.precision import Precision
 from surefoot.profiling.flops import computed_again, kept_activations

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot import user_files
-from surefoot.config import Settings, flatten, layered, nearest, values_of_run
+from surefoot.config import flatten, layered, nearest, values
 from surefoot.config import program as program_of
 from surefoot.config.paths import read_regular
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.placement import placed
 from surefoot.recipes import NAMES
+from surefoot.recipes.settings import RecipeSettings
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
@@ -144,7 +145,7 @@ def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False
     """The program that a run's config.toml names, as `program_again` does, and the settings in that file, by dotted name."""
     text, where = file_text(run / "config.toml"), str(run / "config.toml")
     program = program_again(program_of(text, where=where), run=run, resuming=resuming, run_changed=run_changed)
-    return program, values_of_run(text, where=where)
+    return program, values(text, where=where)
 
 
 def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program, Any]:
@@ -191,7 +192,7 @@ def for_one_process(config: Any, run: Path) -> Any:
     config, changes = in_directory(config, run), dict[str, Any]()
     if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
         changes["parallel"] = "none"
-    if isinstance(config, Settings):
+    if isinstance(config, RecipeSettings):
         changes["sharding"] = type(config.sharding)()
     return dataclasses.replace(config, **changes)
 

@@ -5,37 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
-from surefoot import schedules
 from surefoot.config import LEADS, STAYS, Sharding, TrainSettings, ordered, setting
 from surefoot.config.strategy import Kind, strategy_of
+from surefoot.optim.specs import OPTIMIZERS, named
 from surefoot.plateau import refuse_end_before_reduction
+from surefoot.schedules import lr_schedule as schedules
+from surefoot.schedules.curves import SHAPES
 
-# What a recipe starts from where it is not told: a rate, and a decay of matrices. For a first run, not the best there is:
-# they were chosen among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
-_STARTS = {
-    "adamw": (3e-3, 0.1),
-    "adam": (3e-3, 0.0),
-    "sgd": (0.1, 0.0),
-    "lion": (1e-3, 0.3),
-    "adafactor": (0.1, 0.0),
-    "muon": (1e-2, 0.1),
-    "nadam": (3e-3, 0.1),
-    "radam": (3e-3, 0.1),
-    "adamw8bit": (3e-3, 0.1),
-    "schedule-free": (1e-2, 0.1),
-}
+if TYPE_CHECKING:
+    OptimizerName = str
+    ShapeName = str
+else:  # the choices of a flag
+    OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
 
-    name: Literal[
-        "adamw", "adam", "sgd", "lion", "adafactor", "muon", "nadam", "radam", "adamw8bit", "schedule-free"
-    ] = field(default="adamw", metadata=LEADS)
+    name: OptimizerName = field(default="adamw", metadata=LEADS)
     """The optimizer; with another one, what a preset says of its own is forgotten, but for layers, width and frozen."""
     lr: float | None = None
     """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
@@ -74,11 +65,9 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        from surefoot.optimizers.specs import named  # imports torch
-
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
-        rate, usual_decay = _STARTS[name]
+        rate, usual_decay = OPTIMIZERS[name].first_run
         lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
         layers, base_width, frozen = own.pop("layer_decay"), own.pop("base_width"), own.pop("frozen")
         plain = partial(named, name, lr=lr, weight_decay=decay, settings=own)
@@ -95,7 +84,7 @@ class Optimizer:
 class Schedule:
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
 
-    name: schedules.Shape = "cosine"
+    name: ShapeName = "cosine"
     """Its shape after warm-up."""
     warmup: str | None = None
     """How long the rate rises from near 0; absent: 5%, and 30% for one-cycle."""
@@ -119,7 +108,7 @@ class Schedule:
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.warmup is None and self.name != "one-cycle":
+        if self.warmup is None and not SHAPES[self.name].own_rise:
             own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)
 

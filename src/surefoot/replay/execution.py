@@ -19,7 +19,7 @@ from surefoot.checkpoint.format import Contents, Damage, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.loop import Step, forward_backward, update
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.parts import Parts
 from surefoot.record import Record
 from surefoot.seeding import untouched

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surefoot.errors import ConfigError
 from surefoot.loop import Step
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import clear, gradient_norm
+from surefoot.optim.clipping import clear, gradient_norm
 from surefoot.replay.glass import Event, Glass, parameters_of, passed_under_glass
 from surefoot.replay.look import First, Look, OfMicroBatch, OfParameter, OfSample
 from surefoot.replay.probes import Probe, put_back, wide_norm

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.loop import State, Step, forward_backward
 from surefoot.micro_batch import MicroBatch
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.parallel import Alone
 from surefoot.replay.glass import value_of
 from surefoot.replay.rows import rows

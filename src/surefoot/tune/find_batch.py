@@ -23,7 +23,7 @@ from surefoot.loop import Step, forward_backward, update
 from surefoot.memory import free_bytes, in_words, parsed_bytes, peak, tensor_bytes
 from surefoot.micro_batch import MicroBatch
 from surefoot.models.dropout import Dropout
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.ordering import data_plan, planned_sizes
 from surefoot.parts import Parts
 from surefoot.run import Run

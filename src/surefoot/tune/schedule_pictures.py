@@ -16,7 +16,7 @@ from surefoot.config.paths import local_path
 from surefoot.drawing import COLOURS, DASHES, drawing, write
 from surefoot.durations import Length, planned
 from surefoot.errors import ConfigError
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tune.schedule_traces import Trace, traced
 
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels
@@ -41,7 +41,7 @@ def schedule_picture(
     Raises `ConfigError` for schedules that do not fit the run, or where the files cannot be written.
 
     >>> import tempfile
-    >>> from surefoot.schedules import linear, warmup_cosine
+    >>> from surefoot.schedules.lr_schedule import linear, warmup_cosine
     >>> with tempfile.TemporaryDirectory() as place:
     ...     found = schedule_picture({"cosine": warmup_cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
     >>> [path.name for path in found]

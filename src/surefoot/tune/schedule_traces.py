@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from surefoot.durations import Length
 from surefoot.errors import ConfigError
-from surefoot.schedules import Joined, Schedule
+from surefoot.schedules.lr_schedule import Joined, Schedule
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
 
@@ -49,7 +49,7 @@ class Trace:
 def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[Trace]:
     """A trace of each schedule in a run of that length; one `ConfigError` with all that do not fit it.
 
-    >>> from surefoot.schedules import linear
+    >>> from surefoot.schedules.lr_schedule import linear
     >>> trace, = traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
     >>> trace.warmup, trace.peak, trace.lowest, round(trace.mean, 3)
     (2, (2, 1.0), (5, 0.25), 0.583)
@@ -68,7 +68,7 @@ def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[T
 def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     """The traces as text: a row each, as factors, or as rates where the base `rate` is known.
 
-    >>> from surefoot.schedules import linear
+    >>> from surefoot.schedules.lr_schedule import linear
     >>> print(table(traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
     schedule  warm-up ends         peak         lowest  mean factor
     linear          step 2  0.1, step 2  0.025, step 5        0.583

@@ -14,7 +14,7 @@ from surefoot import snapshot
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.errors import ConfigError
 from surefoot.loop import State
-from surefoot.optimizers.gradients import clear
+from surefoot.optim.clipping import clear
 from surefoot.pace import settle_choices
 from surefoot.parts import Parts
 from surefoot.run import Run

@@ -1,0 +1,5 @@
+"""Optimizers: which ones there are, what decays, how a bad step is skipped, and averaged weights."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

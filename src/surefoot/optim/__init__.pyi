@@ -1,0 +1,19 @@
+from .lr_multipliers import Rates, frozen, layer_decay, width_scaling
+from .specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
+
+__all__ = [
+    "Rates",
+    "adafactor",
+    "adam",
+    "adamw",
+    "adamw8bit",
+    "frozen",
+    "layer_decay",
+    "lion",
+    "muon",
+    "nadam",
+    "radam",
+    "schedule_free",
+    "sgd",
+    "width_scaling",
+]

@@ -1,0 +1,218 @@
+"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need.
+
+Optimizers are made without torch's compiler, the import of which takes a second or two: decision 0037.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.errors import ConfigError, first_line, line_of_user
+from surefoot.optim.adamw_fused import StraightToKernel
+from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
+from surefoot.optim.ema import Twin
+from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
+from surefoot.optim.param_groups import Group, with_rates
+from surefoot.optim.param_roles import final_layer
+from surefoot.optim.registry import kind_named
+from surefoot.optim.sharding import refuse_optimizer
+from surefoot.optim.skip_step import Skip, skipping
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.sharding import holders
+from surefoot.world import World
+
+Built = Callable[[list[dict[str, Any]]], Optimizer]
+
+
+@dataclass
+class Trained:
+    """An optimizer with what its updates need."""
+
+    optimizer: Optimizer
+    parameters: list[nn.Parameter]
+    skip: Skip
+    clipping: Clipping
+    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
+    gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""
+
+    spec: OptimizerSpec | Built
+    factors: dict[str, float]  # on the rate, of every parameter by name
+    groups: list[Group]
+    limited: list[nn.Parameter]
+    twin: Twin | None  # for averages of its weights
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that are trained."""
+        return [parameter for group in self.groups for parameter in group.parameters]
+
+    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
+        """The same of what this rank holds of each parameter, and of a twin of that."""
+        groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
+        return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
+
+
+def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
+    """The optimizer over these groups: each has its decay, and the base rate times its own.
+
+    >>> from surefoot.optim.specs import lion
+    >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
+    'Lion'
+    """
+    _refuse_gaps(groups)
+    kind = kind_named(spec.name)
+    real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
+    if not real and not kind.takes_complex:
+        raise ConfigError(f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd")
+    if kind.build is not None:
+        return kind.build(groups, spec.lr, spec.settings)
+    made: Optimizer = kind.made(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
+    return made
+
+
+def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
+    kind, number = clip
+    head = final_layer(model) if kind == "adaptive" else None
+    spared = set() if head is None else set(head.parameters(recurse=False))
+    found = [parameter for parameter in parameters if parameter not in spared]
+    if not found:
+        raise ConfigError(
+            f"clip = 'adaptive {number:g}' spares the final layer, and {type(model).__name__} trains no other\n"
+            "  try: clip 'norm 1.0'"
+        )
+    return found
+
+
+def trained_by(
+    decision: Decided, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: Trained | None
+) -> Trained:
+    """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
+    spec, parameters = decision.spec, decision.parameters
+    with without_compiler():
+        plain = [{"params": group.parameters} for group in decision.groups]
+        optimizer = (
+            build_optimizer(spec, decision.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plain)
+        )
+    if holders(parameters) is not None:
+        refuse_optimizer(optimizer)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = float(group["lr"])
+    if before is not None:
+        carry_over(before.optimizer, optimizer, of=parameters)
+    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
+    clipping.remembered = clipping.remembered if before is None else before.clipping.remembered
+    skip = skipping(optimizer, device)
+    gradients: Callable[[], list[Tensor]] = partial(present, parameters)
+    by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
+    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(optimizer, models):
+        skip = FlatAdamW(optimizer, skip)
+        gradients = skip.gradients
+    latch = torch.zeros((), device=device) if before is None else before.bad_in_a_row
+    return Trained(optimizer, parameters, skip, clipping, latch, gradients)
+
+
+def _from_factory(factory: Built, groups: list[dict[str, Any]]) -> Optimizer:
+    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
+    try:
+        return factory(groups)
+    except (ValueError, TypeError, IndexError) as problem:
+        *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
+        if not frame.f_globals["__name__"].startswith("torch.optim"):
+            raise
+        raise ConfigError(
+            f"optimizer: the factory's optimizer refuses its settings: {first_line(problem)}\n"
+            "  give it another value: betas at least 0 and below 1, lr and eps at least 0, for example"
+            + line_of_user(problem.__traceback__)
+        ) from None
+
+
+def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Parameter]) -> None:
+    """Give an optimizer that was built again, `of` these parameters, the state, hooks and groups' numbers of the one before.
+
+    A group takes the numbers of the one that its parameters were in: what joins it has its rate and decay. A parameter that is
+    new has no state yet, as after torch's `add_param_group`.
+    """
+    still = set(of)
+    homes = {each: group for group in before.param_groups for each in group["params"] if each in still}
+    groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
+    if sum(map(len, groups)) < len(homes) or any(_numbers(own) != _numbers(held[0]) for held in groups for own in held):
+        raise ConfigError(
+            f"the function that builds {type(after).__name__} puts parameters that were trained before into other groups, or none\n"
+            "  it is called again where parameters are unfrozen on the way, and their state could not be carried over\n"
+            "  build it from the groups that it is given, each parameter in the same one as before"
+        )
+    for group, held in zip(after.param_groups, groups, strict=True):
+        group.update(_numbers(held[0]) if held else {})
+    after.state.update(before.state)
+    after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks
+    after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
+
+
+def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> bool:
+    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
+    if not all(worth_it(group["params"]) for group in optimizer.param_groups):
+        return False
+    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
+    return none_shared(held.values())
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group says of its parameters, without these."""
+    return {key: held for key, held in group.items() if key != "params"}
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Make optimizers in this block without importing `torch._dynamo`; where that is imported already, as always.
+
+    torch wraps `Optimizer.add_param_group`, which every optimizer calls when it is made, so that code being compiled leaves it
+    out; the wrapper imports the compiler to say so. In this block the method itself is called, as nothing is being compiled.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    wrapped = Optimizer.add_param_group
+    Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Optimizer.add_param_group = wrapped  # type: ignore[method-assign]
+
+
+def _refuse_gaps(groups: Sequence[Group]) -> None:
+    """Raise `ConfigError` for parameters with other numbers between theirs: fused kernels walk memory and would take those."""
+    named = [pair for group in groups for pair in zip(group.names, group.parameters, strict=True)]
+    gaps = [name for name, parameter in named if not _lies_whole(parameter)]
+    if gaps:
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise ConfigError(
+            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
+            "  give the model a copy of its own: nn.Parameter(part.clone())"
+        )
+
+
+def _lies_whole(tensor: Tensor) -> bool:
+    """True where a tensor fills its stretch of memory, in whatever order of its dimensions."""
+    numbers = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != numbers:
+            return False
+        numbers *= size
+    return True

@@ -1,0 +1,128 @@
+"""Weights that are evaluated in the place of the trained ones, held in a twin and never swapped; a moving average of them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import ConfigError, first_line
+from surefoot.sharding import extra_states
+
+
+class Averages(Protocol):
+    """A twin of a model that is scored, sampled from and saved in its place; training never touches it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The twin, as of the last `refresh`."""
+        ...
+
+    def restart(self, live: nn.Module) -> None:
+        """Begin again at the model's weights, such as those that were loaded into it."""
+        ...
+
+    def update(self, applied: Tensor) -> None:
+        """Follow one step of the live weights, unless `applied` (1 or 0, on the device) is 0."""
+        ...
+
+    def refresh(self, live: nn.Module) -> None:
+        """Make the twin what is to be evaluated now, the live buffers included; before it is scored or saved."""
+        ...
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A copy of a model, and every parameter of the model with that of the copy, as this rank holds them."""
+
+    model: nn.Module
+    pairs: list[tuple[nn.Parameter, nn.Parameter]]
+
+    @torch.no_grad()
+    def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
+        """Take over these parameters of the live model, or all: frozen ones too, since no average ever moves those."""
+        for live, own in self.pairs:
+            if parameters is None or live in parameters:
+                own.copy_(live)
+
+
+def twin_of(model: nn.Module) -> Twin:
+    """A copy of a model, of which nothing is trained.
+
+    >>> twin_of(nn.Linear(1, 1)).model.weight.requires_grad
+    False
+    """
+    try:
+        copied = copy.deepcopy(model).requires_grad_(False)
+    except RuntimeError as problem:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be copied, and averages are held in a copy of it: {first_line(problem)}\n"
+            "  a tensor that is computed from parameters is one of its attributes\n"
+            "  leave averages (ema, schedule-free) out; or take torch.nn.utils.parametrizations.weight_norm and spectral_norm"
+        ) from problem
+    return Twin(copied, list(zip(model.parameters(), copied.parameters(), strict=True)))
+
+
+def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
+    """Give the twin the buffers of the live model, and what its modules keep by `get_extra_state`."""
+    held = dict(twin.named_buffers())
+    for name, buffer in live.named_buffers():
+        held[name].detach().copy_(buffer.detach())
+    for (_, extra), (module, _) in zip(extra_states(live), extra_states(twin), strict=True):
+        module.set_extra_state(extra)
+
+
+def check_decay(decay: float) -> None:
+    """Raise `ConfigError` for what is no decay of an average."""
+    if not 0.0 <= decay < 1.0:
+        raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
+
+
+class Ema:
+    """A twin of a model (`twin_of`), whose parameters are moving averages of the model's.
+
+    After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after
+    update k). `model` is the twin: score it, sample from it, save it, but do not train it. Its buffers are
+    those of the live model as of the last `refresh` (batch statistics are averages already). Averaged are the parameters that
+    are `trained`, frozen for a while or not; None: those that have `requires_grad` now.
+
+    >>> live = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.zeros_(live.weight)
+    >>> average = Ema(twin_of(live), decay=0.75)
+    >>> _ = nn.init.ones_(live.weight)
+    >>> average.update(torch.tensor(True)), average.model.weight.item()
+    (None, 0.25)
+    """
+
+    def __init__(self, twin: Twin, decay: float, *, trained: set[nn.Parameter] | None = None) -> None:
+        check_decay(decay)
+        self.decay, self.twin, self.model = decay, twin, twin.model
+        # all others stay as they are; they may be infinite (a mask), whose average would not be a number
+        averaged = {live for live, _ in twin.pairs if live.requires_grad} if trained is None else trained
+        self._live = [live.detach() for live, _ in twin.pairs if live in averaged]
+        self._averages = [average.detach() for live, average in twin.pairs if live in averaged]
+        # Adding 0 * difference changes no finite number but -0.0, so there must be none at the start; a sum
+        # is -0.0 only where both terms are, so there is none later either.
+        torch._foreach_add_(self._averages, 0.0)
+
+    def restart(self, live: nn.Module) -> None:
+        """Begin again at the model's weights, such as those that were loaded into it."""
+        self.twin.copy_parameters()
+        torch._foreach_add_(self._averages, 0.0)
+        copy_buffers(live, self.model)
+
+    def update(self, applied: Tensor) -> None:
+        """Move the averages towards the live weights, unless `applied` (a boolean, or 0 or 1) is 0.
+
+        Then no bit of them changes, as long as the weights are finite. `applied` is not read by the host.
+        """
+        difference = torch._foreach_sub(self._live, self._averages)
+        torch._foreach_mul_(difference, applied.to(difference[0].dtype) * (1.0 - self.decay))
+        torch._foreach_add_(self._averages, difference)
+
+    def refresh(self, live: nn.Module) -> None:
+        """Take over the buffers of the live model; to be called before the twin is scored or saved."""
+        copy_buffers(live, self.model)

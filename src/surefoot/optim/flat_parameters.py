@@ -1,0 +1,194 @@
+"""AdamW of a small model on one tensor instead of one for each parameter: a call for all of them, a private choice of layout.
+
+Parameters become views of one tensor and stay what they are to everyone else: the same objects, of the same shapes, saved by
+name; so does their state. Gradients are copied together after backward, so one that is absent is still seen (None is not
+zeros: such a parameter must neither decay nor coast); from then on its group is updated parameter by parameter. So is one of
+whose parameters another tensor was put in place (`parameter.data = ...`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
+from surefoot.optim.clipping import present
+from surefoot.optim.skip_step import read_on_cpu
+from surefoot.sharding import rows_of
+
+_MOST = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
+_ALIGNED = 16  # numbers of 4 bytes: 64 bytes, to which torch's allocator aligns
+APART = "updated_apart"  # in a group of parameters, and so in a checkpoint
+
+
+@dataclass
+class FlatGroup:
+    """One group of parameters laid out one after the other; `steps` has a counter for each, as torch's AdamW has."""
+
+    parameters: list[nn.Parameter]
+    weights: Tensor
+    gradients: Tensor
+    means: Tensor
+    squares: Tensor
+    steps: Tensor
+
+    def __post_init__(self) -> None:
+        self.places = [place.data_ptr() for place in parts(self.weights, self.parameters)]
+        self.pieces = parts(self.gradients, self.parameters)
+        self.counters = list(self.steps.unbind())
+
+    def held(self) -> list[Tensor] | None:
+        """The gradients; None where one is absent, or a parameter no longer lies here."""
+        held = present(self.parameters)
+        if len(held) < len(self.parameters):
+            return None
+        return held if [parameter.data_ptr() for parameter in self.parameters] == self.places else None
+
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """True where these are the state's tensors: a loaded checkpoint puts others there."""
+        return optimizer.state.get(self.parameters[-1], {}).get("step") is self.counters[-1]
+
+    def take_over(self, optimizer: Optimizer) -> bool:
+        """Move the state that is there into this layout, zeros where there is none; False where it does not fit in."""
+        states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
+        if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
+            return False  # some parameters have made fewer steps than others: one counter would be wrong
+        means, squares = parts(self.means, self.parameters), parts(self.squares, self.parameters)
+        for parameter, state, counter, mean, square in zip(
+            self.parameters, states, self.counters, means, squares, strict=True
+        ):
+            for place, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
+                if state:
+                    place.copy_(state[key])
+                else:
+                    place.zero_()
+            optimizer.state[parameter] = {"step": counter, "exp_avg": mean, "exp_avg_sq": square}
+        return True
+
+
+class FlatAdamW:
+    """A way to step or skip, as `StraightToKernel`, which makes the steps of a group with an absent gradient."""
+
+    description = "inside the fused AdamW kernel"
+
+    def __init__(self, optimizer: Optimizer, apart: StraightToKernel) -> None:
+        self.optimizer, self.apart = optimizer, apart
+        with torch.no_grad():
+            self.whole, self.steps, self.groups = laid_out([group["params"] for group in optimizer.param_groups])
+        self.pieces = [piece for flat in self.groups for piece in flat.pieces]
+
+    def gradients(self) -> list[Tensor]:
+        """All gradients, for their norm and their limit: in one tensor; where a group is apart, each group's by itself."""
+        held = [flat.held() for flat in self.groups]
+        for group, found in zip(self.optimizer.param_groups, held, strict=True):
+            if found is None:
+                group[APART] = True
+        if not self._any_apart():
+            torch._foreach_copy_(self.pieces, [gradient for found in held for gradient in found or ()])
+            return [self.whole]
+        gradients: list[Tensor] = []
+        for group, flat, found in zip(self.optimizer.param_groups, self.groups, held, strict=True):
+            if group.get(APART):
+                gradients += present(flat.parameters)
+            else:
+                torch._foreach_copy_(flat.pieces, found or ())
+                gradients.append(flat.gradients)
+        return gradients
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step with what `gradients` gave where `found_inf` is 0; where it is 1, change no bit of parameters or state."""
+        with torch.no_grad():
+            for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
+                if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
+                    group[APART] = True
+                    for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
+                        parameter.grad = piece  # they are limited there
+            moved_on = torch.rsub(found_inf, 1.0)
+            together = not self._any_apart()
+            if together:
+                self.steps.add_(moved_on)
+            for place, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+                if group.get(APART):
+                    self.apart.apply_to(optimizer, place, found_inf, moved_on)
+                    continue
+                if not together:
+                    flat.steps.add_(moved_on)
+                state = [flat.means], [flat.squares], flat.counters[:1]
+                adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
+
+    def _any_apart(self) -> bool:
+        return any(group.get(APART) for group in self.optimizer.param_groups)
+
+
+def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether the parameters of a group may and should lie in one tensor: small, on the CPU, plain, of 32 bits.
+
+    >>> worth_it([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2))])
+    True
+    """
+    plain = all(
+        held.is_cpu and held.dtype == torch.float32 and held.is_contiguous() and not held.untyped_storage().is_shared()
+        for held in parameters
+    )
+    whole = all(type(held) is nn.Parameter and rows_of(held) is None for held in parameters)
+    return plain and whole and sum(held.numel() for held in parameters) <= _MOST
+
+
+def none_shared(tensors: Iterable[Tensor]) -> bool:
+    """Whether no two of these lie in the same memory: to move one of two that do would part them.
+
+    Views of one tensor that lie apart, such as what was laid out before, share nothing.
+
+    >>> weight = torch.zeros(4, 4)
+    >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
+    (True, False)
+    """
+    lying = [held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()]
+    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying)
+    return all(end <= start for (_, end), (start, _) in pairwise(taken))
+
+
+def _extent(held: Tensor) -> int:
+    """The bytes from a tensor's first number to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(held.shape, held.stride(), strict=True))
+    return (last + 1) * held.element_size()
+
+
+def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
+    """Move the parameters of each group into one tensor, as views of it; their bits stay as they are, and so do the objects.
+
+    Gradients and step counters of all groups lie in one tensor each, which come first.
+    """
+    sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
+    counted = [len(parameters) for parameters in groups]
+    gradients, steps = (torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted))
+    of_each = zip(groups, torch.split(gradients, sizes), torch.split(steps, counted), strict=True)
+    flat = []
+    for parameters, own_gradients, own_steps in of_each:
+        weights, means, squares = (torch.zeros_like(own_gradients) for _ in range(3))
+        for parameter, place in zip(parameters, parts(weights, parameters), strict=True):
+            place.copy_(parameter)
+            parameter.data = place
+        flat.append(FlatGroup(parameters, weights, own_gradients, means, squares, own_steps))
+    return gradients, steps, flat
+
+
+def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The parts of a flat tensor that belong to each parameter, in its shape.
+
+    Those of a round number of elements come first: so they, the matrices, begin where torch's allocator would have put them.
+    Nothing lies between: what no gradient ever fills could not be rid of a NaN.
+    """
+    places: dict[int, Tensor] = {}
+    start = 0
+    for ragged in (False, True):
+        for index, held in enumerate(parameters):
+            if (held.numel() % _ALIGNED > 0) == ragged:
+                places[index] = tensor[start : start + held.numel()].view(held.shape)
+                start += held.numel()
+    return [places[index] for index in range(len(parameters))]

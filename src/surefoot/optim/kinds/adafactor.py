@@ -1,0 +1,110 @@
+"""Adafactor with torch's arithmetic and without its waiting: torch's own reads four numbers a parameter on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.optim.in_place import made_steps, replace, subtract
+from surefoot.optim.registry import OptimizerKind, Shapes
+
+
+class Adafactor(Optimizer):
+    """Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235), with what torch's differs in.
+
+    The mean square of a matrix's gradient is kept as that of each row and each column, their product over their mean. Of a
+    tensor of more dimensions the last two are meant. An attribute `found_inf` of 1 makes a step change no bit.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        beta2_decay: float = -0.8,
+        clip_threshold: float = 1.0,
+        smallest_scale: float = 1e-3,
+        weight_decay: float = 0.0,
+    ) -> None:
+        settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **settings})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, or none where `found_inf` says so."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = vars(self).get("found_inf")
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
+                updates = [self._update(parameter, group, found_inf) for parameter in parameters]
+                decay = group["lr"] * group["weight_decay"]
+                subtract(parameters, updates, decay=decay, found_inf=found_inf)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
+        """What is taken from the parameter, without its decay; moves the mean squares."""
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        smallest = torch.finfo(parameter.dtype).eps
+        share = state["step"] ** group["beta2_decay"]
+        if gradient.ndim > 1:
+            for key, dimension in (("row_var", -1), ("col_var", -2)):
+                mean = torch.linalg.vector_norm(gradient, dim=dimension, keepdim=True).square_()
+                replace(state[key], state[key].lerp(mean.div_(gradient.shape[dimension]), share), found_inf=found_inf)
+            square = state["row_var"] @ state["col_var"]
+            square.div_(state["row_var"].mean(dim=-2, keepdim=True).clamp_(min=smallest))
+        else:
+            replace(state["variance"], state["variance"].lerp(gradient.square(), share), found_inf=found_inf)
+            square = state["variance"].clone()
+        update: Tensor = square.clamp_(min=smallest * smallest).rsqrt_().mul_(gradient)
+        scale = _root_mean_square(parameter).clamp_(min=group["smallest_scale"])
+        rate: Tensor = scale * state["step"].rsqrt().clamp_(max=group["lr"])
+        excess = (_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)
+        return update.mul_(rate.div_(excess))
+
+    def _started(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if state:
+            return state
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        if parameter.ndim > 1:
+            state["row_var"] = parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False)
+            state["col_var"] = parameter.new_zeros([*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False)
+        else:
+            state["variance"] = torch.zeros_like(parameter, requires_grad=False)
+        return state
+
+
+def _root_mean_square(tensor: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(tensor) / tensor.numel() ** 0.5
+    return norm
+
+
+def _rows_and_columns(shape: Sequence[int]) -> int:
+    numbers = prod(shape)
+    return numbers if len(shape) < 2 or not numbers else numbers // shape[-1] + numbers // shape[-2]
+
+
+def _state_bytes(_: Adafactor, shapes: Shapes) -> int:
+    return sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes)
+
+
+KINDS = (
+    OptimizerKind(
+        name="adafactor",
+        made=Adafactor,
+        state_bytes=_state_bytes,
+        shardable=False,
+        on_shards="its means over rows and columns, and the size of its steps, need whole matrices",
+        skip="own arithmetic",
+    ),
+)

@@ -1,0 +1,153 @@
+"""AdamW with its two moments in 8 bits, by bitsandbytes' block-wise quantisation.
+
+The library's own AdamW8bit waits for the device after every parameter and counts steps on the host, where a skipped one
+cannot be undone; so here are its numbers (map, blocks of 256, 32 bits for the small) in a step that does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.errors import ConfigError
+from surefoot.optim.in_place import made_steps, replace, subtract
+from surefoot.optim.registry import OptimizerKind, Shapes
+
+BLOCK = 256
+SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need them and cost nothing
+
+
+class AdamW8bit(Optimizer):
+    """Dettmers et al. 2022, sections 2.1 and 2.2 (https://arxiv.org/abs/2110.02861); the arithmetic is in float32.
+
+    The state of a large parameter is `exp_avg` and `exp_avg_sq` as codes of 8 bits, and for each block of 256 of them the
+    largest magnitude, `..._largest`. An attribute `found_inf` of 1 makes a step change no bit.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.quantisation = quantisation()
+        signed, unsigned = (self.quantisation.create_dynamic_map(signed=signed) for signed in (True, False))
+        devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
+        # the 256 numbers that codes stand for, from -1 to 1, or from 0 for squares
+        self.maps: dict[tuple[str, torch.device], Tensor] = {
+            (key, device): code.to(device)
+            for device in devices
+            for key, code in (("exp_avg", signed), ("exp_avg_sq", unsigned))
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, or none where `found_inf` says so."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = vars(self).get("found_inf")
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
+            for parameter in parameters:  # one by one: only its own moments are in 32 bits at a time
+                update = self._update(parameter, group, found_inf)
+                subtract([parameter], [update], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
+        """Adam's direction for a parameter; moves its moments."""
+        (beta1, beta2), state = group["betas"], self.state[parameter]
+        assert parameter.grad is not None
+        gradient = parameter.grad.float()
+        mean = self._read(state, "exp_avg").lerp_(gradient, 1.0 - beta1)
+        square = self._read(state, "exp_avg_sq").lerp_(gradient.square(), 1.0 - beta2)
+        self._write(state, "exp_avg", mean, found_inf)
+        self._write(state, "exp_avg_sq", square, found_inf)
+        root = square.div_(1.0 - beta2 ** state["step"]).sqrt_().add_(group["eps"])
+        return mean.div_(1.0 - beta1 ** state["step"]).div_(root)
+
+    def _read(self, state: dict[str, Any], key: str) -> Tensor:
+        """A moment in float32, not to be seen by the state."""
+        codes: Tensor = state[key]
+        if codes.dtype is not torch.uint8:
+            return codes.clone()
+        largest, code = state[f"{key}_largest"], self.maps[key, codes.device]
+        codes = (
+            codes.contiguous()
+        )  # after a resume they lie as the parameter does, and its CUDA kernel would mix them up
+        found: Tensor = self.quantisation.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
+        return found
+
+    def _write(self, state: dict[str, Any], key: str, value: Tensor, found_inf: Tensor | None) -> None:
+        if state[key].dtype is not torch.uint8:
+            replace(state[key], value, found_inf=found_inf)
+            return
+        code = self.maps[key, value.device]
+        codes, made = self.quantisation.quantize_blockwise(value, code=code, blocksize=BLOCK)
+        replace(state[key], codes, found_inf=found_inf)
+        replace(state[f"{key}_largest"], made.absmax, found_inf=found_inf)
+
+    def _started(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if state:
+            return state
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        for key in ("exp_avg", "exp_avg_sq"):
+            zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+            if parameter.numel() < SMALLEST:
+                state[key] = zeros
+                continue
+            code = self.maps[key, parameter.device]
+            codes, made = self.quantisation.quantize_blockwise(zeros, code=code, blocksize=BLOCK)
+            state[key], state[f"{key}_largest"] = codes, made.absmax
+        return state
+
+
+def quantisation() -> ModuleType:
+    """bitsandbytes' functions; `ConfigError` with what to install where it is not there or cannot be loaded."""
+    import logging
+
+    log = logging.getLogger("bitsandbytes")
+    said, log.level = log.level, logging.ERROR  # it tells of kernels for inference that it did not find
+    try:
+        from bitsandbytes import functional
+    except Exception as problem:  # its library of kernels may fail in many ways
+        raise ConfigError(
+            f"adamw8bit needs bitsandbytes, which cannot be loaded: {str(problem).splitlines()[0] if str(problem) else problem!r}\n"
+            '  pip install "surefoot[quant]", or use adamw'
+        ) from problem
+    finally:
+        log.level = said
+    return functional
+
+
+def _in_8_bits(numbers: int) -> int:
+    return numbers * 4 if numbers < SMALLEST else numbers + 4 * -(-numbers // BLOCK)
+
+
+def _state_bytes(_: AdamW8bit, shapes: Shapes) -> int:
+    return sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes)
+
+
+KINDS = (
+    OptimizerKind(
+        name="adamw8bit",
+        made=AdamW8bit,
+        state_bytes=_state_bytes,
+        shardable=False,
+        on_shards="its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",
+        skip="own arithmetic",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Lion: every number of a parameter moves by the learning rate, in the direction of a momentum's sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.optim.in_place import move_towards, subtract
+from surefoot.optim.registry import OptimizerKind, copies
+
+
+class Lion(Optimizer):
+    """Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675); the state is one momentum.
+
+    direction = sign(beta1 * momentum + (1 - beta1) * gradient); weight -= lr * (direction + weight_decay * weight);
+    momentum = beta2 * momentum + (1 - beta2) * gradient. An attribute `found_inf` of 1 makes a step change no bit.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    >>> weight.grad = torch.tensor([1e-9, -5.0])
+    >>> Lion([weight], lr=0.25).step(), weight.detach()
+    (None, tensor([0.7500, 1.2500]))
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, or none where `found_inf` says so."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = vars(self).get("found_inf")
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
+            momenta = [self._momentum(parameter) for parameter in parameters]
+            beta1, beta2 = group["betas"]
+            directions = torch._foreach_lerp(momenta, gradients, 1.0 - beta1)
+            torch._foreach_sign_(directions)
+            subtract(parameters, directions, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+            move_towards(momenta, gradients, share=1.0 - beta2, found_inf=found_inf)
+        return loss
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+        held: Tensor = state["momentum_buffer"]
+        return held
+
+
+KINDS = (OptimizerKind(name="lion", made=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)

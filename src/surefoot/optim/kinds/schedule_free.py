@@ -1,0 +1,137 @@
+"""AdamW that needs no falling rate: gradients are taken between a fast point and the mean of all its places.
+
+Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): z, which AdamW moves without momentum;
+x, the mean of all z, which is evaluated; y = (1 - beta1) z + beta1 x, where gradients are taken. The parameters are y and the
+state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.optim.ema import Twin, copy_buffers
+from surefoot.optim.in_place import add_to_each, made_steps, move_towards, subtract
+from surefoot.optim.registry import OptimizerKind, copies
+
+
+class ScheduleFree(Optimizer):
+    """Algorithm 1 of the paper: after step t, x moves to z by lr_t^2 / (lr_1^2 + ... + lr_t^2).
+
+    Weight decay is taken at y, as in the authors' code. A step counts for a parameter where it has a gradient. An attribute
+    `found_inf` of 1 makes a step change no bit.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 2.5e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, or none where `found_inf` says so."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._move(parameters, group, vars(self).get("found_inf"))
+        return loss
+
+    def _move(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+        states = [self._started(parameter) for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
+        (beta1, beta2), rate = group["betas"], group["lr"]
+
+        made_steps([state["step"] for state in states], found_inf=found_inf)
+        weight = torch.full_like(states[0]["weight_sum"], rate * rate)
+        add_to_each([state["weight_sum"] for state in states], weight, found_inf=found_inf)
+        move_towards(squares, torch._foreach_mul(gradients, gradients), share=1.0 - beta2, found_inf=found_inf)
+
+        steps, sums = (torch.stack([state[key] for state in states]) for key in ("step", "weight_sum"))
+        corrections = (1.0 - beta2**steps).unbind()
+        # a sum of 0 is that of rates of 0, or of a first step that is skipped
+        towards_fast = rate * rate / sums.clamp(min=torch.finfo(sums.dtype).tiny)
+        roots = torch._foreach_div(squares, corrections)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(gradients, roots)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        # y - (1 - c) beta1 (...) of the authors' code: towards z by c, and the share of z's own step that y takes part in
+        steps_of_y = torch._foreach_sub(parameters, fast)
+        torch._foreach_mul_(steps_of_y, towards_fast.unbind())
+        parts = (rate * (1.0 - beta1 * (1.0 - towards_fast))).unbind()
+        torch._foreach_add_(steps_of_y, torch._foreach_mul(updates, parts))
+        subtract(parameters, steps_of_y, found_inf=found_inf)
+        subtract(fast, updates, rate=rate, found_inf=found_inf)
+
+    def _started(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["weight_sum"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["z"] = parameter.detach().clone(memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+        return state
+
+
+class ScheduleFreeAverage:
+    """A twin of a model for x, the weights that are evaluated; computed when they are asked for, never swapped in.
+
+    `model` is the twin: score it, sample from it, save it, after `refresh`.
+    """
+
+    def __init__(self, twin: Twin, optimizer: ScheduleFree) -> None:
+        self.twin, self.model, self.optimizer = twin, twin.model, optimizer
+        own = dict(twin.pairs)
+        self._pairs = [
+            (parameter, own[parameter], 1.0 - 1.0 / group["betas"][0])
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        self._moved = bool(optimizer.state)  # True where the optimizer was built again on the way
+
+    def restart(self, live: nn.Module) -> None:
+        """Begin again at the model's weights, such as those that were loaded into it before the first step."""
+        self.twin.copy_parameters()
+        self._moved = True
+        self.refresh(live)
+
+    def update(self, applied: Tensor) -> None:  # noqa: ARG002
+        """Take note of a step; a skipped one moves neither y nor z, and so not x either."""
+        self._moved = True
+
+    @torch.no_grad()
+    def refresh(self, live: nn.Module) -> None:
+        """Make the twin what is to be evaluated now: x where steps were made since the last time, and the live buffers."""
+        if self._moved:
+            for parameter, average, weight in self._pairs:
+                fast = self.optimizer.state.get(parameter, {}).get("z")
+                average.copy_(parameter if fast is None else torch.lerp(parameter, fast, weight))
+            self._moved = False
+        copy_buffers(live, self.model)
+
+
+KINDS = (
+    OptimizerKind(
+        name="schedule-free",
+        made=ScheduleFree,
+        state_bytes=copies(2),
+        shardable=True,
+        skip="own arithmetic",
+        average=ScheduleFreeAverage,
+    ),
+)

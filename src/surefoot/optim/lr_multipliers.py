@@ -1,0 +1,190 @@
+"""Learning rates of parts of a model, as factors on the base rate; a factor of 0 freezes. Pure functions of the model.
+
+Several are multiplied: `sf.adamw(3e-4, rates=[sf.layer_decay(0.75), sf.frozen("embedding.*")])`.
+Importing this file does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import ConfigError
+from surefoot.optim.validation import Declaration
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_SHOWN = 12  # names in a message
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A function of a model to factors on the base learning rate, by name of parameter: 1 for what it leaves out, 0 freezes.
+
+    A name is one of `model.named_parameters()`. `described` says in JSON what must agree for a resume. For your own rule:
+
+    >>> from torch import nn
+    >>> slow_biases = Rates(
+    ...     lambda model: {name: 0.1 for name, held in model.named_parameters() if held.ndim == 1},
+    ...     described={"slow_biases": 0.1},
+    ... )
+    >>> slow_biases.factors(nn.Linear(2, 2))
+    {'bias': 0.1}
+    """
+
+    factors: Callable[[nn.Module], Mapping[str, float]]
+    described: Mapping[str, Any] = field(kw_only=True)
+    like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
+
+
+def layer_decay(decay: float) -> Rates:
+    """Slower the nearer to the input: a parameter at depth d of D has the factor decay^(D - d), the head 1, embeddings decay^D.
+
+    For fine-tuning, after Howard and Ruder 2018, section 3.1 (https://arxiv.org/abs/1801.06146), with depths as BEiT counts
+    them (Bao et al. 2022: https://arxiv.org/abs/2106.08254): embeddings or stem 0, then one for each block, then the head. They
+    are found from the model's structure (`surefoot.optim.param_roles.depths`); a model without a list of blocks is refused.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False))
+    >>> layer_decay(0.5).factors(model)
+    {'0.weight': 0.25, '1.weight': 0.5, '2.weight': 1.0}
+    """
+    if not 0 < decay <= 1:
+        raise ConfigError(f"layer_decay = {decay!r}: a number above 0 and up to 1 is needed, such as 0.75")
+
+    def factors(model: nn.Module) -> dict[str, float]:
+        from surefoot.optim.param_roles import depths
+
+        found = depths(model)
+        if found is None:
+            raise ConfigError(
+                f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
+                f"  it has: {_listed(name for name, _ in model.named_children())}\n"
+                "  put its blocks into one of these, or give factors by name: sf.Rates(lambda model: {...}, described={...})"
+            )
+        deepest = max(found.values())
+        return {name: decay ** (deepest - depth) for name, depth in found.items()}
+
+    return Rates(factors, described={"layer_decay": decay})
+
+
+def width_scaling(*, base_width: int) -> Rates:
+    """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
+
+    Embeddings, other matrices that take in the data, biases and norms keep 1. The width is what the head takes in, and all
+    hidden widths are to grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466); their
+    table 8 multiplies the head's output instead, which is no matter of rates. For Adam and its like, Lion included. Rates are
+    one half of it: the head is to start at 0 (or with a variance as 1 / width^2) and hidden matrices with one as 1 / width.
+    A head tied to an embedding counts as the embedding.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
+    >>> width_scaling(base_width=32).factors(model)
+    {'2.weight': 0.5, '4.weight': 0.5}
+    """
+    if isinstance(base_width, bool) or not isinstance(base_width, int) or base_width < 1:
+        raise ConfigError(
+            f"base_width = {base_width!r}: a whole number from 1 is needed, the width at which lr was found"
+        )
+
+    def factors(model: nn.Module) -> dict[str, float]:
+        from surefoot.optim.param_roles import final_layer, input_matrices, is_embedding, matrices
+
+        head, inputs = final_layer(model), set(input_matrices(model))
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        first_owners = {parameter: owner for owner, parameter in reversed(matrices(model))}
+        hidden = {names[held] for held, owner in first_owners.items() if held not in inputs and not is_embedding(owner)}
+        if head is None or not hidden:
+            raise ConfigError(
+                f"base_width: {type(model).__name__} has no hidden width: it takes two layers with a matrix at least\n"
+                "  leave base_width out, or give factors by name: sf.Rates(lambda model: {...}, described={...})"
+            )
+        width = next(held.shape[1] for owner, held in matrices(model) if owner is head)
+        return {name: base_width / width for name in names.values() if name in hidden}
+
+    return Rates(factors, described={"base_width": base_width}, like_adam_only=True)
+
+
+def frozen(*patterns: str) -> Rates:
+    """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
+
+    They get no gradient, no decay and no optimizer state, and are left out of averages. A pattern that fits no parameter is an
+    error that lists what there is. Freezing one name of a tied parameter freezes it. Batch statistics are no parameters: they
+    go on, unless the module is put into evaluation mode.
+
+    >>> from torch import nn
+    >>> frozen("0.*", "*.bias").factors(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    {'0.weight': 0.0, '0.bias': 0.0, '1.bias': 0.0}
+    """
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise ConfigError(f"frozen = {patterns!r}: give names of parameters, such as 'embedding.*'")
+
+    def factors(model: nn.Module) -> dict[str, float]:
+        first_names = {parameter: name for name, parameter in model.named_parameters()}
+        names = list(model.named_parameters(remove_duplicate=False))
+        fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
+        idle = [pattern for pattern, found in fitting.items() if not found]
+        if idle:
+            raise ConfigError(
+                f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
+                f"  there are: {_listed(_prefixes(name for name, _ in names))}"
+            )
+        chosen = {held for found in fitting.values() for held in found}
+        return {name: 0.0 for held, name in first_names.items() if held in chosen}
+
+    return Rates(factors, described={"frozen": list(patterns)})
+
+
+def factors_of(model: nn.Module, rates: Sequence[Rates]) -> dict[str, float]:
+    """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
+
+    >>> from torch import nn
+    >>> factors_of(nn.Linear(2, 2), [frozen("bias")])
+    {'weight': 1.0, 'bias': 0.0}
+    """
+    product = {name: 1.0 for name, _ in model.named_parameters()}
+    problems: list[str] = []
+    for rate in rates:
+        for name, factor in rate.factors(model).items():
+            if name not in product:
+                problems.append(f"rates {dict(rate.described)}: {name!r} is no parameter of {type(model).__name__}")
+            elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+                problems.append(f"rates {dict(rate.described)}: {factor!r} for {name} is no factor: a number from 0")
+            else:
+                product[name] *= factor
+    if problems:
+        raise ConfigError("\n".join([*problems[:4], *(["  ..."] if len(problems) > 4 else [])]))
+    return product
+
+
+def misfits(rates: Sequence[Any], optimizer: Declaration) -> list[str]:
+    """What is wrong with these as the rates of an optimizer, before there is a model."""
+    problems = []
+    for rate in rates:
+        if not isinstance(rate, Rates):
+            problems.append(f"rates = {rate!r}: give surefoot.layer_decay(0.75) or the like, or several in a list")
+        elif rate.like_adam_only and not optimizer.like_adam:
+            setting = ", ".join(f"{key} = {value!r}" for key, value in rate.described.items())
+            problems.append(f"{setting} does not fit {optimizer.name}: muP's factors for it are others")
+    return problems
+
+
+def freeze(model: nn.Module, factors: Mapping[str, float]) -> None:
+    """Let no gradient reach the parameters whose factor is 0."""
+    for name, parameter in model.named_parameters():
+        if factors[name] == 0:
+            parameter.requires_grad_(False)
+
+
+def _prefixes(names: Any) -> list[str]:
+    """Names in short: those of the direct parts, with * for what is in them."""
+    return list(dict.fromkeys(name if "." not in name else f"{name.partition('.')[0]}.*" for name in names))
+
+
+def _listed(names: Any) -> str:
+    found = list(names)
+    return ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "") if found else "nothing"

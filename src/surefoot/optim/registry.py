@@ -1,0 +1,99 @@
+"""What surefoot knows of an optimizer by its class: how it is built, what it keeps, how it runs on shards and skips a step.
+
+Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `specs.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from surefoot.optim.ema import Averages, Twin
+from surefoot.optim.param_groups import Group
+from surefoot.optim.specs import OPTIMIZERS
+
+Settings = Mapping[str, Any]
+Build = Callable[[Sequence[Group], float, Settings], Optimizer]
+Shape = tuple[int, ...]
+Shapes = Sequence[tuple[Shape, int]]
+"""Of each parameter its shape on this rank, and the bytes of one of its numbers."""
+WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
+
+NUMBER_BY_NUMBER = "number by number"
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """An optimizer made of others, which step or skip one by one."""
+
+    parts: list[Optimizer]
+
+    def hand_over(self) -> None:
+        """Give the parts the rates, gradients and state that are here."""
+        ...
+
+    def let_go(self) -> None:
+        """Give up what the parts needed for a step."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerKind:
+    """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
+
+    made: type[Any]
+    """Its class."""
+    name: str | None = None
+    build: Build | None = None
+    """From groups, the base rate and settings. None: `made`, with all settings as keywords."""
+    takes_complex: bool = False
+    """Whether it trains complex parameters."""
+    state_bytes: Callable[[Any, Shapes], int] | None = None
+    """Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its first step."""
+    update_bytes: Callable[[Sequence[Shape], int], int] | None = None
+    """Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies."""
+    shardable: bool
+    """Whether it may run where each rank holds some rows of every parameter."""
+    on_shards: str = NUMBER_BY_NUMBER
+    """How it does, or why it may not."""
+    skip: WaysToSkip
+    """How it leaves a bad step undone."""
+    split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
+    """Cuts the groups by what parameters are. None: they stay as they are."""
+    average: Callable[[Twin, Any], Averages] | None = None
+    """A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none."""
+
+
+def copies(count: int) -> Callable[[Any, Shapes], int]:
+    """The state of an optimizer that keeps so many numbers for each of a parameter.
+
+    >>> copies(2)(None, [((10, 3), 4)])
+    240
+    """
+    return lambda _, shapes: count * sum(math.prod(shape) * item_bytes for shape, item_bytes in shapes)
+
+
+def all_kinds() -> list[OptimizerKind]:
+    """Those with a name, in the order of `specs.py`, and what is known of others of torch's."""
+    files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
+    return [kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS]
+
+
+def kind_named(name: str) -> OptimizerKind:
+    """The optimizer that is declared under this name.
+
+    >>> kind_named("lion").skip
+    'own arithmetic'
+    """
+    return next(kind for kind in all_kinds() if kind.name == name)
+
+
+def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
+    """What is known of an optimizer; None of one of another class, which a subclass is too: it may do more."""
+    return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)

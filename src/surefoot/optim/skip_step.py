@@ -1,0 +1,222 @@
+"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
+
+`skipped_where_bad` says which; of the ways to skip, `skipping` chooses one by what the optimizer is able to do, and each can
+describe itself. A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.errors import ConfigError
+from surefoot.optim.adamw_fused import straight_to_kernel
+from surefoot.optim.in_place import fused_sgd_writes
+from surefoot.optim.registry import Composite, kind_of
+from surefoot.optim.undo_step import Restoring
+
+_LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
+
+
+class Skip(Protocol):
+    """One way to take an optimizer's step, or not."""
+
+    @property
+    def description(self) -> str:
+        """A phrase that says how, and what it costs."""
+        ...
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
+        ...
+
+
+def skipped_where_bad(
+    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, most: int, loss_scale: Tensor | None = None
+) -> Tensor:
+    """1.0 where this update is not to be applied, else 0.0, on the device; counts it in `bad_in_a_row`, the latch.
+
+    Past `most` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale` an overflow that
+    a smaller scale may cure is skipped, and is no sign of divergence.
+
+    >>> bad_in_a_row = torch.zeros(())
+    >>> norms = (1.0, torch.inf, torch.inf, 1.0)
+    >>> [float(skipped_where_bad(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, most=1)) for norm in norms]
+    [0.0, 1.0, 1.0, 1.0]
+    """
+    here = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
+    if here and loss_scale is None and _plainly_good(norm, loss, bad_in_a_row):
+        return torch.zeros((), dtype=torch.float32)
+    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
+    skipped = (bad | (bad_in_a_row > most)).float()
+    counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
+    bad_in_a_row.add_(counted).mul_(skipped)
+    return skipped
+
+
+def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
+    """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
+
+    Fused AdamW, Adam, SGD and Adagrad and those of this folder are told; others are not called on the CPU, and undone
+    elsewhere. On the meta device (a run on paper) it is as on CUDA.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
+    'inside the fused AdamW kernel'
+    """
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
+            "  use another optimizer, such as surefoot.adamw(...)"
+        )
+    if isinstance(optimizer, torch.optim.SGD) and not _writes(optimizer):
+        raise ConfigError(
+            "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
+            "  build it with SGD(..., fused=False), or keep the weights in float32"
+        )
+    if isinstance(optimizer, Composite):
+        return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
+    kind = kind_of(optimizer)
+    way = "copies" if kind is None else kind.skip
+    if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
+        return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
+    if way == "fused kernel" and _takes_found_inf(optimizer, device):
+        _make_momentum_buffers(optimizer)
+        return straight_to_kernel(optimizer) or InsideKernel(name)
+    if device.type == "cpu":
+        return BranchOnCpu(name)
+    if any(group.get("capturable") is False for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
+            f"  build it with {name}(..., capturable=True)"
+        )
+    if _is_dampened_sgd(optimizer):
+        raise ConfigError(
+            f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
+            " the host is not told\n  leave dampening out: a smaller lr does the same"
+        )
+    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return Restoring(name, parameter_bytes=sum(weight.numel() * weight.element_size() for weight in weights))
+
+
+@dataclass(frozen=True)
+class InsideKernel:
+    """The optimizer reads the flag itself, on the device: no copy of anything, no wait."""
+
+    name: str
+    kernel: str | None = None  # None: torch's fused one
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase."""
+        return f"inside {self.kernel or f'the fused {self.name} kernel'}"
+
+    def apply(self, optimizer: Any, found_inf: Tensor) -> None:
+        """Hand the flag to the kernel, as `torch.amp.GradScaler` does."""
+        optimizer.found_inf = found_inf
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # a later step by hand must not find it
+
+
+@dataclass(frozen=True)
+class PartByPart:
+    """Each part of a composite optimizer in its own way."""
+
+    parts: tuple[tuple[Optimizer, Skip], ...]
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase."""
+        return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step or skip every part."""
+        assert isinstance(optimizer, Composite)
+        optimizer.hand_over()
+        for part, skip in self.parts:
+            skip.apply(part, found_inf)
+        optimizer.let_go()
+
+
+@dataclass(frozen=True)
+class BranchOnCpu:
+    """A plain branch, on the one device where reading a number waits for nothing."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase."""
+        return f"by not calling {self.name} (a branch on the CPU, which waits for nothing there)"
+
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step or do not."""
+        step_unless_on_cpu(optimizer, found_inf)
+
+
+def read_on_cpu(number: Tensor) -> float:
+    """A number of the step, on the host; the one function below the loop that reads one (docs/decisions/0033).
+
+    Raises `RuntimeError` for a tensor on any other device: there the host would wait for it.
+
+    >>> read_on_cpu(torch.tensor(0.5))
+    0.5
+    """
+    if not number.is_cpu:
+        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
+    return number.item()
+
+
+def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
+    """Take the step unless the flag is set, which must be on the CPU."""
+    if read_on_cpu(found_inf) == 0:
+        optimizer.step()
+
+
+def _plainly_good(norm: Tensor, loss: Tensor, bad_in_a_row: Tensor) -> bool:
+    """Whether the general arithmetic would come to 0 and leave the latch at 0: nine calls of torch for most steps."""
+    return abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE and read_on_cpu(bad_in_a_row) == 0.0
+
+
+def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
+    """True where torch's kernel, which the optimizer has, is used and honours the flag."""
+    if device.type not in ("cpu", "cuda", "meta") or not all(group["fused"] for group in optimizer.param_groups):
+        return False
+    return not _is_dampened_sgd(optimizer)
+
+
+def _writes(optimizer: torch.optim.SGD) -> bool:
+    return all(
+        fused_sgd_writes(parameter)
+        for group in optimizer.param_groups
+        if group["fused"]
+        for parameter in group["params"]
+    )
+
+
+def _is_dampened_sgd(optimizer: Optimizer) -> bool:
+    """True where the first applied step differs from all others: its gradient is not dampened."""
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    return any(group["momentum"] and group["dampening"] for group in groups)
+
+
+def _make_momentum_buffers(optimizer: Optimizer) -> None:
+    """Start SGD's momentum from zeros, which without dampening is what its first step amounts to.
+
+    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory,
+    and leaves them so where that step is skipped; and it fails where a parameter has its first gradient in a
+    later step.
+    """
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+            for parameter in group["params"]:
+                state = optimizer.state[parameter]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)

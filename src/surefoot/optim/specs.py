@@ -1,0 +1,254 @@
+"""What an optimizer is to be, before there is a model: a name and numbers to be printed, saved and compared.
+
+Importing this file does not import torch; `build.build_optimizer` does. Which one for what: docs/optimizers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.errors import ConfigError
+from surefoot.optim import validation
+from surefoot.optim.lr_multipliers import Rates, misfits
+from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, declaration, declared, problems
+
+Betas = tuple[float, float]
+SeveralRates = Rates | Sequence[Rates]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer with its numbers; made by `adamw` and the others or, from configuration, `named`."""
+
+    name: str
+    lr: float
+    weight_decay: float
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    rates: tuple[Rates, ...] = ()  # of parts of the model
+
+    def described(self) -> dict[str, Any]:
+        """Everything that must agree for an exact resume, as JSON values.
+
+        >>> sgd(0.1, momentum=0.9).described()
+        {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'momentum': 0.9, 'nesterov': False}
+        """
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
+        rates = {"rates": [dict(rate.described) for rate in self.rates]} if self.rates else {}
+        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **rates}
+
+
+@declared(".torch_optimizers", first_run=(3e-3, 0.1))
+def adamw(
+    lr: float, *, weight_decay: float = 0.01, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
+
+    As torch's: the decay of a step is lr * weight_decay, so it follows the schedule. `rates`, here and in the others: those of
+    parts of the model, such as `layer_decay(0.75)`.
+
+    >>> adamw(3e-4).weight_decay
+    0.01
+    """
+    return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+
+
+@declared(".torch_optimizers", first_run=(3e-3, 0.0))
+def adam(
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
+
+    For comparison: the decay goes through the moments, so weights with large gradients hardly decay; `adamw` has it apart.
+
+    >>> adam(3e-4).described()["betas"]
+    [0.9, 0.999]
+    """
+    return named("adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+
+
+@declared(".torch_optimizers", first_run=(0.1, 0.0), like_adam=False)
+def sgd(
+    lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
+
+    The rate multiplies the buffer; Sutskever et al. 2013, equations 1 and 2, have it inside instead:
+    https://proceedings.mlr.press/v28/sutskever13.html
+
+    >>> dict(sgd(0.1, momentum=0.9).settings)
+    {'momentum': 0.9, 'nesterov': False}
+    """
+    settings = {"momentum": momentum, "nesterov": nesterov}
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+
+
+@declared(".lion", first_run=(1e-3, 0.3))
+def lion(
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.99), rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
+
+    Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
+
+    >>> lion(3e-4, weight_decay=1.0).described()
+    {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'betas': [0.9, 0.99]}
+    """
+    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, rates=rates)
+
+
+@declared(
+    ".adafactor",
+    first_run=(0.1, 0.0),
+    like_adam=False,
+    checks={"beta2_decay": at_least(-1, below=0), "clip_threshold": at_least(1), "smallest_scale": validation.POSITIVE},
+)
+def adafactor(
+    lr: float = 0.01,
+    *,
+    weight_decay: float = 0.0,
+    beta2_decay: float = -0.8,
+    clip_threshold: float = 1.0,
+    smallest_scale: float = 1e-3,
+    rates: SeveralRates = (),
+) -> OptimizerSpec:
+    """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
+
+    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, which counts as
+    `smallest_scale` where it is below; an update whose root mean square is above `clip_threshold` is scaled to it. So once
+    1 / sqrt(step) is below lr, a lower lr (of a schedule, a part of the model, a plateau) is felt only below that.
+
+    >>> adafactor().lr
+    0.01
+    """
+    settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
+    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+
+
+_OF_MUON = {"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES}
+
+
+@declared(".muon", first_run=(1e-2, 0.1), like_adam=False, checks=_OF_MUON)
+def muon(
+    lr: float,
+    *,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    betas: Betas = (0.9, 0.95),
+    eps: float = 1e-8,
+    adamw_lr: float | None = None,
+    adamw_for: tuple[str, ...] | None = None,
+    rates: SeveralRates = (),
+) -> OptimizerSpec:
+    """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
+
+    Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
+    https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:
+    https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
+
+    The head is the Linear whose weight is an embedding's, or else the last Linear of the model; `adamw_for` names the modules
+    or parameters that AdamW trains instead of it. `surefoot plan` prints who trains what.
+
+    >>> muon(3e-3).described()["ns_steps"]
+    5
+    """
+    settings: dict[str, Setting] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
+    settings |= {"betas": betas, "eps": eps, "adamw_lr": adamw_lr, "adamw_for": adamw_for}
+    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+
+
+@declared(".torch_optimizers", first_run=(3e-3, 0.1), checks={"momentum_decay": at_least(0)})
+def nadam(
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-8,
+    momentum_decay: float = 4e-3,
+    rates: SeveralRates = (),
+) -> OptimizerSpec:
+    """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
+
+    Its weight decay is decoupled, as AdamW's.
+
+    >>> nadam(1e-3).described()["momentum_decay"]
+    0.004
+    """
+    settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
+    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+
+
+@declared(".torch_optimizers", first_run=(3e-3, 0.1))
+def radam(
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
+
+    Its weight decay is decoupled, as AdamW's.
+
+    >>> radam(1e-3).name
+    'radam'
+    """
+    return named("radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+
+
+@declared(".adamw8bit", first_run=(3e-3, 0.1))
+def adamw8bit(
+    lr: float, *, weight_decay: float = 0.01, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
+
+    A quarter of AdamW's state. Parameters of fewer than 4096 numbers keep theirs in 32 bits. Needs bitsandbytes.
+
+    >>> adamw8bit(3e-4).described()["eps"]
+    1e-08
+    """
+    return named("adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+
+
+@declared(".schedule_free", first_run=(1e-2, 0.1), checks={"betas": validation.FIRST_ABOVE_0})
+def schedule_free(
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+) -> OptimizerSpec:
+    """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
+
+    What is scored, sampled from and predicted with is a mean of all weights so far, each as the square of its rate. Give it
+    a constant schedule with a warm-up, and no `ema`. It takes larger rates than AdamW, 1 to 10 times.
+
+    >>> schedule_free(3e-3).name
+    'schedule-free'
+    """
+    return named("schedule-free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+
+
+def named(
+    name: str,
+    *,
+    lr: float,
+    weight_decay: float | None = None,
+    settings: Mapping[str, Setting] | None = None,
+    rates: SeveralRates = (),
+) -> OptimizerSpec:
+    """The optimizer called `name`; a setting that is None has the optimizer's own default.
+
+    Raises one `ConfigError` with all problems; a setting that only other optimizers know is one of them.
+
+    >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).described()["momentum"]
+    0.9
+    """
+    kind = declaration(name)
+    given = {key: value for key, value in (settings or {}).items() if value is not None}
+    decay = kind.weight_decay if weight_decay is None else weight_decay
+    several = tuple(rates) if isinstance(rates, Sequence) else (rates,)
+    if found := [*problems(kind, lr=lr, weight_decay=decay, given=given), *misfits(several, kind)]:
+        raise ConfigError("\n".join(found))
+    merged = {**kind.settings, **given}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
+    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, rates=several)
+
+
+OPTIMIZERS: Mapping[str, Declaration] = DECLARED
+"""All of the above, by name."""

@@ -1,0 +1,138 @@
+"""The optimizers that have a name, and what is wrong with settings given to one of them. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from surefoot.errors import ConfigError
+
+Setting = float | bool | str | None | tuple[float, ...] | tuple[str, ...]
+Check = tuple[str, Callable[[Any], bool]]  # what is needed, and whether a value is that
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`registry.OptimizerKind`)."""
+
+    name: str
+    file: str
+    weight_decay: float
+    settings: Mapping[str, Setting]
+    checks: Mapping[str, Check]
+    first_run: tuple[float, float]
+    """lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen among rates
+    a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md)."""
+    like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
+
+    @property
+    def known(self) -> list[str]:
+        """All that may be given to it, settings of parts of a model included."""
+        parts = ["layer_decay", *(["base_width"] if self.like_adam else []), "frozen"]
+        return ["lr", "weight_decay", *self.settings, *parts]
+
+
+DECLARED: dict[str, Declaration] = {}
+"""By name, the optimizers whose public functions have been imported: those of `specs.py`."""
+
+
+def declared(
+    file: str, *, first_run: tuple[float, float], checks: Mapping[str, Check] | None = None, like_adam: bool = True
+) -> Callable[[Function], Function]:
+    """Declare the optimizer that this public function specifies: its keywords and their defaults are the optimizer's.
+
+    `file` is the module with its `OptimizerKind`, relative to `surefoot.optim.kinds`; `checks` are of keywords that only it has.
+    """
+
+    def declare(function: Function) -> Function:
+        name = function.__name__.replace("_", "-")
+        keywords = inspect.signature(function).parameters.values()
+        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "rates")}
+        decay = defaults.pop("weight_decay")
+        own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", *defaults)}
+        DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)
+        return function
+
+    return declare
+
+
+def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[str, Any]) -> list[str]:
+    """A line for everything that is wrong with the settings given to an optimizer.
+
+    >>> import surefoot.optim.specs
+    >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, given={"momentum": 2.0})
+    ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
+    """
+    found = [
+        f"optimizer.{key} = {value!r} is foreign to {kind.name}, which knows: {', '.join(kind.known)}\n"
+        f"  {key} is a setting of: {', '.join(other.name for other in DECLARED.values() if key in other.settings) or 'none'}"
+        for key, value in given.items()
+        if key not in kind.settings
+    ]
+    own = {key: value for key, value in given.items() if key in kind.settings}
+    for key, value in {"lr": lr, "weight_decay": weight_decay, **own}.items():
+        needed, fits = kind.checks[key]
+        if not fits(value):
+            found.append(f"optimizer.{key} = {value!r}: {needed} is needed")
+    merged = {**kind.settings, **own}
+    if not found and merged.get("nesterov") and not merged["momentum"]:
+        found.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
+    return found
+
+
+def declaration(name: str) -> Declaration:
+    """That of the optimizer called `name`; `ConfigError` for a name that none has.
+
+    >>> import surefoot.optim.specs
+    >>> declaration("lion").settings
+    {'betas': (0.9, 0.99)}
+    """
+    if name in DECLARED:
+        return DECLARED[name]
+    close = difflib.get_close_matches(name.replace("_", "-"), DECLARED, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(DECLARED)}"
+    raise ConfigError(f"optimizer.name = {name!r} is unknown; {meant}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+
+
+def at_least(low: float, *, below: float = math.inf) -> Check:
+    """The check of a number in a range.
+
+    >>> at_least(0, below=1)[0]
+    'a number from 0 to below 1'
+    """
+    needed = f"a number from {low:g}" + (f" to below {below:g}" if below < math.inf else "")
+    return needed, lambda value: _is_number(value) and low <= value < below
+
+
+POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value > 0)
+FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
+NAMES: Check = ("names of modules", _are_names)
+FIRST_ABOVE_0: Check = (
+    "a pair below 1 with a first one above 0, which says where gradients are taken,",
+    lambda value: _is_pair(value) and value[0] > 0,
+)
+_COMMON: dict[str, Check] = {
+    "lr": POSITIVE,
+    "weight_decay": at_least(0),
+    "eps": at_least(0),
+    "momentum": at_least(0, below=1),
+    "nesterov": ("true or false", lambda value: isinstance(value, bool)),
+    "betas": ("a pair such as (0.9, 0.999), each at least 0 and below 1,", _is_pair),
+}

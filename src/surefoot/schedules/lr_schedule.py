@@ -1,0 +1,260 @@
+"""Learning-rate schedules: pure functions from a step to a factor on each group's base learning rate.
+
+A schedule remembers nothing, so a resumed run, a replayed step and a drawn preview all see the same rates.
+Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a number of steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.durations import Length, in_steps
+from surefoot.errors import ConfigError
+from surefoot.schedules import curves, validation
+from surefoot.schedules.curves import Factors
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A rise over `warmup`, then a shape; a setting that is None has the shape's default, a foreign one is refused.
+
+    The factor is (step + 1) / (warmup + 1) while it rises (a one-cycle has its own rise), so no step is wasted at 0,
+    and exactly 1 at `step == warmup`. A floor above 0 is reached on the last step; a floor of 0 one step later, which
+    is never made. Past the end the floor holds; a shape without floor goes on.
+    """
+
+    shape: str
+    warmup: str | int | None = None
+    """Default 0; "5%" for inverse-sqrt, whose time scale it is; "30%" for one-cycle."""
+    floor: float | None = None
+    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse-sqrt and step (0 says nothing)."""
+    power: float | None = None
+    """polynomial: the exponent of what is left of the fall. Default 1, a straight line."""
+    cooldown: str | int | None = None
+    """wsd: the fall at the end. Default "20%"."""
+    drops: tuple[str | int, ...] | None = None
+    """step: where the rate is multiplied by `drop_factor`, counted from the run's start. Default ("50%", "75%")."""
+    drop_factor: float | None = None
+    """step: default 0.1."""
+    start: float | None = None
+    """one-cycle: the factor at step 0. Default 1/25."""
+    cycle: str | int | None = None
+    """restarts: from one full rate to the next. Default "25%"."""
+    cycle_growth: float | None = None
+    """restarts: each cycle is so many times longer than the one before. Default 1."""
+
+    def __post_init__(self) -> None:
+        validation.refuse_foreign_or_out_of_range(self.shape, self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "shape" and value is not None}
+
+    def resolved(self, length: Length) -> Schedule:
+        """The same with durations in steps and defaults filled in, so that 5% of this run stays that in a longer one.
+
+        Raises `ConfigError` where it does not fit in the run.
+
+        >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
+        10
+        """
+        return Schedule(self.shape, **validation.in_a_run(self.shape, self._given, length))
+
+    def factors(self, length: Length) -> Factors:
+        """The factor on the base learning rate as a function of the step; under a microsecond a call."""
+        return curves.curve(self.shape, validation.in_a_run(self.shape, self._given, length), length.steps)
+
+    def shared_steps(self, length: Length) -> int:
+        """How many steps from the first on have the same factors in every longer run.
+
+        >>> warmup_stable_decay(cooldown=20).shared_steps(Length(steps=100, samples_per_epoch=100, batch_size=10))
+        81
+        """
+        return curves.shared_steps(self.shape, validation.in_a_run(self.shape, self._given, length), length.steps)
+
+    def described(self) -> dict[str, Any]:
+        """The shape and the settings that are not absent, as JSON."""
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
+        return {"shape": self.shape, **plain}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`first` on the steps before `at`, then `second`, which begins at its own step 0; made by `join`.
+
+    Each part is a schedule of its own for a run of its own length: a percentage in it is of that part.
+    """
+
+    first: Schedule | Joined
+    second: Schedule | Joined
+    at: str | int
+
+    @property
+    def warmup(self) -> str | int | None:
+        """That of the first part."""
+        return self.first.warmup
+
+    def resolved(self, length: Length) -> Joined:
+        """The same, with all durations in steps; `ConfigError` where a part does not fit."""
+        at, before, after = self._cut(length)
+        try:
+            return Joined(self.first.resolved(before), self.second.resolved(after), at)
+        except ConfigError as problem:
+            raise ConfigError(f"joined at step {at} of {length.steps}: {problem}") from problem
+
+    def factors(self, length: Length) -> Factors:
+        """The factor on the base learning rate as a function of the step."""
+        at, before, after = (whole := self.resolved(length))._cut(length)
+        first, second = whole.first.factors(before), whole.second.factors(after)
+        return lambda step: first(step) if step < at else second(step - at)
+
+    def shared_steps(self, length: Length) -> int:
+        """How many steps from the first on have the same factors in every longer run."""
+        at, _, after = self._cut(length)
+        return at + self.second.shared_steps(after)
+
+    def described(self) -> dict[str, Any]:
+        """Both parts and the step between them, as JSON."""
+        return {"shape": "joined", "first": self.first.described(), "second": self.second.described(), "at": self.at}
+
+    def _cut(self, length: Length) -> tuple[int, Length, Length]:
+        at = in_steps(self.at, length=length, setting="at")
+        if not 0 < at < length.steps:
+            raise ConfigError(
+                f"at = {validation.shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                "  try: at='50%'"
+            )
+        return at, replace(length, steps=at), replace(length, steps=length.steps - at)
+
+
+def constant(warmup: str | int = 0) -> Schedule:
+    """The base learning rate throughout, after a warm-up; a run of this schedule can be made longer exactly.
+
+    >>> factor = constant(3).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in (0, 1, 2, 3, 7)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return Schedule("constant", warmup=warmup)
+
+
+def linear(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
+    """Rise for `warmup`, then fall along a straight line to `floor` times the base learning rate.
+
+    >>> factor = linear().factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in range(6)]
+    [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+    return Schedule("linear", warmup=warmup, floor=floor)
+
+
+def warmup_cosine(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
+    """Rise for `warmup`, then fall along half a cosine to `floor` times the base learning rate.
+
+    Loshchilov and Hutter 2017, equation 5, without restarts: https://arxiv.org/abs/1608.03983
+
+    >>> factor = warmup_cosine(1, floor=0.5).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> [round(factor(step), 3) for step in range(6)]
+    [0.5, 1.0, 0.75, 0.5, 0.5, 0.5]
+    """
+    return Schedule("cosine", warmup=warmup, floor=floor)
+
+
+def polynomial(warmup: str | int = 0, *, power: float = 1.0, floor: float = 0.0) -> Schedule:
+    """Rise for `warmup`, then fall to `floor` as what is left of the fall to the `power`; 1 is a straight line.
+
+    Chen et al. 2017, section 4.1 ("poly", power 0.9): https://arxiv.org/abs/1606.00915
+
+    >>> factor = polynomial(power=2.0).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in range(5)]
+    [1.0, 0.5625, 0.25, 0.0625, 0.0]
+    """
+    return Schedule("polynomial", warmup=warmup, power=power, floor=floor)
+
+
+def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
+    """Rise for `warmup`, then fall as the inverse square root of the step; can be made longer exactly.
+
+    The factor is sqrt(warmup / step), so the warm-up is the time scale too; with none it is 1 / sqrt(step + 1).
+    Vaswani et al. 2017, section 5.3, up to a constant: https://arxiv.org/abs/1706.03762
+
+    >>> factor = inverse_sqrt(4).factors(Length(steps=20, samples_per_epoch=8, batch_size=1))
+    >>> [round(factor(step), 2) for step in (0, 3, 4, 16)]
+    [0.2, 0.8, 1.0, 0.5]
+    """
+    return Schedule("inverse-sqrt", warmup=warmup)
+
+
+def step_decay(
+    warmup: str | int = 0, *, drops: tuple[str | int, ...] = ("50%", "75%"), drop_factor: float = 0.1
+) -> Schedule:
+    """Rise for `warmup`, then stay, and multiply by `drop_factor` at each of the steps `drops`, counted from the run's start.
+
+    The defaults are those of He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
+
+    >>> factor = step_decay(drop_factor=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]
+    [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+    return Schedule("step", warmup=warmup, drops=drops, drop_factor=drop_factor)
+
+
+def exponential(warmup: str | int = 0, *, floor: float = 0.01) -> Schedule:
+    """Rise for `warmup`, then multiply by the same factor at each step, so that the last one has `floor`.
+
+    >>> factor = exponential(floor=0.125).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> [round(factor(step), 3) for step in range(5)]
+    [1.0, 0.5, 0.25, 0.125, 0.125]
+    """
+    return Schedule("exponential", warmup=warmup, floor=floor)
+
+
+def one_cycle(warmup: str | int = "30%", *, start: float = 1 / 25, floor: float = 0.0) -> Schedule:
+    """Rise from `start` along half a cosine for `warmup`, then fall along another to `floor`; momentum stays.
+
+    Smith and Topin 2018: https://arxiv.org/abs/1708.07120, in the two phases of torch's OneCycleLR.
+
+    >>> factor = one_cycle(2, start=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> [round(factor(step), 2) for step in range(7)]
+    [0.5, 0.75, 1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    return Schedule("one-cycle", warmup=warmup, start=start, floor=floor)
+
+
+def warmup_stable_decay(warmup: str | int = 0, *, cooldown: str | int = "20%", floor: float = 0.0) -> Schedule:
+    """Rise for `warmup`, stay, and fall to `floor` over the last `cooldown`; until then it can be made longer exactly.
+
+    The cool-down is 1 - sqrt(its part that is over), from a last step at the full rate: Hägele et al. 2024, section 3,
+    https://arxiv.org/abs/2405.18392 (the name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395).
+
+    >>> factor = warmup_stable_decay(cooldown=4).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
+    >>> [round(factor(step), 2) for step in range(3, 9)]
+    [1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
+    """
+    return Schedule("wsd", warmup=warmup, cooldown=cooldown, floor=floor)
+
+
+def warm_restarts(
+    warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, floor: float = 0.0
+) -> Schedule:
+    """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
+
+    A floor above 0 is reached on the last step of each cycle. The last one ends with the run: of what is left after whole
+    cycles, half a cycle or more is one of its own, and less lengthens the one before.
+    Loshchilov and Hutter 2017, section 3: https://arxiv.org/abs/1608.03983
+
+    >>> factor = warm_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> [round(factor(step), 2) for step in range(7)]
+    [1.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    return Schedule("restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, floor=floor)
+
+
+def join(first: Schedule | Joined, second: Schedule | Joined, at: str | int = "50%") -> Joined:
+    """`first` on the steps before `at`, then `second`; percentages within them are of their own part of the run.
+
+    >>> factor = join(constant(), linear(), at=2).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in range(6)]
+    [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    return Joined(first, second, at)

@@ -1,0 +1,89 @@
+"""Muon in batches: torch's own bits, whatever is batched with what, and no bit after a bad step. 1 s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim._muon import _zeropower_via_newtonschulz
+
+from surefoot.memory import peak
+from surefoot.optim import newton_schulz as orthogonal_module
+from surefoot.optim.kinds.muon import BatchedMuon
+from surefoot.optim.memory import update_bytes
+from surefoot.optim.newton_schulz import NewtonSchulz, orthogonal
+from surefoot.optim.skip_step import skipping
+
+SHAPES = [(16, 48), (16, 16), (48, 16), (16, 48), (7, 3), (1, 5), (32, 32)]
+
+
+def matrices(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES]
+
+
+def test_each_is_made_what_torchs_muon_makes_of_it_alone_to_the_bit() -> None:
+    how = [NewtonSchulz(steps=3 + place % 2) for place in range(len(SHAPES))]
+    for made, matrix, each in zip(orthogonal(matrices(), how), matrices(), how, strict=True):
+        assert torch.equal(made, _zeropower_via_newtonschulz(matrix, each.coefficients, each.steps, each.eps))
+
+
+def test_singular_values_end_near_one() -> None:
+    for made in orthogonal(matrices(), [NewtonSchulz()] * len(SHAPES)):
+        values = torch.linalg.svdvals(made.float())
+        assert 0.3 < float(values.min()) <= float(values.max()) < 1.3  # of a random matrix none is very small
+
+
+def test_a_matrix_of_zeros_stays_one() -> None:
+    (made,) = orthogonal([torch.zeros(3, 4)], [NewtonSchulz()])
+    assert not made.any()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("rate", [None, "match_rms_adamw"])
+def test_steps_are_torchs_to_the_bit(nesterov: bool, rate: str | None) -> None:
+    settings: dict[str, Any] = {"lr": 0.1, "nesterov": nesterov, "adjust_lr_fn": rate, "weight_decay": 0.2}
+    models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
+    optimizers = [torch.optim.Muon(models[0], **settings), BatchedMuon(models[1], **settings)]
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for parameter, gradient in zip(model, matrices(seed=step), strict=True):
+                parameter.grad = gradient
+            model[4].grad = None  # not used in any step
+            optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
+
+
+@pytest.mark.parametrize("together", [1, 2000, 1 << 24])
+def test_batches_of_any_size_make_the_same_bits_and_take_the_memory_that_is_told(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orthogonal_module, "_TOGETHER", together)
+    models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
+    optimizers = [torch.optim.Muon(models[0], lr=0.1), BatchedMuon(models[1], lr=0.1)]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for parameter, gradient in zip(model, matrices(seed=1), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
+    with peak(torch.device("cpu")) as found:
+        optimizers[1].step()
+    told = update_bytes(skipping(optimizers[1], torch.device("meta")), optimizers[1])
+    assert told <= found.memory_bytes <= 1.1 * told  # norms and such are small
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0])
+def test_found_inf_leaves_every_bit_or_changes_nothing(bad: float) -> None:
+    models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
+    told, plain = (BatchedMuon(model, lr=0.1) for model in models)
+    told.found_inf = torch.tensor(bad)  # type: ignore[attr-defined]
+    for model, optimizer in zip(models, (told, plain), strict=True):
+        for parameter, gradient in zip(model, matrices(seed=1), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    expected = matrices() if bad else models[1]
+    assert all(torch.equal(one, other) for one, other in zip(models[0], expected, strict=True))
+    momenta = torch.stack([told.state[p]["momentum_buffer"].norm() for p in models[0]]).sum()
+    assert bool(momenta) != bool(bad)

@@ -1,0 +1,221 @@
+"""Schedule-free AdamW against its authors' package and ten lines of NumPy; and the weights that are evaluated. (2 s)"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot import snapshot
+from surefoot.checkpoint.store import Store
+from surefoot.optim.ema import twin_of
+from surefoot.optim.kinds.schedule_free import ScheduleFree, ScheduleFreeAverage
+
+RATES = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.1]
+
+
+def gradients() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(len(RATES), 3, 4))
+
+
+def trained(rates: list[float], *, betas: tuple[float, float], decay: float) -> tuple[nn.Linear, Tensor]:
+    """A matrix after one step for each gradient, and its mean as it would be evaluated."""
+    model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = ScheduleFree(model.parameters(), lr=0.02, betas=betas, weight_decay=decay)
+    average = ScheduleFreeAverage(twin_of(model), optimizer)
+    for rate, gradient in zip(rates, gradients(), strict=False):
+        optimizer.param_groups[0]["lr"] = 0.02 * rate
+        model.weight.grad = torch.from_numpy(gradient)
+        optimizer.step()
+        average.update(torch.tensor(1.0))
+    average.refresh(model)
+    return model, next(average.model.parameters()).detach()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.98, 0.0)])
+def test_it_is_the_published_algorithm_with_any_rates(betas: tuple[float, float], decay: float) -> None:
+    x = y = z = np.ones((3, 4))
+    square, weights = np.zeros((3, 4)), 0.0
+    for t, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
+        lr = 0.02 * rate
+        square = betas[1] * square + (1 - betas[1]) * gradient**2
+        update = gradient / (np.sqrt(square / (1 - betas[1] ** t)) + 1e-8) + decay * y
+        z = z - lr * update
+        weights += lr**2
+        share = lr**2 / weights
+        x = (1 - share) * x + share * z
+        y = (1 - betas[0]) * z + betas[0] * x
+    model, mean = trained(RATES, betas=betas, decay=decay)
+
+    np.testing.assert_allclose(model.weight.detach().numpy(), y, rtol=1e-6)  # the sum of weights is in float32
+    np.testing.assert_allclose(mean.numpy(), x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_with_a_warm_up_it_is_its_authors_package(decay: float) -> None:
+    """Whose rate never falls: it would weigh by the largest so far."""
+    package = pytest.importorskip("schedulefree")
+    theirs = nn.Parameter(torch.ones(3, 4, dtype=torch.float64))
+    optimizer = package.AdamWScheduleFree([theirs], lr=0.02, betas=(0.9, 0.99), weight_decay=decay, warmup_steps=4)
+    optimizer.train()
+    for gradient in gradients():
+        theirs.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+    trained_theirs = theirs.detach().clone()
+    optimizer.eval()
+    model, mean = trained([0.25, 0.5, 0.75, 1, 1, 1, 1, 1], betas=(0.9, 0.99), decay=decay)
+
+    torch.testing.assert_close(model.weight.detach(), trained_theirs, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(mean, theirs.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_at_a_constant_rate_the_mean_is_that_of_all_places_of_the_fast_point() -> None:
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    holder = nn.Module()
+    holder.weight = parameter
+    optimizer = ScheduleFree([parameter], lr=0.1)
+    average = ScheduleFreeAverage(twin_of(holder), optimizer)
+    places = []
+    for step in range(6):
+        parameter.grad = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        optimizer.step()
+        places.append(optimizer.state[parameter]["z"].clone())
+    average.update(torch.tensor(1.0))
+    average.refresh(holder)
+
+    expected = torch.stack(places).mean(0)
+    torch.testing.assert_close(next(average.model.parameters()).detach(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_rate_of_zero_moves_nothing() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    ScheduleFree([parameter], lr=0.0).step()
+
+    assert parameter.tolist() == [1.0, 1.0]
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(24, 5, generator=generator), torch.randint(3, (24,), generator=generator)
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def build(**changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train_data": data(),
+        "batch_size": 4,
+        "length": "12 steps",
+        "optimizer": sf.schedule_free(0.05),
+        "evaluate": {"all": sf.Split(data(), batch_size=8)},
+        "evaluate_every": "3 steps",
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def expected_mean(run: sf.Run) -> dict[str, Tensor]:
+    """x = (y - (1 - beta1) z) / beta1, by name, in float64."""
+    state = run.state.trained["model"].optimizer.state
+    return {
+        name: ((y.double() - 0.1 * state[y]["z"].double()) / 0.9).float().detach()
+        for name, y in run.state.models["model"].named_parameters()
+    }
+
+
+def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
+    run = build(out=tmp_path / "run")
+    run.train()
+    mean = expected_mean(run)
+    model = Net()
+    sf.load(tmp_path / "run").load_model(model)
+
+    torch.testing.assert_close(dict(model.named_parameters()), mean, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        by_hand = float(loss(model, data()))
+        of_trained = float(loss(run.state.models["model"].eval(), data()))
+    assert run.scores()["all/loss"] == pytest.approx(by_hand, rel=1e-5)
+    assert of_trained != pytest.approx(by_hand, rel=1e-3)
+
+
+def test_scoring_and_saving_more_often_changes_no_bit(tmp_path: Any) -> None:
+    often, never = build(evaluate_every="1 steps", out=tmp_path / "run", save_every="1 steps"), build(evaluate=None)
+    often.train()
+    never.train()
+
+    first, second = (run.state.models["model"].state_dict() for run in (often, never))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: Any) -> None:
+    """Weights of another step are lent to the model then: the mean must not be made of them and of the newest z."""
+    splits = {"all": sf.Split(data(), batch_size=8), "end": sf.Split(data(), batch_size=8, at_end=True)}
+    run = build(evaluate=splits, best="max all/loss", out=tmp_path / "run")
+    seen: dict[int, float] = {}
+    with run:
+        for step in run:
+            if step.scores:
+                seen[step.index + 1] = step.scores["all/loss"]
+    last = [line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"end"' in line]
+    worst = max(seen, key=seen.__getitem__)
+
+    assert worst != 12
+    assert json.loads(last[-1])["weights_of_step"] == worst
+    assert json.loads(last[-1])["end/loss"] == pytest.approx(seen[worst], rel=1e-6)
+
+
+def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any) -> None:
+    """Between two evaluations the twin is behind: it must catch up before other weights stand in its place."""
+    run = build(evaluate=None, out=tmp_path / "run", length="3 steps", save_every="1 steps")
+    with run:
+        for step in run:
+            if step.index == 2:
+                start = Store(tmp_path / "run/checkpoints").at(0)
+                with snapshot.weights_of(run.state, start):
+                    lent = run.parts.scoring.models()["model"].state_dict()
+                    torch.testing.assert_close({name: lent[name] for name in lent}, dict(start.files["ema"]))
+                mean = run.state.averages["model"].model
+                torch.testing.assert_close(dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6)
+
+
+def test_averages_of_its_own_and_ema_are_refused_together() -> None:
+    with pytest.raises(sf.ConfigError, match=r"ema = 0\.9 with schedule-free"):
+        build(ema=0.9)
+
+
+def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    build(schedule=sf.warmup_cosine(), console=True)
+    build(schedule=sf.constant("2 steps"), console=True)
+
+    said = capsys.readouterr().out
+    assert said.count("schedule-free needs no falling rate") == 1
+    assert "schedule=surefoot.constant(...), or --schedule.name constant" in said
+
+
+def test_a_first_beta_of_zero_is_refused() -> None:
+    with pytest.raises(sf.ConfigError, match="a first one above 0"):
+        sf.schedule_free(0.1, betas=(0.0, 0.9))

@@ -1,0 +1,60 @@
+"""Optimizers are made without torch's compiler, and are what they would be with it. (3 s, most of them a fresh interpreter)"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from surefoot.optim.build import without_compiler
+
+RUNS = """
+import sys
+from pathlib import Path
+import torch, torch.nn.functional as F, surefoot as sf
+
+data = torch.randn(16, 4), torch.randn(16, 8)
+for name, optimizer in (("adamw", sf.adamw(lr=1e-2)), ("muon", sf.muon(lr=1e-2, adamw_for=("0",)))):
+    build = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8))
+    loss = lambda model, batch: F.mse_loss(model(batch[0]), batch[1])
+    for length in ("2 steps", "4 steps"):
+        sf.Run(model=build, loss=loss, train_data=data, batch_size=4, length=length, optimizer=optimizer, out=Path(sys.argv[1]) / name,
+               evaluate={"held-out": sf.Split(data)}, console=False, report=False).train()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", RUNS, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
+
+
+def test_groups_are_those_that_torch_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [
+        {"params": [torch.nn.Parameter(torch.zeros(2))], "lr": 0.5},
+        {"params": [torch.nn.Parameter(torch.ones(3))]},
+    ]
+    usual = torch.optim.AdamW([dict(group) for group in groups], lr=0.1)
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    with without_compiler():
+        assert Optimizer.add_param_group.__qualname__ == "Optimizer.add_param_group"
+        assert not hasattr(Optimizer.add_param_group, "__wrapped__")
+        made = torch.optim.AdamW([dict(group) for group in groups], lr=0.1)
+    assert made.param_groups == usual.param_groups
+
+
+def test_torch_is_as_it_was_when_the_block_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)  # imports the compiler
+    before = Optimizer.add_param_group
+    with without_compiler():
+        assert Optimizer.add_param_group is before
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    with pytest.raises(ValueError, match="empty parameter list"), without_compiler():
+        torch.optim.SGD([], lr=0.1)
+    assert Optimizer.add_param_group is before

@@ -1,0 +1,225 @@
+"""What every optimizer must do in a run: resume to the same bits, skip, accumulate, average, take its group's rate. (8 s)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.optim.build import build_optimizer
+from surefoot.optim.memory import state_bytes
+from surefoot.optim.param_groups import Group
+from surefoot.optim.skip_step import skipping
+from surefoot.optim.specs import OptimizerSpec
+
+SAMPLES, BATCH, STEPS = 32, 4, 8
+
+
+class OfAUser(torch.optim.Optimizer):
+    """Heavy ball with a counter, as somebody may write it."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                ball = state.setdefault("ball", torch.zeros_like(parameter))
+                state["made"] = state.get("made", 0) + 1
+                ball.mul_(0.9).add_(parameter.grad)
+                parameter.sub_(ball, alpha=group["lr"] / state["made"])
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "adamw": lambda: sf.adamw(1e-2, weight_decay=0.1),
+    "adam": lambda: sf.adam(1e-2, weight_decay=0.1),
+    "sgd": lambda: sf.sgd(1e-2, momentum=0.9, weight_decay=0.1),
+    "lion": lambda: sf.lion(1e-3, weight_decay=0.1),
+    "adafactor": lambda: sf.adafactor(1e-2, weight_decay=0.1),
+    "muon": lambda: sf.muon(1e-2, weight_decay=0.1),
+    "nadam": lambda: sf.nadam(1e-2, weight_decay=0.1),
+    "radam": lambda: sf.radam(1e-2, weight_decay=0.1),
+    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.adamw8bit(1e-2, weight_decay=0.1),
+    "schedule-free": lambda: sf.schedule_free(1e-2, weight_decay=0.1),
+    "a user's": lambda: lambda groups: OfAUser(groups, lr=1e-2),
+}
+EVERY = pytest.mark.parametrize("name", MAKERS)
+SPECS = pytest.mark.parametrize("name", [name for name in MAKERS if name != "a user's"])
+
+
+class Net(nn.Sequential):
+    """A kernel, a matrix large enough for 8 bits, batch statistics and a head."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Unflatten(1, (1, 8)),
+            nn.Conv1d(1, 4, 3),
+            nn.Flatten(),
+            nn.Linear(24, 180),
+            nn.BatchNorm1d(180),
+            nn.Tanh(),
+            nn.Linear(180, 3),
+        )
+
+
+class Smooth(nn.Sequential):
+    """The same without batch statistics, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
+        self.double()
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def data(*bad: int, double: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(SAMPLES, 8, generator=generator)
+    inputs[list(bad), 1] = torch.nan
+    return inputs.double() if double else inputs, torch.randint(3, (SAMPLES,), generator=generator)
+
+
+def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train_data": train or data(),
+        "batch_size": BATCH,
+        "length": f"{STEPS} steps",
+        "optimizer": MAKERS[name](),
+        "schedule": sf.constant(warmup="2 steps"),
+        "ema": None if name == "schedule-free" else 0.9,
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def bits(run: sf.Run) -> dict[str, bytes]:
+    """Every bit of weights, buffers, averages as they would be scored, and optimizer state."""
+    (average,), trained = run.state.averages.values(), run.state.trained["model"]
+    live = run.state.models["model"]
+    average.refresh(live)
+    named = {f"model/{name}": held for name, held in live.state_dict().items()}
+    named |= {f"average/{name}": held for name, held in average.model.state_dict().items()}
+    for place, parameter in enumerate(trained.parameters):
+        for key, value in trained.optimizer.state[parameter].items():
+            named[f"optimizer/{place}/{key}"] = torch.as_tensor(value)
+    return {name: held.detach().clone().numpy().tobytes() for name, held in named.items()}
+
+
+@EVERY
+def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_path: Path) -> None:
+    whole = build(name)
+    whole.train()
+    build(name, out=tmp_path / "run", stop_after="4 steps").train()
+    resumed = build(name, out=tmp_path / "run")
+    resumed.train()
+
+    assert resumed.state.step == STEPS
+    assert bits(resumed) == bits(whole)
+
+
+@EVERY
+@pytest.mark.parametrize("bad_step", [0, 3])
+def test_a_step_with_a_gradient_that_is_no_number_changes_no_bit(name: str, bad_step: int) -> None:
+    with build(name) as run:
+        ids = [int(step.micro_batches[0].ids[0]) for step in run]
+    run = build(name, data(ids[bad_step]))
+    held = [bits(run)]
+    with run:
+        held += [bits(run) for _ in run]
+
+    before, after = held[bad_step], held[bad_step + 1]
+    assert {key: after[key] for key in before} == before
+    assert all(held[step] != held[step + 1] for step in range(STEPS) if step != bad_step)
+    assert all(torch.isfinite(weight).all() for weight in run.state.models["model"].state_dict().values())
+
+
+@EVERY
+def test_steps_do_not_depend_on_how_the_batch_is_cut(name: str) -> None:
+    def weights(micro_batch_size: int) -> dict[str, Tensor]:
+        run = build(name, data(double=True), model=Smooth, micro_batch_size=micro_batch_size, clip="norm 0.5")
+        run.train()
+        return {key: held.detach() for key, held in run.state.models["model"].named_parameters()}
+
+    # moments in 8 bits, and matrices orthogonalised in bfloat16, may round to the next number
+    tolerance = {"adamw8bit": 1e-4, "muon": 1e-4}.get(name, 1e-9)
+    torch.testing.assert_close(weights(1), weights(4), rtol=tolerance, atol=tolerance)
+
+
+@SPECS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch.dtype) -> None:
+    moved = []
+    for kind in (torch.float32, dtype):
+        model = nn.Linear(64, 80, bias=False, dtype=kind)
+        with torch.no_grad():
+            model.weight.fill_(0.5)
+        group = Group("all", 0.1, [model.weight], ["weight"], hidden=name == "muon")
+        spec: OptimizerSpec = MAKERS[name]()
+        optimizer = build_optimizer(spec, [group])
+        for group_of_torch in optimizer.param_groups:
+            group_of_torch["lr"] = 0.1
+            if group_of_torch.get("eps") == 1e-8:
+                group_of_torch["eps"] = 1e-3  # what float16 can hold
+        gradient = torch.randn(80, 64, generator=torch.Generator().manual_seed(0))
+        model.weight.grad = (gradient + gradient.sign()).to(kind)  # none so small that its square is 0 in float16
+        skipping(optimizer, torch.device("cpu")).apply(optimizer, torch.tensor(0.0))
+        moved.append(0.5 - model.weight.detach().float())
+
+    assert float(moved[0].abs().max()) > 0.01
+    wrong = (moved[1] - moved[0]).norm() / moved[0].norm()
+    assert float(wrong) < 0.1
+
+
+@SPECS
+def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
+    spec: OptimizerSpec = MAKERS[name]()
+    model = nn.Linear(4, 4)
+    group = Group("all", 0.0, list(model.parameters()), ["weight", "bias"], hidden=False)
+    groups = [
+        replace(group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25),
+        replace(group, parameters=[model.bias], names=["bias"]),
+    ]
+    rates = [made["lr"] for made in build_optimizer(spec, groups).param_groups]
+
+    assert rates == [spec.lr * 0.25, spec.lr]
+
+
+@SPECS
+def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> None:
+    run = build(name)
+    optimizer = run.state.trained["model"].optimizer
+    announced = state_bytes(optimizer)
+    run.train()
+    counters = ("step", "weight_sum", "mu_product")
+    kept = [
+        held.numel() * held.element_size()
+        for state in optimizer.state.values()
+        for key, held in state.items()
+        if isinstance(held, Tensor) and key not in counters
+    ]
+
+    assert announced == sum(kept)
+
+
+@SPECS
+def test_what_trains_has_a_lower_loss(name: str) -> None:
+    run = build(name, length="40 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
+    before = run.scores()["all/loss"]
+    run.train()
+
+    assert run.scores()["all/loss"] < before - 0.02

@@ -1,0 +1,124 @@
+"""Which parameters decay, by the kind of module that owns them; 1 second."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from surefoot.optim.param_groups import parameter_groups, table
+
+
+def decaying(model, weight_decay=0.1):
+    return {name for group in parameter_groups(model, weight_decay) if group.decay for name in group.names}
+
+
+class Named(nn.Module):
+    """Modules under names that have misled other loops."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+
+@pytest.mark.parametrize("name", ["norm1", "ln_f", "bn", "LayerNorm", "decay_me"])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.LayerNorm(4),
+        nn.LayerNorm((3, 4)),
+        nn.RMSNorm(4),
+        nn.RMSNorm((3, 4)),
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm1d(4),
+        nn.BatchNorm2d(4),
+        nn.SyncBatchNorm(4),
+        nn.InstanceNorm2d(4, affine=True),
+    ],
+    ids=str,
+)
+def test_no_norm_decays_whatever_its_name(name, norm):
+    assert decaying(Named(**{name: norm})) == set()
+
+
+@pytest.mark.parametrize("name", ["bias_proj", "norm", "embedding", "ln_bias"])
+def test_a_matrix_decays_whatever_its_name(name):
+    assert decaying(Named(**{name: nn.Linear(4, 4)})) == {f"{name}.weight"}
+
+
+@pytest.mark.parametrize("embedding", [nn.Embedding(9, 4), nn.EmbeddingBag(9, 4)], ids=str)
+def test_no_embedding_decays(embedding):
+    assert decaying(Named(proj=embedding)) == set()
+
+
+def test_no_bias_decays_even_of_three_dimensions():
+    attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+
+    assert attention.bias_k.ndim == 3
+    assert decaying(attention) == {"in_proj_weight", "out_proj.weight"}
+
+
+def test_convolutions_and_recurrent_matrices_decay_and_their_biases_do_not():
+    assert decaying(Named(conv=nn.Conv2d(3, 4, 3), rnn=nn.GRU(4, 4))) == {
+        "conv.weight",
+        "rnn.weight_ih_l0",
+        "rnn.weight_hh_l0",
+    }
+
+
+def test_a_norm_written_by_hand_does_not_decay():
+    class Gain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+    assert decaying(Named(scale=Gain())) == set()
+
+
+@pytest.mark.parametrize("embedding_first", [True, False])
+def test_a_tied_weight_stands_once_and_its_first_owner_decides(embedding_first):
+    embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, head) if embedding_first else nn.Sequential(head, embedding)
+    groups = parameter_groups(model, 0.1)
+
+    assert [(group.decay, group.names) for group in groups] == [(0.0 if embedding_first else 0.1, ["0.weight"])]
+
+
+def test_every_trainable_parameter_is_in_exactly_one_group_and_no_frozen_one():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    found = [parameter for group in parameter_groups(model, 0.1) for parameter in group.parameters]
+
+    assert len(found) == len(set(found)) == 4
+    assert set(found) == {parameter for parameter in model.parameters() if parameter.requires_grad}
+
+
+def test_names_and_parameters_agree_with_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    live = dict(model.named_parameters())
+
+    for group in parameter_groups(model, 0.1):
+        assert [live[name] for name in group.names] == group.parameters
+
+
+def test_without_decay_there_is_one_group():
+    (group,) = parameter_groups(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), 0.0)
+
+    assert (group.name, group.decay, len(group.parameters)) == ("all", 0.0, 4)
+
+
+def test_a_model_without_trainable_parameters_has_no_groups():
+    assert parameter_groups(nn.ReLU(), 0.1) == []
+
+
+def test_the_table_counts_every_value():
+    model = nn.Sequential(nn.Linear(30, 40), nn.LayerNorm(40))
+    header, *rows = [line.split() for line in table(parameter_groups(model, 0.1)).splitlines()]
+
+    assert header == ["group", "rate", "weight_decay", "tensors", "values", "names"]
+    assert rows == [
+        ["decay", "1", "0.1", "1", "1200", "0.weight"],
+        ["no", "decay", "1", "0.0", "3", "120", "0.bias", "...", "1.bias"],
+    ]

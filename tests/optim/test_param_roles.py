@@ -1,0 +1,160 @@
+"""Depth, inputs and outputs as the structure of a model tells them; 2 seconds."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import surefoot as sf
+from surefoot.models.gpt import GPT, GPTShape
+from surefoot.models.seq2seq import Seq2Seq, Seq2SeqShape
+from surefoot.optim.param_roles import depths, final_layer, input_matrices, matrices
+
+
+def gpt(**changes) -> GPT:
+    return GPT(GPTShape(**{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocabulary": 10} | changes))
+
+
+def seq2seq(**changes) -> Seq2Seq:
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "hidden": 16, "vocabulary": 10}
+    return Seq2Seq(Seq2SeqShape(**sizes | changes))
+
+
+def depth_of(model, prefix):
+    """The one depth of all parameters whose name begins so."""
+    (found,) = {depth for name, depth in depths(model).items() if name.startswith(prefix)}
+    return found
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+def test_a_gpt_is_as_deep_as_its_blocks_between_embeddings_and_head(family):
+    model = gpt(family=family)
+    stands = [depth_of(model, part) for part in ("embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head")]
+    assert stands == [0, 1, 2, 3, 4, 4]
+
+
+def test_the_decoder_stands_deeper_than_the_encoder():
+    model = seq2seq(source_vocabulary=12, tied=False, positions="learned")
+    parts = ["embedding", "source_", "target_", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2", "head"]
+    assert [depth_of(model, part) for part in parts] == [0, 0, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("layers", "last", "blocks"), [(18, "layer4.1", 8), (34, "layer4.2", 16), (50, "layer4.2", 16)]
+)
+def test_the_stages_of_a_resnet_follow_each_other(layers, last, blocks):
+    model = sf.models.ResNet(layers, channels=3, classes=10)
+    stands = [depth_of(model, part) for part in ("conv1", "bn1", "layer1.0", last, "fc")]
+    assert stands == [0, 0, 1, blocks, blocks + 1]
+
+
+def test_without_a_stem_the_first_block_is_at_0():
+    model = sf.models.SimpleCNN(channels=1, classes=10, width=4)
+    assert [depth_of(model, part) for part in ("blocks.0", "blocks.1", "blocks.2", "head")] == [0, 1, 2, 3]
+
+
+class Nested(nn.Module):
+    """Stages that are lists of blocks, with something between them, and an MLP in a Sequential inside each block."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.mlp = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(nn.Linear(4, 4).weight.detach().clone())
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+        self.first = nn.Sequential(nn.Sequential(self.Block(), self.Block()), nn.Sequential(self.Block(), self.Block()))
+        self.between = nn.Linear(4, 4)
+        self.second = nn.ModuleList([self.Block()])
+        self.norm = nn.LayerNorm(4)
+        self.outputs = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_lists_of_lists_are_opened_and_blocks_are_not():
+    model = Nested()
+    parts = [
+        "scale",
+        "stem",
+        "first.0.0",
+        "first.0.1",
+        "first.1.0",
+        "first.1.1",
+        "between",
+        "second.0",
+        "norm",
+        "outputs",
+    ]
+    assert [depth_of(model, part) for part in parts] == [0, 0, 1, 2, 3, 4, 4, 5, 6, 6]
+
+
+def test_where_lists_hold_single_layers_each_with_a_matrix_is_one_deeper():
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2))
+    )
+    assert depths(model) == {"0.weight": 0, "0.bias": 0, "1.weight": 0, "1.bias": 0} | {
+        "3.weight": 1,
+        "3.bias": 1,
+        "5.0.weight": 2,
+        "5.0.bias": 2,
+    }
+
+
+def test_every_parameter_has_one_depth_and_a_tied_one_that_of_its_first_place():
+    model = gpt(family="gpt2", tied=True)
+    found = depths(model)
+    assert list(found) == [name for name, _ in model.named_parameters()]
+    assert found["embedding.weight"] == 0
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Bilinear(2, 2, 2), nn.GRU(3, 4)], ids=str)
+def test_a_model_without_lists_has_no_depth(model):
+    assert depths(model) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "last"),
+    [
+        (gpt(), "head"),
+        (gpt(family="gpt2", tied=True), "head"),
+        (seq2seq(), "head"),
+        (sf.models.ResNet(18, channels=3, classes=10), "fc"),
+        (sf.models.SimpleCNN(channels=1, classes=10, width=4), "head"),
+        (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.BatchNorm1d(1)), "2"),
+    ],
+    ids=lambda held: held if isinstance(held, str) else type(held).__name__,
+)
+def test_the_final_layer_is_the_one_that_makes_the_outputs(model, last):
+    assert final_layer(model) is model.get_submodule(last)
+
+
+def test_what_is_no_matrix_is_no_final_layer():
+    assert final_layer(nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4))) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (gpt(), ["embedding.weight"]),
+        (gpt(family="gpt2"), ["embedding.weight", "positions.weight"]),
+        (
+            seq2seq(positions="learned", tied=False),
+            ["embedding.weight", "source_positions.table", "target_positions.table"],
+        ),
+        (sf.models.ResNet(18, channels=3, classes=10), ["conv1.weight"]),
+        (sf.models.SimpleCNN(channels=1, classes=10, width=4), ["blocks.0.widening.weight"]),
+        (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 1)), ["0.weight"]),
+        (nn.Sequential(nn.Linear(3, 3), nn.Embedding(4, 3), nn.Linear(3, 1)), ["1.weight"]),
+    ],
+    ids=lambda held: type(held).__name__,
+)
+def test_what_takes_in_the_data_is_an_embedding_a_stem_or_the_first_matrix(model, expected):
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    assert list(dict.fromkeys(names[held] for held in input_matrices(model))) == expected
+
+
+def test_no_bias_and_no_norm_is_a_matrix():
+    model = nn.Sequential(nn.MultiheadAttention(4, 2, add_bias_kv=True), nn.LayerNorm((3, 4)), nn.Conv1d(3, 4, 2))
+    assert [tuple(held.shape) for _, held in matrices(model)] == [(12, 4), (4, 4), (4, 3, 2)]

@@ -1,0 +1,71 @@
+"""Optimizers and limits on shards against the same on whole parameters, on three gloo ranks. (8 s)"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optim import shard_runs
+from ranks import Ranks
+from surefoot.errors import ConfigError
+from surefoot.optim import sharding
+from surefoot.optim.newton_schulz import shared_out
+from surefoot.optim.registry import all_kinds
+
+
+def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:
+    ways = [{"double": False, "nesterov": True}, {"double": True, "nesterov": False}]
+    for found in ranks.each(3, shard_runs.muon_steps, ways):
+        assert found == [[True] * 2 * len(shard_runs.SHAPES)] * 3
+
+
+def test_a_kernel_is_one_matrix_and_no_rank_applies_a_bad_step(ranks: Ranks) -> None:
+    found = ranks(3, shard_runs.composite_steps)
+    for each in found:
+        assert each["difference"] < 1e-12
+        assert each["unmoved"]
+        assert each["by"]
+        assert each["keys"]  # a checkpoint of one strategy is loaded under the other
+    assert sum(each["bytes"] for each in found) == found[0]["whole_bytes"]
+
+
+def test_parts_of_gradients_are_limited_as_the_whole_is(ranks: Ranks) -> None:
+    limits = {"norm": 0.5, "value": 0.3, "adaptive": 0.4, "auto": 0.5, "off": 0.0}
+    ways = [{"clip": clip, "number": number} for clip, number in limits.items()]
+    for way, by_rank in zip(ways, ranks.each(3, shard_runs.limited_by, ways), strict=True):
+        for found in by_rank:
+            assert found["difference"] < 1e-12, way
+            if found["fractions"]:
+                whole, of_parts = found["fractions"]
+                assert of_parts == pytest.approx(whole, abs=1e-6), way
+
+
+def test_each_rank_makes_about_as_many_multiplications_and_every_matrix_is_made_once() -> None:
+    shapes = ((64, 64), (64, 256), (256, 64), (64, 64), (64, 64), (64, 64))
+    owners = shared_out(shapes, 3)
+    work = [
+        sum(m * n * min(m, n) for (m, n), owner in zip(shapes, owners, strict=True) if owner == r) for r in range(3)
+    ]
+    assert len(owners) == len(shapes)
+    assert max(work) == 64 * 256 * 64
+
+
+def test_of_every_optimizer_it_is_told_how_it_runs_on_shards_or_why_not() -> None:
+    assert all(kind.on_shards for kind in all_kinds())
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in all_kinds() if kind.name and not kind.shardable])
+def test_what_needs_whole_parameters_is_refused_by_name_with_a_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} cannot train parts of a parameter: its .*\n  use adamw"):
+        sharding.refuse_name(name)
+
+
+def test_an_optimizer_that_nobody_knows_is_refused_and_a_subclass_of_a_known_one_too() -> None:
+    class Mine(torch.optim.SGD):
+        pass
+
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    sharding.refuse_optimizer(torch.optim.SGD([weight]))
+    for made in (Mine([weight]), torch.optim.Muon([weight]), torch.optim.LBFGS([weight])):
+        with pytest.raises(ConfigError, match=f"{type(made).__name__} cannot train parts"):
+            sharding.refuse_optimizer(made)

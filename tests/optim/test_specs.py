@@ -1,0 +1,241 @@
+"""Optimizers against ten lines of NumPy and against torch's own; 1 second."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from surefoot.errors import ConfigError
+from surefoot.optim.build import build_optimizer
+from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.specs import OptimizerSpec, adam, adamw, nadam, named, radam, sgd
+
+
+def gradients(steps=7, shape=(3, 4)):
+    return np.random.default_rng(0).normal(size=(steps, *shape))
+
+
+def trained(spec: OptimizerSpec, weight: np.ndarray) -> np.ndarray:
+    """One matrix after one step for each of `gradients`, in float64."""
+    model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(weight))
+    optimizer = build_optimizer(spec, parameter_groups(model, spec.weight_decay))
+    for gradient in gradients():
+        model.weight.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return model.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
+def test_adamw_is_the_published_algorithm(weight_decay, betas):
+    start, lr, eps = np.ones((3, 4)), 0.02, 1e-8
+    weight, first, second = start.copy(), np.zeros((3, 4)), np.zeros((3, 4))
+    for t, gradient in enumerate(gradients(), start=1):
+        weight -= lr * weight_decay * weight
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        weight -= lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + eps)
+
+    np.testing.assert_allclose(
+        trained(adamw(lr, weight_decay=weight_decay, betas=betas, eps=eps), start), weight, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_sgd_is_the_published_algorithm(weight_decay, momentum, nesterov):
+    start, lr = np.ones((3, 4)), 0.02
+    weight, buffer = start.copy(), np.zeros((3, 4))
+    for gradient in gradients():
+        whole = gradient + weight_decay * weight
+        buffer = momentum * buffer + whole
+        weight -= lr * (whole + momentum * buffer if nesterov else buffer)
+    spec = sgd(lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+
+    np.testing.assert_allclose(trained(spec, start), weight, rtol=1e-12)
+
+
+def reference_adam(start, lr, betas, decay):
+    """Kingma and Ba's algorithm 1 with the decay in the gradient."""
+    weight, first, second = start.copy(), np.zeros((3, 4)), np.zeros((3, 4))
+    for t, plain in enumerate(gradients(), start=1):
+        gradient = plain + decay * weight
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        weight -= lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + 1e-8)
+    return weight
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adam_has_its_decay_in_the_gradient(decay):
+    start = np.ones((3, 4))
+    expected = reference_adam(start, 0.02, (0.9, 0.99), decay)
+
+    np.testing.assert_allclose(trained(adam(0.02, betas=(0.9, 0.99), weight_decay=decay), start), expected, rtol=1e-12)
+
+
+def reference_nadam(start, lr, decay):
+    """Dozat's algorithm with torch's schedule of momentum: mu = beta1 (1 - 0.5 * 0.96^(t psi)); decoupled decay."""
+    weight, first, second, product = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 1.0
+    for t, gradient in enumerate(gradients(), start=1):
+        mu, following = (0.9 * (1 - 0.5 * 0.96 ** (k * 4e-3)) for k in (t, t + 1))
+        product *= mu
+        weight -= lr * decay * weight
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        ahead = (1 - mu) / (1 - product) * gradient + following / (1 - product * following) * first
+        weight -= lr * ahead / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+    return weight
+
+
+def reference_radam(start, lr, decay):
+    """Liu et al.'s algorithm 2 with torch's threshold of 5; decoupled decay."""
+    weight, first, second, limit = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 2 / (1 - 0.9) - 1
+    for t, gradient in enumerate(gradients(), start=1):
+        weight -= lr * decay * weight
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.9 * second + 0.1 * gradient**2
+        length = limit - 2 * t * 0.9**t / (1 - 0.9**t)
+        update = first / (1 - 0.9**t)
+        if length > 5:
+            rectified = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+            update = update * np.sqrt(rectified) * np.sqrt(1 - 0.9**t) / (np.sqrt(second) + 1e-8)
+        weight -= lr * update
+    return weight
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_nadam_and_radam_are_the_published_algorithms_with_decoupled_decay(decay):
+    start = np.ones((3, 4))
+
+    np.testing.assert_allclose(
+        trained(nadam(0.02, weight_decay=decay), start), reference_nadam(start, 0.02, decay), rtol=1e-6
+    )
+    found = trained(radam(0.02, weight_decay=decay, betas=(0.9, 0.9)), start)
+    np.testing.assert_allclose(found, reference_radam(start, 0.02, decay), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "torchs"),
+    [
+        (adamw(0.01), lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
+        (adam(0.01), lambda parameters: torch.optim.Adam(parameters, lr=0.01)),
+        (sgd(0.01, momentum=0.9), lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)),
+    ],
+)
+def test_defaults_are_torchs(spec, torchs):
+    model = nn.Linear(4, 3, bias=False)
+    made, expected = build_optimizer(spec, parameter_groups(model, spec.weight_decay)), torchs(model.parameters())
+
+    same = {key: value for key, value in expected.param_groups[0].items() if key not in ("params", "fused", "foreach")}
+    assert {key: made.param_groups[0][key] for key in same} == same
+
+
+def test_real_parameters_are_trained_by_the_fused_kernel_and_complex_ones_too_by_another():
+    real, complex_ = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
+
+    assert [
+        build_optimizer(adamw(0.1), parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)
+    ] == [
+        True,
+        False,
+    ]
+
+
+def test_each_group_has_its_own_decay():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    optimizer = build_optimizer(adamw(0.1, weight_decay=0.3), parameter_groups(model, 0.3))
+
+    assert [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups] == [
+        (0.3, 1),
+        (0.0, 3),
+    ]
+
+
+def test_described_is_json_and_names_every_number():
+    assert adamw(0.1).described() == {
+        "name": "adamw",
+        "lr": 0.1,
+        "weight_decay": 0.01,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "adamw",
+            {"momentum": 0.9},
+            r"(?s)momentum = 0.9 is foreign to adamw, .* layer_decay, base_width, frozen\n.* of: sgd, muon",
+        ),
+        ("sgd", {"eps": 0.1}, "which knows: lr, weight_decay, momentum, nesterov, layer_decay, frozen\n"),
+        ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is foreign to sgd"),
+        ("adamww", {}, "did you mean adamw"),
+        ("lbfgs", {}, "one of: adamw, adam, sgd, lion"),
+        ("sgd", {"nesterov": True}, "needs a momentum"),
+        ("adamw", {"betas": (0.9, 1.0)}, "optimizer.betas"),
+        ("adamw", {"betas": (0.9,)}, "optimizer.betas"),
+        ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
+        ("adamw", {"eps": -1.0}, "optimizer.eps"),
+        ("lion", {"eps": 1e-8}, "foreign to lion, which knows: lr, weight_decay, betas"),
+        ("schedule_free", {}, "did you mean schedule-free"),
+        ("muon", {"ns_steps": 0}, "optimizer.ns_steps"),
+        ("muon", {"adamw_for": "head"}, "names of modules"),
+        ("muon", {"momentum": 0.0}, "needs a momentum"),
+        ("adafactor", {"beta2_decay": 0.8}, "from -1 to below 0"),
+        ("adafactor", {"clip_threshold": 0.5}, "from 1"),
+        ("schedulefree", {}, "did you mean schedule-free"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        named(name, lr=0.1, settings=settings)
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf"), "fast", True])
+def test_a_rate_that_cannot_be_is_refused(lr):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr"):
+        adamw(lr)
+
+
+def test_all_problems_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)momentum.*lr.*weight_decay"):
+        named("adamw", lr=-1.0, weight_decay=-1.0, settings={"momentum": 0.9})
+
+
+def test_a_specification_does_not_import_torch():
+    code = "import sys, surefoot.optim as o; o.adamw(0.1); sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda matrix: matrix[:, :5],
+        lambda matrix: matrix[:2, :5],
+        lambda matrix: matrix[::3],
+        lambda matrix: matrix[:, ::4],
+    ],
+    ids=["columns", "columns of two rows", "two rows", "two columns"],
+)
+def test_a_parameter_with_gaps_in_memory_is_refused_by_name(cut):
+    """Torch's fused kernels on the CPU would train what lies between its numbers instead."""
+    whole = torch.randn(6, 8)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(5, 6))
+    model[0].weight = nn.Parameter(whole.t().contiguous().t())  # in another order, without gaps
+    groups = parameter_groups(model, 0.1)
+    assert build_optimizer(adamw(0.1), groups)
+
+    model[1].weight = nn.Parameter(cut(whole))
+    with pytest.raises(ConfigError, match=r"the numbers of 1\.weight do not lie together"):
+        build_optimizer(adamw(0.1), parameter_groups(model, 0.1))

@@ -1,0 +1,531 @@
+"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond; properties; against torch and transformers.
+
+5 seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.optim import lr_scheduler
+
+from surefoot.durations import Length
+from surefoot.errors import ConfigError
+from surefoot.schedules.curves import SHAPES as TABLE
+from surefoot.schedules.lr_schedule import (
+    Schedule,
+    constant,
+    exponential,
+    inverse_sqrt,
+    join,
+    linear,
+    one_cycle,
+    polynomial,
+    step_decay,
+    warm_restarts,
+    warmup_cosine,
+    warmup_stable_decay,
+)
+
+STEPS = 40
+MAKERS = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": warmup_cosine,
+    "polynomial": polynomial,
+    "inverse-sqrt": inverse_sqrt,
+    "step": step_decay,
+    "exponential": exponential,
+    "one-cycle": one_cycle,
+    "wsd": warmup_stable_decay,
+    "restarts": warm_restarts,
+}
+SHAPES = tuple(MAKERS)
+FALLING = (
+    "linear",
+    "cosine",
+    "polynomial",
+    "exponential",
+    "one-cycle",
+)  # from the end of warm-up to the end of the run
+FLOORED = (*FALLING, "wsd", "restarts")
+
+
+def length(steps=STEPS):
+    return Length(steps=steps, samples_per_epoch=100, batch_size=10)
+
+
+def factors(schedule, steps=STEPS, until=None):
+    factor = schedule.factors(length(steps))
+    return [factor(step) for step in range(steps if until is None else until)]
+
+
+def torch_factors(make, steps=STEPS):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@st.composite
+def runs(draw, shapes=SHAPES):
+    """Any schedule with all its settings, and the steps of a run that it fits."""
+    shape = draw(st.sampled_from(shapes))
+    steps = draw(st.integers(1, 150))
+    warmup = draw(st.integers(0, steps - 1))
+    chosen = {"warmup": warmup}
+    if shape in FLOORED:
+        chosen["floor"] = draw(
+            st.floats(0.001, 0.9) if shape == "exponential" else st.just(0.0) | st.floats(0.001, 0.9)
+        )
+    match shape:
+        case "polynomial":
+            chosen["power"] = draw(st.floats(0.1, 4.0))
+        case "one-cycle":
+            chosen["start"] = draw(st.floats(0.001, 0.9))
+        case "step":
+            assume(warmup < steps - 1)
+            drops = draw(st.sets(st.integers(warmup + 1, steps - 1), min_size=1, max_size=4))
+            chosen |= {"drops": tuple(sorted(drops)), "drop_factor": draw(st.floats(0.01, 0.9))}
+        case "wsd":
+            least, most = (0, steps - warmup) if chosen["floor"] == 0.0 else (1, steps - 1 - warmup)
+            assume(least <= most)
+            chosen["cooldown"] = draw(st.integers(least, most))
+        case "restarts":
+            chosen |= {"cycle": draw(st.integers(3, 60)), "cycle_growth": draw(st.sampled_from((1.0, 1.5, 2.0)))}
+    return Schedule(shape, **chosen), steps
+
+
+# --- properties of all shapes ----------------------------------------------------------------------------------------
+
+
+@given(runs())
+def test_no_step_runs_at_rate_0_or_above_the_base_rate_or_below_the_floor(run):
+    schedule, steps = run
+    found = factors(schedule, steps)
+
+    assert all(0.0 < factor <= 1.0 for factor in found)
+    assert all(factor >= (schedule.floor or 0.0) for factor in found[schedule.warmup :])
+
+
+@given(runs())
+def test_the_full_rate_is_first_used_exactly_where_warmup_ends(run):
+    schedule, steps = run
+    found = factors(schedule, steps)
+
+    assert found[schedule.warmup] == 1.0
+    assert all(earlier < later for earlier, later in pairwise(found[: schedule.warmup + 1]))
+
+
+@given(runs((*FALLING, "inverse-sqrt")))
+def test_a_schedule_without_plateau_uses_the_full_rate_once_and_only_falls(run):
+    schedule, steps = run
+    found = factors(schedule, steps)
+
+    assert found.count(1.0) == 1
+    assert all(earlier > later for earlier, later in pairwise(found[schedule.warmup :]))
+
+
+@given(runs(("constant", "step", "wsd")))
+def test_a_schedule_with_a_plateau_never_climbs_after_warmup(run):
+    schedule, steps = run
+    found = factors(schedule, steps, until=3 * steps)
+
+    assert all(earlier >= later for earlier, later in pairwise(found[schedule.warmup :]))
+
+
+@given(runs(FLOORED))
+def test_a_floor_above_0_is_reached_on_the_last_step_and_one_of_0_is_never_run(run):
+    schedule, steps = run
+    found = factors(schedule, steps)
+
+    if schedule.floor == 0.0:
+        assert found[-1] > 0.0
+    elif found[-1] != 1.0:  # else warm-up, or a cycle of one step, has it
+        assert found[-1] == schedule.floor
+        assert schedule.shape == "restarts" or found[-2] > schedule.floor
+
+
+@given(runs(FLOORED))
+def test_the_floor_holds_past_the_end(run):
+    schedule, steps = run
+
+    assert factors(schedule, steps, until=3 * steps)[steps:] == [schedule.floor] * 2 * steps
+
+
+@given(runs(("restarts",)))
+def test_a_cycle_of_warm_restarts_only_falls_and_the_next_begins_at_the_full_rate(run):
+    schedule, steps = run
+    found = factors(schedule, steps)
+    starts = [step for step in range(schedule.warmup, steps) if found[step] == 1.0]
+    sizes = [later - earlier for earlier, later in pairwise((*starts, steps))]
+
+    for start, size in zip(starts, sizes, strict=True):
+        assert all(earlier > later for earlier, later in pairwise(found[start : start + size]))
+    for size, following in pairwise(sizes[:-1]):
+        assert following == pytest.approx(size * schedule.cycle_growth, abs=1 + schedule.cycle_growth)
+    if len(sizes) > 1:
+        planned = schedule.cycle * schedule.cycle_growth ** (len(sizes) - 1)
+        assert planned / 2 - 1 <= sizes[-1] <= planned + planned * schedule.cycle_growth / 2 + 1
+
+
+@given(runs())
+def test_a_resolved_schedule_is_the_same_one(run):
+    schedule, steps = run
+    resolved = schedule.resolved(length(steps))
+
+    assert factors(resolved, steps, until=2 * steps) == factors(schedule, steps, until=2 * steps)
+    assert resolved.resolved(length(steps)) == resolved
+
+
+@given(runs())
+def test_shared_steps_say_on_how_many_steps_longer_runs_have_the_same_rates(run):
+    schedule, steps = run
+    found = factors(schedule, steps)
+    longer = [factors(schedule, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
+    same = next((step for step in range(steps) if any(other[step] != found[step] for other in longer)), steps)
+
+    assert [made <= schedule.shared_steps(length(steps)) for made in range(steps + 1)] == [
+        made <= same for made in range(steps + 1)
+    ]
+
+
+@given(runs(), runs(), st.booleans())
+def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
+    (early, at), (late, rest) = first, second
+    whole = join(early, late, at=at)
+    expected = factors(early, at) + factors(late, rest)
+    if nested:
+        whole, expected = join(whole, constant(), at=at + rest), [*expected, 1.0, 1.0]
+
+    assert factors(whole, len(expected)) == expected
+    assert factors(whole.resolved(length(len(expected))), len(expected)) == expected
+
+
+@given(runs(), runs())
+def test_shared_steps_are_those_of_joined_schedules_too(first, second):
+    (early, at), (late, rest) = first, second
+    whole, steps = join(early, late, at=at), at + rest
+    found = factors(whole, steps)
+    longer = [factors(whole, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
+    same = next((step for step in range(steps) if any(other[step] != found[step] for other in longer)), steps)
+
+    assert [made <= whole.shared_steps(length(steps)) for made in range(steps + 1)] == [
+        made <= same for made in range(steps + 1)
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
+    percentages = {"warmup": "10%", "cooldown": "20%", "drops": ("50%", "7 epochs"), "cycle": "25%"}
+    in_steps = {"warmup": 12, "cooldown": 24, "drops": (60, 70), "cycle": 30}
+    taken = {name: value for name, value in percentages.items() if name in TABLE[shape].takes}
+    resolved = Schedule(shape, **taken).resolved(length(120))
+
+    assert {name: vars(resolved)[name] for name in taken} == {name: in_steps[name] for name in taken}
+    assert resolved.resolved(length(1200)) == resolved
+
+
+def test_percentages_of_joined_schedules_are_of_their_part_and_stay_so():
+    resolved = join(constant("10%"), warmup_stable_decay("10%", cooldown="50%"), at="25%").resolved(length(40))
+
+    assert resolved == join(
+        constant(1).resolved(length(10)), warmup_stable_decay(3, cooldown=15).resolved(length(30)), at=10
+    )
+    assert resolved.resolved(length(400)) == resolved
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_digits_are_lost_at_the_end_of_a_very_long_run(shape):
+    steps = 10**9  # 1 + cos(pi * (1 - 1e-9)) is 0 in floating point
+    factor = MAKERS[shape]().factors(length(steps))
+
+    assert 0.0 < factor(steps - 1) <= factor(steps - 2) <= 1.0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_functions_have_the_defaults_of_the_shapes(shape):
+    assert MAKERS[shape]().resolved(length()) == Schedule(shape).resolved(length())
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape not in ("step", "restarts")])
+def test_a_run_of_one_step_has_the_full_rate(shape):
+    assert factors(Schedule(shape), 1) == [1.0]
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "one-cycle"])
+def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
+    assert factors(Schedule(shape, warmup=4))[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),
+    [
+        (constant(4), {0: 0.2, 4: 1, 20: 1, 39: 1, 50: 1}),
+        (linear(8), {0: 1 / 9, 8: 1, 24: 0.5, 39: 1 / 32, 40: 0, 50: 0}),
+        (linear(19, floor=0.2), {0: 0.05, 19: 1, 29: 0.6, 39: 0.2, 50: 0.2}),
+        (warmup_cosine(), {0: 1, 10: 0.5 + math.sqrt(0.125), 20: 0.5, 40: 0, 50: 0}),
+        (warmup_cosine(19, floor=0.2), {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2}),
+        (polynomial(8, power=3.0), {0: 1 / 9, 8: 1, 24: 0.125, 39: 1 / 32**3, 50: 0}),
+        (polynomial(19, power=0.5, floor=0.2), {19: 1, 34: 0.6, 39: 0.2, 50: 0.2}),
+        (inverse_sqrt(4), {0: 0.2, 4: 1, 16: 0.5, 36: 1 / 3, 100: 0.2}),
+        (inverse_sqrt(0), {0: 1, 3: 0.5, 35: 1 / 6}),
+        (step_decay(4), {0: 0.2, 4: 1, 19: 1, 20: 0.1, 29: 0.1, 30: 0.01, 39: 0.01, 50: 0.01}),
+        (step_decay(drops=("25%",), drop_factor=0.5), {0: 1, 9: 1, 10: 0.5, 39: 0.5, 50: 0.5}),
+        (exponential(19, floor=0.01), {0: 0.05, 19: 1, 29: 0.1, 39: 0.01, 50: 0.01}),
+        (one_cycle(), {0: 0.04, 6: 0.52, 12: 1, 26: 0.5, 40: 0, 50: 0}),
+        (one_cycle(20, start=0.5, floor=0.1), {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1}),
+        (warmup_stable_decay(4), {0: 0.2, 4: 1, 32: 1, 34: 0.5, 39: 1 - math.sqrt(7 / 8), 40: 0, 50: 0}),
+        (warmup_stable_decay(cooldown=16, floor=0.2), {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2}),
+        (warm_restarts(), {0: 1, 5: 0.5, 10: 1, 15: 0.5, 30: 1, 35: 0.5, 40: 0, 50: 0}),
+        (warm_restarts(4, cycle=12, cycle_growth=2.0), {0: 0.2, 4: 1, 10: 0.5, 16: 1, 28: 0.5, 40: 0}),
+        (warm_restarts(cycle=11, floor=0.2), {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2}),
+        (warm_restarts(cycle=17), {0: 1, 16: math.sin(math.pi / 34) ** 2, 17: 1, 39: math.sin(math.pi / 46) ** 2, 40: 0}),  # 6 are left
+        (warm_restarts(cycle=16), {0: 1, 8: 0.5, 16: 1, 24: 0.5, 32: 1, 36: 0.5, 40: 0}),  # 8 are left, half of 16
+    ],
+)  # fmt: skip
+def test_values_at_0_in_warmup_in_the_middle_at_the_end_and_beyond(schedule, values):
+    factor = schedule.factors(length())
+
+    assert {step: factor(step) for step in values} == pytest.approx(values, abs=1e-12)
+
+
+def test_the_cooldown_begins_so_that_the_run_ends_with_it():
+    assert factors(warmup_stable_decay(cooldown=10)).count(1.0) == 31  # and 9 lower ones: the tenth is at step 40
+    assert factors(warmup_stable_decay(cooldown=10, floor=0.1)).count(1.0) == 30
+    assert factors(warmup_stable_decay(cooldown=0)) == factors(constant())
+
+
+def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
+    for steps in range(20, 200):
+        assert factors(warm_restarts(cycle="25%"), steps).count(1.0) == 4
+
+
+# --- against torch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make"),
+    [
+        (warmup_cosine(), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS)),
+        # with a floor over one step less: torch reaches it after the last step
+        (warmup_cosine(floor=0.1), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1)),
+        (linear(floor=0.25), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.25, total_iters=STEPS - 1)),
+        (constant(7), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7)),
+        (polynomial(power=2.0), lambda optimizer: lr_scheduler.PolynomialLR(optimizer, STEPS, power=2.0)),
+        (
+            step_decay(drops=(9, "60%"), drop_factor=0.3),
+            lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [9, 24], gamma=0.3),
+        ),
+        (exponential(floor=0.02), lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / (STEPS - 1)))),
+        # torch's warm-up ends at pct_start * total_steps - 1
+        (
+            one_cycle(11, floor=0.04 / 1e4),
+            lambda optimizer: lr_scheduler.OneCycleLR(
+                optimizer, 1.0, total_steps=STEPS, pct_start=12 / STEPS, cycle_momentum=False
+            ),
+        ),
+        (warm_restarts(cycle=10), lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)),
+        (
+            join(constant(7), warmup_cosine(), at=10),
+            lambda optimizer: lr_scheduler.SequentialLR(
+                optimizer,
+                [
+                    lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7),
+                    lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 10),
+                ],
+                milestones=[10],
+            ),
+        ),
+    ],
+)
+def test_every_step_is_torch_s(schedule, make):
+    assert factors(schedule) == pytest.approx(torch_factors(make), abs=1e-12)
+
+
+def test_warm_restarts_that_grow_are_torch_s():
+    expected = torch_factors(lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10, 2), 70)
+
+    assert factors(warm_restarts(cycle=10, cycle_growth=2.0), 70) == pytest.approx(expected, abs=1e-12)
+
+
+# --- against transformers --------------------------------------------------------------------------------------------
+
+
+def transformers_factors(name, warmup, steps, *, floor=0.0, power=1.0, cooldown=0, cycles=1):
+    """transformers/optimization.py at 005edac, its get_*_schedule* functions by name, as one array over the steps."""
+    step = np.arange(steps, dtype=np.float64)
+    progress = (step - warmup) / (steps - warmup)
+    cooling = np.clip((step - (steps - cooldown)) / max(cooldown, 1), 0.0, 1.0)
+    after = {
+        "constant_with_warmup": np.ones(steps),
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + np.cos(np.pi * progress)),
+        "cosine_with_restarts": 0.5 * (1.0 + np.cos(np.pi * ((cycles * progress) % 1.0))),
+        "polynomial": (1.0 - floor) * np.maximum(1.0 - progress, 0.0) ** power + floor,
+        "inverse_sqrt": np.sqrt(warmup / np.maximum(step, 1.0)),
+        "warmup_stable_decay": (1.0 - np.sqrt(cooling)) * (1.0 - floor) + floor,  # decay_type "1-sqrt"
+    }[name]
+    return np.where(step < warmup, step / max(warmup, 1), after)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "chosen"),
+    [
+        (constant(8), "constant_with_warmup", {}),
+        (linear(8), "linear", {}),
+        (warmup_cosine(8), "cosine", {}),
+        (warm_restarts(8, cycle=8), "cosine_with_restarts", {"cycles": 4}),
+        (polynomial(8, power=2.0), "polynomial", {"power": 2.0}),
+        (inverse_sqrt(8), "inverse_sqrt", {}),
+        (warmup_stable_decay(8, cooldown=12), "warmup_stable_decay", {"cooldown": 12}),
+    ],
+)
+def test_after_warmup_every_step_is_that_of_transformers(schedule, name, chosen):
+    expected = transformers_factors(name, 8, STEPS, **chosen)
+
+    assert factors(schedule)[8:] == pytest.approx(expected[8:].tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "chosen"),
+    [
+        (polynomial(8, power=2.0, floor=0.1), "polynomial", {"power": 2.0, "floor": 0.1}),
+        (warmup_stable_decay(8, cooldown=12, floor=0.1), "warmup_stable_decay", {"cooldown": 12, "floor": 0.1}),
+    ],
+)
+def test_with_a_floor_it_is_transformers_over_one_step_less(schedule, name, chosen):
+    expected = transformers_factors(name, 8, STEPS - 1, **chosen)
+
+    assert factors(schedule)[8:] == pytest.approx([*expected[8:].tolist(), 0.1], abs=1e-12)
+
+
+def test_warmup_is_that_of_transformers_without_its_step_at_rate_0():
+    expected = transformers_factors("constant_with_warmup", 9, STEPS + 1)
+
+    assert expected[0] == 0.0
+    assert factors(constant(8)) == pytest.approx(expected[1:].tolist(), abs=1e-12)
+
+
+# --- what is refused, and what is written down -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("warmup", [30, 1000, "30 steps", "100%", "3 epochs"])
+def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, warmup):
+    with pytest.raises(ConfigError, match=r"(?s)warmup = \d+ steps.*run of 30 steps.*try: --schedule.warmup"):
+        Schedule(shape, warmup=warmup).factors(length(30))
+
+
+@pytest.mark.parametrize(
+    ("shape", "chosen", "message"),
+    [
+        ("cosign", {}, r"schedule.name = 'cosign' is unknown; one of: constant, linear, .*restarts"),
+        ("linear", {"floor": -0.1}, r"schedule.floor = -0.1: .* from 0 to 1"),
+        ("wsd", {"floor": 1.5}, r"schedule.floor = 1.5: .* from 0 to 1"),
+        ("linear", {"floor": math.nan}, "schedule.floor = nan"),
+        ("exponential", {"floor": 0.0}, r"(?s)never gets there.*--schedule.floor 0.01"),
+        ("polynomial", {"power": 0.0}, "schedule.power = 0.0: needed is a number above 0"),
+        ("polynomial", {"power": -1.0}, "schedule.power = -1.0"),
+        ("polynomial", {"power": math.nan}, "schedule.power = nan"),
+        ("polynomial", {"power": math.inf}, "schedule.power = inf"),
+        ("step", {"drop_factor": 1.0}, "schedule.drop_factor = 1.0"),
+        ("step", {"drop_factor": 0.0}, "schedule.drop_factor = 0.0"),
+        ("step", {"drop_factor": math.nan}, "schedule.drop_factor = nan"),
+        ("step", {"drops": ()}, r"schedule.drops = \(\): needed is a tuple"),
+        ("step", {"drops": "50%"}, "schedule.drops = '50%': needed is a tuple"),
+        ("one-cycle", {"start": 0.0}, "schedule.start = 0.0: .*first step would be wasted"),
+        ("one-cycle", {"start": 1.0}, "schedule.start = 1.0"),
+        ("one-cycle", {"start": math.nan}, "schedule.start = nan"),
+        ("restarts", {"cycle_growth": 0.5}, "schedule.cycle_growth = 0.5"),
+        ("restarts", {"cycle_growth": math.nan}, "schedule.cycle_growth = nan"),
+        ("restarts", {"cycle_growth": math.inf}, "schedule.cycle_growth = inf"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_where_it_is_written(shape, chosen, message):
+    with pytest.raises(ConfigError, match=message):
+        Schedule(shape, **chosen)
+
+
+FOREIGN = {"floor": 0.1, "power": 2.0, "cooldown": "5%", "drops": ("50%",), "drop_factor": 0.5, "start": 0.1}
+FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"), [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TABLE[shape].takes]
+)
+def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
+    owner = next(other for other in SHAPES if name in TABLE[other].takes)
+    message = (
+        rf"(?s)schedule.{name} = .* {shape}, which takes {', '.join(TABLE[shape].takes)}\n.*--schedule.name .*{owner}"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Schedule(shape, **{name: FOREIGN[name]})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
+    if "floor" not in TABLE[shape].takes:
+        assert Schedule(shape, floor=0.0).resolved(length()) == Schedule(shape).resolved(length())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (constant("5"), r"schedule.warmup = '5' has no unit\n  write it as"),
+        (warmup_stable_decay(cooldown="5"), r"schedule.cooldown = '5' has no unit\n  write it as"),
+        (step_decay(drops=("5",)), r"schedule.drops = '5' has no unit\n  write it as"),
+        (warm_restarts(cycle="5"), r"schedule.cycle = '5' has no unit\n  write it as"),
+        (join(constant(), linear(), at="5"), r"at = '5' has no unit\n  write it as"),
+        (warm_restarts(cycle="0%"), r"schedule.cycle = 0 steps \(0%\) is no step at all"),
+        (warm_restarts(cycle=0), "schedule.cycle = 0 steps is no step at all"),
+        (warmup_stable_decay(10, cooldown=31), r"schedule.cooldown = 31 steps does not fit .* 40 steps.* 30 are left"),
+        (warmup_stable_decay(10, cooldown="80%"), r"schedule.cooldown = 32 steps \(80%\) does not fit"),
+        (warmup_stable_decay(10, cooldown=30, floor=0.1), r"schedule.cooldown = 30 steps does not fit .* 29 are left"),
+        (warmup_stable_decay(cooldown=0, floor=0.1), r"schedule.cooldown = 0 steps does not fit"),
+        (step_decay(drops=("50%", "100%")), r"drops = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
+        (step_decay(drops=(20, 20)), "schedule.drops = 20 steps, 20 steps in a run of 40 steps"),
+        (step_decay(drops=(30, 20)), "schedule.drops = 30 steps, 20 steps in a run of 40 steps"),
+        (step_decay("50%"), r"drops = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
+        (step_decay(drops=(10, 20), drop_factor=1e-200), r"schedule.drop_factor = 1e-200.* and so 0\n  try: fewer drops"),
+        (polynomial(power=500.0), r"schedule.power = 500.0.* and so 0\n  try: --schedule.floor 0.01"),
+        (join(constant(), linear(), at="100%"), r"at = 40 steps \(100%\)"),
+        (join(constant(), linear(), at=0), "at = 0 steps: two joined schedules"),
+        (join(constant(), linear("100%"), at=10), r"joined at step 10 of 40: schedule.warmup = 30 steps \(100%\)"),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_does_not_fit_its_run_is_refused(schedule, message):
+    with pytest.raises(ConfigError, match=message):
+        schedule.factors(length())
+
+
+@pytest.mark.parametrize("schedule", [*(make() for make in MAKERS.values()), join(constant(), linear())])
+def test_what_is_written_down_is_json_without_what_is_absent(schedule):
+    described = schedule.described()
+
+    assert json.loads(json.dumps(described)) == described
+    assert "None" not in repr(described)
+    assert described != constant(9).described()
+
+
+def test_a_resolved_schedule_is_written_down_with_its_defaults():
+    assert Schedule("step").resolved(length()).described() == {
+        "shape": "step",
+        "warmup": 0,
+        "drops": [20, 30],
+        "drop_factor": 0.1,
+    }
