@@ -300,4 +300,3 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
     assert (kept.optimizer.lr, kept.optimizer.betas) == (0.5, (0.9, 0.95))
     assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
     assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.floor) == ("default", "flag", 0.1)
-

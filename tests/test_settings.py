@@ -19,13 +19,61 @@ from surefoot.diagnosis.described import Described
 from surefoot.recipes import gpt, images, translation
 
 DOCS = Path(__file__).parents[1] / "docs"
-ORDER = """
-    model loss train_data init seed length stop_after time_limit early_stopping batch_size micro_batch_size collate count workers
-    optimizer schedule plateau clip ema max_bad_steps precision channels_last compile activation_checkpointing checkpointed_blocks
-    device deterministic evaluate evaluate_every best sample_fn sample_every log_every watch_every trackers panels_fn report console
-    out save_every keep_last keep_every parallel sync_batch_norm compare_ranks_every settings files describe_sample example
-    about_data check_state accept_change disk
-""".split()
+ORDER = [
+    "model",
+    "loss",
+    "train_data",
+    "init",
+    "seed",
+    "length",
+    "stop_after",
+    "time_limit",
+    "early_stopping",
+    "batch_size",
+    "micro_batch_size",
+    "collate",
+    "count",
+    "workers",
+    "optimizer",
+    "schedule",
+    "plateau",
+    "clip",
+    "ema",
+    "max_bad_steps",
+    "precision",
+    "channels_last",
+    "compile",
+    "activation_checkpointing",
+    "checkpointed_blocks",
+    "device",
+    "deterministic",
+    "evaluate",
+    "evaluate_every",
+    "best",
+    "sample_fn",
+    "sample_every",
+    "log_every",
+    "watch_every",
+    "trackers",
+    "panels_fn",
+    "report",
+    "console",
+    "out",
+    "save_every",
+    "keep_last",
+    "keep_every",
+    "parallel",
+    "sync_batch_norm",
+    "compare_ranks_every",
+    "settings",
+    "files",
+    "describe_sample",
+    "example",
+    "about_data",
+    "check_state",
+    "accept_change",
+    "disk",
+]
 
 
 def built(**changes: Any) -> sf.Run:
