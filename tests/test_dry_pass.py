@@ -35,7 +35,7 @@ def of_translation() -> tuple[Any, Any]:
 
 
 def of_images() -> tuple[Any, Any]:
-    return images, images.Config(model=images.Model(width=8, channels_last=False), batch_size=16, **PLAIN)
+    return images, images.Config(model=images.Model(width=8), channels_last=False, batch_size=16, **PLAIN)
 
 
 CASES = {

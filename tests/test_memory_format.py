@@ -103,7 +103,7 @@ def test_format_and_layout_are_chosen_together(
     seen = layouts_seen(run)
     run.train()
     assert (run.parts.whole.precision.name, run.parts.layout.channels_last) == chosen
-    assert run.parts.described.get("channels_last", False) == chosen[1]
+    assert run.parts.described["channels_last"] == chosen[1]
     assert seen == {chosen[1]}  # in training, and where averaged weights are scored
 
 
@@ -126,7 +126,7 @@ def test_a_resume_goes_on_in_the_layout_it_began_with(tmp_path: Path, gains: Gai
     for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
         assert torch.equal(one, other)
     assert sf.load(built(tmp_path / "run")).verify(steps="all").exit_status == 0
-    with pytest.raises(sf.CheckpointError, match="channels_last was True, now absent"):
+    with pytest.raises(sf.CheckpointError, match="channels_last was True, now False"):
         built(tmp_path / "run", channels_last=False).train()
 
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,61 +25,16 @@ from surefoot.diagnosis.described import Described
 from surefoot.recipes import gpt, images, translation
 
 DOCS = Path(__file__).parents[1] / "docs"
-ORDER = [
-    "model",
-    "loss",
-    "train_data",
-    "init",
-    "seed",
-    "length",
-    "stop_after",
-    "time_limit",
-    "early_stopping",
-    "batch_size",
-    "micro_batch_size",
-    "collate",
-    "count",
-    "workers",
-    "optimizer",
-    "schedule",
-    "plateau",
-    "clip",
-    "ema",
-    "max_bad_steps",
-    "precision",
-    "channels_last",
-    "compile",
-    "activation_checkpointing",
-    "checkpointed_blocks",
-    "device",
-    "deterministic",
-    "evaluate",
-    "evaluate_every",
-    "best",
-    "sample_fn",
-    "sample_every",
-    "log_every",
-    "watch_every",
-    "trackers",
-    "panels_fn",
-    "report",
-    "console",
-    "out",
-    "save_every",
-    "keep_last",
-    "keep_every",
-    "parallel",
-    "sync_batch_norm",
-    "compare_ranks_every",
-    "settings",
-    "files",
-    "describe_sample",
-    "example",
-    "about_data",
-    "check_state",
-    "accept_change",
-    "disk",
-]
+ORDER = re.findall(
+    r"\w+",
+    """
+    model loss train_data init seed length stop_after time_limit early_stopping batch_size micro_batch_size collate count workers
+    optimizer schedule plateau clip ema max_bad_steps precision channels_last compile activation_checkpointing checkpointed_blocks
+    device deterministic evaluate evaluate_every best sample_fn sample_every log_every watch_every trackers panels_fn report console
+    out save_every keep_last keep_every parallel sync_batch_norm compare_ranks_every settings files describe_sample example
+    about_data check_state accept_change disk
+    """,
+)
 
 
 def built(**changes: Any) -> sf.Run:
@@ -213,3 +174,86 @@ def test_a_resume_does_with_a_setting_what_its_role_says(role: Role, name: str, 
 def test_the_table_in_the_docs_is_the_one_that_the_fields_make() -> None:
     """Write it anew: python -m surefoot.config.settings_table docs/settings.md"""
     assert settings_table(sf.Run) in (DOCS / "settings.md").read_text()
+
+
+FIELD = '''    rate_times: float = setting(1.0, identity=True)
+    """What every learning rate is multiplied by."""
+'''
+LINE = "    rate = rate * task.settings.rate_times\n"
+
+
+def with_one_more_setting(directory: Path) -> Path:
+    """A copy of the package in which `TrainSettings` has one field more, and the loop one line."""
+    copy = directory / "src"
+    shutil.copytree(Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, before, more in (
+        ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
+        ("loop.py", '    for group in trained.optimizer.param_groups:\n        group["lr"] =', LINE),
+    ):
+        text = (copy / "surefoot" / file).read_text()
+        assert text.count(before) == 1
+        (copy / "surefoot" / file).write_text(text.replace(before, more + before))
+    return copy
+
+
+def started(copy: Path, directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=directory,
+        env={**os.environ, **own},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def printed(copy: Path, directory: Path, *arguments: str) -> str:
+    return started(copy, directory, *arguments).communicate(timeout=300)[0]
+
+
+@pytest.mark.slow
+def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
+    """Its flag, its help, its line in config.toml and in the docs, what a resume and other ranks say of another value."""
+    copy = with_one_more_setting(tmp_path)
+    train = ("surefoot", "train", "images", "--length", "2 steps", "--log-every", "1 steps", "--report", "False")
+    assert re.search(
+        r"--rate-times FLOAT\s.*\n.*What every learning rate", printed(copy, tmp_path, *train[:3], "--help")
+    )
+
+    rates = {}
+    for name, times in (("whole", "1"), ("half", "0.5")):
+        text = printed(copy, tmp_path, *train, "--rate-times", times, "--out", name)
+        rates[name] = re.findall(r'"learning_rate": ?([^,]+)', (tmp_path / name / "metrics.jsonl").read_text())
+        assert rates[name], text
+    assert [float(rate) for rate in rates["half"]] == [float(rate) / 2 for rate in rates["whole"]]
+    assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()
+
+    other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
+    assert "cannot resume step-00000002: rate_times was 0.5, now 0.25" in other
+
+    shutil.copy(DOCS / "settings.md", tmp_path)
+    printed(copy, tmp_path, "surefoot.config.settings_table", "settings.md")
+    assert "| `rate_times` | `1.0` | What every learning rate is" in (tmp_path / "settings.md").read_text()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = [
+        started(
+            copy,
+            tmp_path,
+            *train,
+            "--rate-times",
+            f"{rank}",
+            "--out",
+            "two",
+            RANK=f"{rank}",
+            LOCAL_RANK=f"{rank}",
+            **world,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert "rate_times: rank 0 has 0.0, rank 1 has 1.0" in said[0], said
+    assert [rank.returncode for rank in ranks] == [2, 2], said

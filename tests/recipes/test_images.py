@@ -125,7 +125,7 @@ def test_watching_and_workers_change_no_weight() -> None:
         ({"data.classes": tuple("abcdefghij")}, "data.classes was"),
         ({"model.width": 5}, "model.width was 4, now 5"),
         ({"model.name": "resnet18", "model.width": None}, "model.name was 'simple_cnn', now 'resnet18'"),
-        ({"model.channels_last": False}, "model.channels_last was"),
+        ({"channels_last": False}, "channels_last was True, now False"),
     ],
 )
 def test_another_loss_other_data_and_another_network_are_another_run(
@@ -368,7 +368,7 @@ def test_resnets_have_the_stem_that_suits_the_images_or_is_asked(name: str, stem
         ("resnet18", "dropout", 0.1),
         ("simple_cnn", "stem", "cifar"),
         ("simple_cnn", "zero_last_gain", True),
-        ("timm:resnet10t", "channels_last", True),
+        ("timm:resnet10t", "width", 8),
     ],
 )
 def test_a_setting_of_another_network_is_foreign(name: str, setting: str, value: Any) -> None:

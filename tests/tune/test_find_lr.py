@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from small_runs import build
-from surefoot.tune import find_lr as module
+from surefoot.tune import lr_search as module
 
 
 def quadratic(**changes: Any) -> sf.Run:

@@ -67,11 +67,12 @@ def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
     """A config.toml in which settings that say "auto" have what was chosen for the run; their origin is then "auto".
 
-    >>> with_choices('seed = 1 # flag' + chr(10) + 'compile = "auto" # flag', {"compile": False, "precision": "bf16"})
+    >>> chosen = {"compile": False, "channels_last": True, "precision": "bf16"}
+    >>> with_choices('seed = 1 # flag' + chr(10) + 'compile = "auto" # flag', chosen)
     'seed = 1 # flag\\ncompile = false # auto'
     """
     settings, table, rest = text.partition("\n[")
-    for name in ("precision", "compile"):
+    for name in ("precision", "channels_last", "compile"):
         settings = re.sub(rf'(?m)^{name} = "auto".*$', f"{name} = {json.dumps(choices[name])} # auto", settings)
     return settings + table + rest
 

@@ -156,7 +156,9 @@ def problems_of(settings: Declared) -> list[str]:
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
         value = getattr(settings, name)
-        problem = type_problem(name, value, hints[name]) if name in hints and (check is None or value is None) else None
+        problem = None
+        if name in hints and (check is None or value is None):
+            problem = type_problem(name, value, hints[name], shown=repr)
         if problem is None and check is not None and value is not None:
             length = {"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}
             try:

@@ -12,7 +12,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -103,8 +103,8 @@ def field_hints(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{field.name}", hint
 
 
-def type_problem(name: str, value: Any, hint: Any) -> str | None:
-    """What is wrong with the type of a setting's value; None if nothing is.
+def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str] | None = None) -> str | None:
+    """What is wrong with the type of a setting's value, `shown` as in a file; None if nothing is.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'
@@ -112,7 +112,7 @@ def type_problem(name: str, value: Any, hint: Any) -> str | None:
     try:
         _checked(value, hint)
     except _WrongTypeError as wrong:
-        return f"{name} = {_shown(value)}: expected {wrong}"
+        return f"{name} = {(shown or _shown)(value)}: expected {wrong}"
     return None
 
 

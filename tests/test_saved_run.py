@@ -1,0 +1,221 @@
+"""`sf.load`: what a run's directory tells, what is done with it, and what of that executes the run's program."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.cli.main import main
+
+PROGRAM = """
+from pathlib import Path
+import torch, surefoot as sf
+with Path("executed").open("a") as file:
+    file.write("x")
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+def build():
+    data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
+    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
+        optimizer=sf.sgd(lr=0.1), evaluate={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
+        save_every="2 steps", log_every="2 steps", out="run", device="cpu", precision="fp32", console=False, report=False)
+"""
+READING: dict[str, Callable[[sf.SavedRun], object]] = {
+    "step": lambda run: run.step,
+    "status": lambda run: run.status,
+    "settings": lambda run: run.settings,
+    "metrics": lambda run: run.metrics,
+    "checkpoints": lambda run: run.checkpoints,
+    "records": lambda run: run.records(),
+    "panels": lambda run: run.panels(),
+    "diagnose": lambda run: run.diagnose(),
+    "report": lambda run: run.report("page.html"),
+    "export": lambda run: run.export("weights"),
+    "load_model": lambda run: run.load_model(linear),
+    "verify of files": lambda run: run.verify(windows=0),
+}
+EXECUTING: dict[str, Callable[[sf.SavedRun], object]] = {
+    "evaluate": lambda run: run.evaluate(),
+    "replay": lambda run: run.replay(1),
+    "verify": lambda run: run.verify(),
+    "load_model": lambda run: run.load_model(),
+}
+
+
+def linear() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    mean: torch.Tensor = (model(batch[0]) - batch[1]).square().mean()
+    return mean
+
+
+def build(out: Path | None, **changes: Any) -> sf.Run:
+    data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
+    settings: dict[str, Any] = {
+        "model": linear,
+        "loss": loss,
+        "train_data": data,
+        "batch_size": 4,
+        "length": "4 steps",
+        "optimizer": sf.adamw(lr=0.1),
+        "evaluate": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
+        "save_every": "2 steps",
+        "log_every": "1 steps",
+        "ema": 0.5,
+        "device": "cpu",
+        "out": out,
+        "console": False,
+        "report": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def of_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which a program stands, and the run that it has trained."""
+    place, before = tmp_path_factory.mktemp("of-file"), Path.cwd()
+    (place / "program.py").write_text(PROGRAM)
+    os.chdir(place)
+    try:
+        main(["train", "program.py:build"])
+    finally:
+        os.chdir(before)
+    return place
+
+
+@pytest.fixture
+def there(of_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(of_file)
+    (of_file / "executed").unlink(missing_ok=True)
+    return of_file
+
+
+@pytest.fixture(scope="module")
+def of_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("of-script") / "run"
+    build(out).train()
+    return out
+
+
+def test_to_name_a_run_reads_nothing() -> None:
+    assert sf.load("nowhere/run").path == Path("nowhere/run")
+
+
+def test_a_saved_run_tells_what_its_directory_holds(of_script: Path) -> None:
+    run = sf.load(of_script)
+    lines = [json.loads(line) for line in (of_script / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert (run.step, run.status, run.checkpoints) == (4, "finished", [0, 2, 4])
+    assert [record["loss"] for record in run.records("train")] == losses
+    assert len(run.records()) == len(lines)
+    assert run.settings["batch_size"] == 4
+    assert run.metrics["val/loss"] == [line["val/loss"] for line in lines if line["kind"] == "scores"][-1]
+    assert run.metrics["test/loss"] == next(line["test/loss"] for line in lines if line["kind"] == "end")
+
+
+def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:
+    build(tmp_path / "run", stop_after="3 steps").train()
+    assert (sf.load(tmp_path / "run").status, sf.load(tmp_path / "run").step) == ("stopped", 3)
+
+
+def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"cannot read .*metrics\.jsonl"):
+        sf.load(tmp_path).records()
+
+
+@pytest.mark.parametrize("weights", ["auto", "averaged", "trained"])
+@pytest.mark.parametrize("checkpoint", ["newest", 2, "4"])
+def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weights: Any, checkpoint: Any) -> None:
+    step = 4 if checkpoint == "newest" else int(checkpoint)
+    found = sf.checkpoint.Store(of_script / "checkpoints").at(step).files["model" if weights == "trained" else "ema"]
+    own = linear()
+    model = sf.load(of_script).load_model(own, checkpoint=checkpoint, weights=weights)
+    assert model is own
+    assert not model.training
+    assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+
+
+def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
+    build(tmp_path / "run", ema=None).train()
+    with pytest.raises(sf.CheckpointError, match="holds no ema"):
+        sf.load(tmp_path / "run").load_model(linear, weights="averaged")
+    with pytest.raises(sf.ConfigError, match="auto, averaged or trained"):
+        sf.load(of_script).load_model(linear, weights="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("use", [*READING.values()], ids=[*READING])
+def test_what_reads_executes_no_program(use: Callable[[sf.SavedRun], object], there: Path) -> None:
+    use(sf.load("run"))
+    assert not (there / "executed").exists()
+
+
+@pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])
+def test_a_changed_program_is_refused_unless_it_is_asked_for(
+    use: Callable[[sf.SavedRun], object], there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(sf.load("run"))
+    assert (there / "executed").exists()
+    kept = (there / "program.py").read_text()
+    (there / "executed").unlink()
+    try:
+        (there / "program.py").write_text(kept + "# changed\n")
+        with pytest.raises(sf.ConfigError, match="has changed"):
+            use(sf.load("run"))
+        assert not (there / "executed").exists()
+        use(sf.load("run", run_changed_program=True))
+        assert (there / "executed").exists()
+    finally:
+        (there / "program.py").write_text(kept)
+
+
+def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
+    run = sf.load("run")
+    by_class = run.load_model(linear)
+    assert all(
+        torch.equal(one, other) for one, other in zip(by_class.parameters(), run.load_model().parameters(), strict=True)
+    )
+    (value,) = [record["val/loss"] for record in run.records("scores") if record["step"] == 2]
+    assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
+    with pytest.raises(sf.ConfigError, match="has no split 'held-out'; it has: val"):
+        run.evaluate("held-out")
+
+
+@pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])
+def test_a_run_that_was_handed_over_is_what_it_was(use: Callable[[sf.SavedRun], object], of_script: Path) -> None:
+    run = build(of_script)
+    before = [tensor.tolist() for tensor in run.state.models["model"].parameters()]
+    use(sf.load(run))
+    assert run.state.step == 0
+    assert [tensor.tolist() for tensor in run.state.models["model"].parameters()] == before
+
+
+def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script: Path) -> None:
+    assert sf.load(build(of_script)).verify().whole
+    assert sf.load(build(of_script)).replay(3).logged == sf.load(build(of_script)).replay(step=3).logged
+    verdict = sf.load(of_script).verify()
+    assert verdict.sound
+    assert any("a script made this run" in line for line in verdict.not_proved)
+    with pytest.raises(sf.ConfigError, match="was made by a script"):
+        sf.load(of_script).evaluate()
+
+
+def test_what_is_no_saved_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match="this run has no directory"):
+        sf.load(build(None))
+    with pytest.raises(sf.ConfigError, match="run is a int"):
+        sf.load(3)  # type: ignore[arg-type]
+    run = build(tmp_path / "run")
+    with run, pytest.raises(sf.ConfigError, match="this run is open"):
+        sf.load(run)
