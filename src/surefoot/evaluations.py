@@ -36,9 +36,9 @@ class Evaluations:
     def resumed(self, parts: Parts, found: Contents) -> None:
         """Go on with what a checkpoint says is owed."""
         self.parts = parts
-        self.due = bool(found.state["evaluation_due"])
-        self.first = {name: float(value) for name, value in found.state.get("first_scores", {}).items()}
-        self.ended = bool(found.state["ended"]) and parts.finished  # a run that was made longer has another end
+        self.due = found.saved.evaluation_due
+        self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
+        self.ended = found.saved.ended and parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
         """Whether a split is to be scored after so many steps."""

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from surefoot.checkpoint.compare import (
-    described_as_now,
     differences,
     flat,
     has_same_samples,
@@ -36,12 +35,10 @@ from surefoot.saving import Saving
 from surefoot.schedules import Joined, Schedule
 from surefoot.scoring import Scoring
 from surefoot.sinks import RankLog, Screen
-from surefoot.snapshot import Whole, packed, refuse_incomplete
+from surefoot.snapshot import Whole, packed
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
 from surefoot.world import World, deterministic_kernels
-
-_ALONE = {"ranks": 1, "parallel": "none"}  # what checkpoints that do not say it were saved by: there was nothing else
 
 
 @dataclass(frozen=True)
@@ -156,8 +153,7 @@ class Parts:
         Percentages of the schedule are of the length with which the run began.
         """
         where = f"step-{found.step:08d}"
-        refuse_incomplete(found)
-        saved = described_as_now(found.state["described"])
+        saved = dict(found.saved.described)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
             saved["init"] = None
@@ -202,10 +198,10 @@ class Parts:
     @interprets
     def refuse_another_architecture(self, found: Contents) -> None:
         """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
-        if found.state["machine"]["torch"] != torch.__version__:
+        if found.saved.machine["torch"] != torch.__version__:
             return  # whose modules may print themselves otherwise
         for name, text in self.architecture.items():
-            before = found.state["architecture"].get(name, "").splitlines()
+            before = found.saved.architecture.get(name, "").splitlines()
             pairs = zip_longest(before, text.splitlines(), fillvalue="nothing")
             changed = next(
                 ([each.strip().removesuffix("(") for each in pair] for pair in pairs if len({*pair}) > 1), None
@@ -219,11 +215,11 @@ class Parts:
     @interprets
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
-        other_machine = "; ".join(differences(_ALONE | found.state["machine"], self.machine()))
-        before, was = found.state["scored"], found.state["fingerprints"]
+        other_machine = "; ".join(differences(found.saved.machine, self.machine()))
+        before, was = found.saved.scored, found.saved.fingerprints
         other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
-        if was.get("machine") == self.fingerprints.get("machine"):  # another one may read them to other bits
-            read, now = was.get("splits", {}), self.fingerprints.get("splits", {})
+        if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
+            read, now = was["splits"], self.fingerprints["splits"]
             other += [name for name in now if name not in other and read.get(name, now[name]) != now[name]]
         goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
         return [goes_on] * bool(other_machine) + [

@@ -19,7 +19,6 @@ from faulty_runs import Config
 from surefoot.loop import Step, forward_backward, update
 from surefoot.replay.look import Look
 from surefoot.replay.looking import look
-from surefoot.snapshot import packed
 
 
 def upcoming(run: sf.Run, step: int = 0) -> Step:
@@ -36,7 +35,7 @@ def after(run: sf.Run, steps: int) -> Step:
 
 
 def tensors(run: sf.Run) -> dict[str, Tensor]:
-    contents = packed(run.parts.whole)
+    contents = run.parts.packed()
     found = {f"{file}/{name}": held for file in contents.files for name, held in contents.tensors(file).items()}
     found |= {f"buffer/{name}": held for name, held in run.state.models["model"].named_buffers()}
     return found | {

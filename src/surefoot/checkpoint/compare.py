@@ -44,21 +44,6 @@ def differences(saved: Described, now: Described) -> list[str]:
     ]
 
 
-def described_as_now(saved: Described) -> dict[str, Any]:
-    """What an earlier version described at another place, where it is described now: `sync_batch_norm` was a model's.
-
-    >>> described_as_now({"settings": {"model": {"name": "resnet18", "sync_batch_norm": True}}})
-    {'settings': {'model': {'name': 'resnet18'}}, 'sync_batch_norm': True}
-    """
-    settings = saved.get("settings", {})
-    model = settings.get("model")
-    if not isinstance(model, Mapping) or not isinstance(model.get("sync_batch_norm"), bool):
-        return dict(saved)
-    rest = {name: value for name, value in model.items() if name != "sync_batch_norm"}
-    synchronised = {"sync_batch_norm": True} if model["sync_batch_norm"] else {}
-    return {**saved, "settings": {**settings, "model": rest}} | synchronised
-
-
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` naming every setting in which a run differs from the saved one."""
     found = differences(saved, now)

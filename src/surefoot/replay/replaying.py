@@ -157,7 +157,7 @@ def replayed_from(
                 coming,
                 samples=samples,
                 describe=parts.describe_sample,
-                ranks=int(found.state["machine"].get("ranks", 1)),
+                ranks=found.saved.machine["ranks"],
                 pieces=parts.supply.plan.pieces,
             )
         logged = _logged(again, known, out, step)

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import user_files
-from surefoot.checkpoint.compare import described_as_now, differences
+from surefoot.checkpoint.compare import differences
 from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reading import interpreted, opened, read_manifest
 from surefoot.checkpoint.reading import verify as wrong_in
+from surefoot.checkpoint.state_json import Accepted
 from surefoot.checkpoint.store import Store
 from surefoot.config.paths import read_regular
 from surefoot.errors import CheckpointError
-from surefoot.snapshot import refuse_incomplete
 from surefoot.verifying import log as logs
 from surefoot.verifying.log import FILE, Log, Noted
 from surefoot.verifying.verdict import Problem
@@ -48,12 +48,12 @@ class Checkpoint:
     @property
     def described(self) -> dict[str, Any]:
         """What makes it this run and no other."""
-        return described_as_now(self.found.state["described"])
+        return self.found.saved.described
 
     @property
-    def accepted(self) -> list[dict[str, Any]]:
+    def accepted(self) -> list[Accepted]:
         """The changes of the program with which the run went on, each with the `step` from which on they count."""
-        return list(self.found.state["fingerprints"].get("accepted", []))
+        return self.found.saved.fingerprints["accepted"]
 
     @property
     def gone(self) -> bool:
@@ -92,8 +92,7 @@ class Files:
         for sitting in self.sittings:
             made = [*(before for before in made if before.step < sitting.step), sitting]
         held = [sitting for sitting in made if sitting.step <= step]
-        machine: Mapping[str, Any] = held[-1].machine if held else otherwise.state["machine"]
-        return machine
+        return held[-1].machine if held else otherwise.saved.machine
 
 
 def checked(path: Path) -> Files:
@@ -148,8 +147,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
         try:
             if not wrong:
                 held = Checkpoint(path, read_manifest(path), opened(path))
-                refuse_incomplete(held.found)
-                if held.step == step:
+                if held.found.saved and held.step == step:
                     found.setdefault(step, held)
                     continue
                 wrong = [f"manifest.json: is that of step {held.step}"]
@@ -174,11 +172,9 @@ def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
         then = {name: value for name, value in checkpoint.described.items() if name not in _MAY_CHANGE}
         if any("data" in each["changed"] and each["step"] >= step for each in newest.accepted):
             then["data"] = now["data"]
-        same_torch = checkpoint.found.state["machine"]["torch"] == newest.found.state["machine"]["torch"]
+        same_torch = checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]
         if same_torch:
-            then["architecture"], now["architecture"] = (
-                each.found.state["architecture"] for each in (checkpoint, newest)
-            )
+            then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
         else:
             now.pop("architecture", None)
         problems += [
@@ -192,11 +188,11 @@ def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
 
 def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
     """Splits whose data were exchanged between two sittings, which a resume allows."""
-    newest = checkpoints[max(checkpoints)].found.state["scored"]
+    newest = checkpoints[max(checkpoints)].found.saved.scored
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
         for step, checkpoint in sorted(checkpoints.items())
-        for name, told in checkpoint.found.state["scored"].items()
+        for name, told in checkpoint.found.saved.scored.items()
         if name in newest and newest[name] != told
     ][:1]
 
@@ -224,7 +220,7 @@ def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting
     if lost is not None and not log.problems:
         problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
-        machine = checkpoint.found.state["machine"]
+        machine = checkpoint.found.saved.machine
         if all(_elsewhere(sitting.machine, machine) for sitting in sittings):
             problems.append(f"tells of no sitting on the machine by which {checkpoint.path.name} was saved")
         data = [sitting.data for sitting in sittings if sitting.data is not None]
@@ -246,7 +242,7 @@ def _script(path: Path, newest: Checkpoint) -> list[Problem]:
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if held.get("program", {}).get("kind") != "script" or not isinstance(held.get("run"), dict):
         return []
-    then = described_as_now({"settings": {}, **held["run"]})
+    then = {"settings": {}, **held["run"]}
     found = differences(_comparable(then), _comparable(newest.described))
     return [
         Problem("inconsistent", f"config.toml is not of the run in {newest.path.name}: {line}", file="config.toml")
