@@ -27,7 +27,6 @@ from surefoot.config import (
     to_toml,
     unflatten,
     values,
-    values_of_run,
 )
 from surefoot.errors import ConfigError
 
@@ -322,10 +321,3 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
     assert (kept.optimizer.lr, kept.optimizer.betas) == (0.5, (0.9, 0.95))
     assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
     assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.floor) == ("default", "flag", 0.1)
-
-
-def test_the_file_of_a_run_of_an_earlier_version_is_read_by_the_names_of_now() -> None:
-    text = "length = '2 epochs'\n[model]\ncheckpointing = true\nsync_batch_norm = false\nwidth = 64\n"
-    found = {"length": "2 epochs", "activation_checkpointing": "blocks", "sync_batch_norm": False, "model.width": 64}
-    assert values_of_run(text) == found
-    assert "model.checkpointing" in values(text)  # what a user has written is not taken for something else

@@ -64,7 +64,7 @@ def main() -> None:
     import numpy  # noqa: F401  # before the clock starts
 
     from surefoot.diagnosis import diagnose
-    from surefoot.reporting.reading import read_run
+    from surefoot.reporting.recorded import read_reported_run
     from surefoot.reporting.writing import report
 
     ways: dict[str, Callable[[Path], object]] = {"read": read_run, "page": report, "diagnose": diagnose}

@@ -13,7 +13,7 @@ from surefoot.cli import programs
 from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option
 from surefoot.cli.programs import Program
-from surefoot.config import Settings, flatten, values, values_of_run
+from surefoot.config import Settings, flatten, values
 from surefoot.config import program as program_of
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, DataError
@@ -71,7 +71,7 @@ def of_run(
     if program.config is None:
         refuse_settings(program, flags)
         return program, None
-    config = configured(program.config, [("file", values_of_run(text))], list(flags), verb=verb, own=own)[0]
+    config = configured(program.config, [("file", values(text))], list(flags), verb=verb, own=own)[0]
     if not run_changed:
         program.refuse_changed_files(config, run=run)
     return program, config

@@ -13,7 +13,7 @@ from surefoot.cli.flags import configured
 from surefoot.cli.options import file_text, option, run_directory
 from surefoot.cli.processes import Several, settled, start_several
 from surefoot.cli.programs import Program
-from surefoot.config import Settings, flatten, origins, to_toml, values_of_run
+from surefoot.config import Settings, flatten, origins, to_toml, values
 from surefoot.config import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -86,7 +86,7 @@ def resume(arguments: list[str]) -> None:
                 f"{name} is for the start of a run, and {run} has begun\n  another run: surefoot train ... {name} ... --out DIR"
             )
     of_one_sitting = ("stop_after", "time_limit")  # what ended the last one would end this one at once
-    before = values_of_run(text, where=str(run / "config.toml"))
+    before = values(text, where=str(run / "config.toml"))
     held = {name: value for name, value in before.items() if name not in of_one_sitting}
     layers = [("file", held | ({"out": str(run)} if "out" in held or of_recipes else {}))]
     _start(

@@ -1,6 +1,6 @@
 """Configuration: frozen dataclasses to TOML and back, and what every run has; nothing here imports torch."""
 
-from surefoot.config.files import from_toml, origins, program, to_toml, values, values_of_run, with_choices
+from surefoot.config.files import from_toml, origins, program, to_toml, values, with_choices
 from surefoot.config.settings import Settings, clipping, run_arguments
 from surefoot.config.strategy import Sharding, Strategy
 from surefoot.config.tree import LEADS, STAYS, differences, flatten, layered, nearest, unflatten
@@ -23,6 +23,5 @@ __all__ = [
     "to_toml",
     "unflatten",
     "values",
-    "values_of_run",
     "with_choices",
 ]

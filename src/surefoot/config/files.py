@@ -17,10 +17,6 @@ from surefoot.errors import ConfigError
 
 T = TypeVar("T")
 _ABSENT, _PROGRAM = "absent", "program"
-_MOVED: dict[str, tuple[str, dict[bool, Any]]] = {  # what runs of surefoot before several processes have in their files
-    "model.checkpointing": ("activation_checkpointing", {False: "off", True: "blocks"}),
-    "model.sync_batch_norm": ("sync_batch_norm", {False: False, True: True}),
-}
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
@@ -109,18 +105,6 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     if twice:
         raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
     return {**flat, **dict.fromkeys(absent)}
-
-
-def values_of_run(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """The settings of a run's own file, by the names that they have now; what an earlier version called otherwise goes on.
-
-    >>> values_of_run("[model]" + chr(10) + "checkpointing = true" + chr(10) + "width = 64")
-    {'model.width': 64, 'activation_checkpointing': 'blocks'}
-    """
-    found = values(text, where=where)
-    moved = {old: _MOVED[old] for old in _MOVED if isinstance(found.get(old), bool)}
-    kept = {name: value for name, value in found.items() if name not in moved}
-    return kept | {now: kinds[found[old]] for old, (now, kinds) in moved.items()}
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:

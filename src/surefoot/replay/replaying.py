@@ -16,8 +16,8 @@ from surefoot.replay.execution import Execution, execution, nearest, refuse_own_
 from surefoot.replay.look import Look, as_json
 from surefoot.replay.looking import look
 from surefoot.replay.page import page
+from surefoot.sinks import records
 from surefoot.sinks.console import duration
-from surefoot.sinks.jsonl import records
 
 SAMPLES = 8
 

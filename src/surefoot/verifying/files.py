@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from surefoot.checkpoint.reading import interpreted, opened, read_manifest
 from surefoot.checkpoint.reading import verify as wrong_in
 from surefoot.checkpoint.state_json import Accepted
 from surefoot.checkpoint.store import Store
-from surefoot.config.paths import read_regular
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.run_reader import read_sessions, read_settings
 from surefoot.verifying import log as logs
 from surefoot.verifying.log import FILE, Log, Noted
 from surefoot.verifying.verdict import Problem
@@ -106,7 +105,7 @@ def checked(path: Path) -> Files:
     # after the checkpoints: what these have noted of it is then in the file, even where the run goes on
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
-    sittings, unread = _sittings(path / "environment.json")
+    sittings, unread = _sittings(path)
     if (path / "environment.damaged.json").exists():  # it was begun anew then, and lacks what was in that
         sittings = []
     problems += [*log.problems, *unread]
@@ -122,8 +121,8 @@ def checked(path: Path) -> Files:
 
 def program_notes(path: Path) -> list[str]:
     """What is to be told of the program: that it is not what it was when the run last began or went on."""
-    with suppress(OSError, ValueError):
-        held = tomllib.loads(read_regular(path / "config.toml").decode()).get("program", {})
+    with suppress(OSError, UnicodeDecodeError, ConfigError):
+        held = read_settings(path).program
         file, digest = held.get("path"), held.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_files.digest(Path(file)) != digest:
             gone = (
@@ -197,16 +196,17 @@ def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
     ][:1]
 
 
-def _sittings(place: Path) -> tuple[list[Sitting], list[Problem]]:
+def _sittings(path: Path) -> tuple[list[Sitting], list[Problem]]:
+    file = "environment.json"
     try:
-        held = json.loads(read_regular(place))["sittings"]
-        return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in held], []
+        sessions = read_sessions(path)
+        return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in sessions], []
     except FileNotFoundError:
-        return [], [Problem("damaged", "environment.json is missing", file=place.name)]
+        return [], [Problem("damaged", f"{file} is missing", file=file)]
     except OSError as problem:
-        return [], [Problem("damaged", f"environment.json cannot be read: {problem.strerror}", file=place.name)]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return [], [Problem("damaged", "environment.json is damaged: it tells of no sittings", file=place.name)]
+        return [], [Problem("damaged", f"{file} cannot be read: {problem.strerror}", file=file)]
+    except (ValueError, LookupError, TypeError):
+        return [], [Problem("damaged", f"{file} is damaged: it tells of no sittings", file=file)]
 
 
 def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting], log: Log) -> list[Problem]:
@@ -237,12 +237,12 @@ def _elsewhere(machine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _script(path: Path, newest: Checkpoint) -> list[Problem]:
     """The settings that config.toml tells of a run that a script has made, against those of the checkpoint."""
     try:
-        held = tomllib.loads(read_regular(path / "config.toml").decode())
-    except (OSError, ValueError):
+        settings = read_settings(path)
+    except (OSError, UnicodeDecodeError, ConfigError):
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
-    if held.get("program", {}).get("kind") != "script" or not isinstance(held.get("run"), dict):
+    if not settings.of_script:
         return []
-    then = {"settings": {}, **held["run"]}
+    then = {"settings": {}, **settings.of_script}
     found = differences(_comparable(then), _comparable(newest.described))
     return [
         Problem("inconsistent", f"config.toml is not of the run in {newest.path.name}: {line}", file="config.toml")
