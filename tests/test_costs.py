@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surefoot.diagnosis import history_in
-from surefoot.reporting.reading import read_run
+from surefoot.reporting.recorded import read_reported_run
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -45,7 +45,7 @@ def test_records_in_any_number_are_those_that_a_report_and_findings_read(
     from growing.records import write_records
 
     write_records(tmp_path / "metrics.jsonl", 2_000, every=50)
-    told = read_run(tmp_path).recorded
+    told = read_reported_run(tmp_path).recorded
     assert (told.count, told.last_step) == (2_040, 100_000)
     assert len(history_in(tmp_path).train) == 2_000
     assert {"loss", "norm", "learning_rate"} <= told.train.keys()

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import torch
 import surefoot as sf
 from small_runs import Augmented, build
 from surefoot import memory
+from surefoot.record import KINDS
 from surefoot.sinks import records
 from surefoot.sinks.jsonl import JsonLines, line
 
@@ -227,3 +228,13 @@ def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: py
     monkeypatch.setattr(memory, "Path", lambda _: Path("nothing/there"))
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
     assert memory.used_bytes(torch.device("cpu")) == {}
+
+
+def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) -> None:
+    build(tmp_path, length="6 steps", stop_after="4 steps", watch_every="2 steps", log_every="2 steps").train()
+    build(tmp_path, length="6 steps", watch_every="2 steps", log_every="2 steps").train()
+    written = records(tmp_path / "metrics.jsonl")
+    assert {"train", "scores", "layers", "data", "event", "resumed"} <= {record["kind"] for record in written}
+    for record in written:
+        of_users = {name for name in record if "/" in name}
+        assert record.keys() - of_users <= get_type_hints(KINDS[record["kind"]]).keys()

@@ -30,7 +30,7 @@ from surefoot.directory import RunDirectory, directory_of_start
 from surefoot.heartbeat.beat import Lost
 from surefoot.heartbeat.heart import Heartbeat
 from surefoot.journal import Journal
-from surefoot.reporting.reading import read_run
+from surefoot.reporting.recorded import read_reported_run
 from surefoot.sinks import JsonLines, RankLog, TensorBoard, records
 from surefoot.tune.trained import read_run as read_trained
 from surefoot.tune.trials import Trials
@@ -285,7 +285,7 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
     planted(stopped, "environment.json", "pipe")
     with pytest.raises(OSError, match="a pipe, not a regular file"):
         in_time(lambda: read_regular(stopped / "environment.json"))
-    assert "environment.json cannot be read: a pipe, not a regular file" in read_run(stopped).problems
+    assert "environment.json cannot be read: a pipe, not a regular file" in read_reported_run(stopped).problems
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_regular(stopped / "metrics.jsonl", limit=10)
     planted(stopped, "environment.json", "device")

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from surefoot.checkpoint.state_json import KEYS
 from surefoot.sinks.jsonl import line
 
 HOSTILE = '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
@@ -22,6 +23,43 @@ def written(path: Path, records: list[dict[str, Any]], *, config: str | None = N
     if sitting:
         (path / "environment.json").write_text(json.dumps({"sittings": [sitting]}))
     return path
+
+
+def state_json(*, length: str = "600 steps") -> dict[str, Any]:
+    """The state of a checkpoint of a run without models."""
+    machine = {
+        **dict.fromkeys(("surefoot", "torch", "device", "hardware", "cpu", "parallel"), ""),
+        "threads": 1,
+        "deterministic": False,
+        "ranks": 1,
+    }
+    described = {
+        "compile": False,
+        "data": {},
+        "length": length,
+        "precision": "fp32",
+        "schedule_of_steps": 600,
+        "seed": 0,
+        "settings": {},
+    }
+    fingerprints: dict[str, Any] = {
+        "machine": machine,
+        "format": "fp32",
+        "samples": {},
+        "splits": {},
+        "micro_batch": None,
+        "loss": None,
+        "draws": False,
+        "failed": False,
+        "sources": {name: {} for name in ("loss", "model", "collate", "data", "optimizer")},
+        "accepted": [],
+        "not_looked_into": [],
+    }
+    state: dict[str, Any] = {name: {} for name in KEYS}
+    state |= {"described": described, "machine": machine, "fingerprints": fingerprints, "watch": None, "plateau": None}
+    state |= dict.fromkeys(("evaluation_due", "ended", "stopped_early"), False)
+    state |= {"trainable": {"frozen": [], "in_no_optimizer": []}, "skipped_in_a_row": [0], "seen": []}
+    return state | {"clock": {"total_s": {}, "window_s": {}, "first_steps": []}}
 
 
 def train(step: int, loss: float = 2.0, **values: Any) -> dict[str, Any]:

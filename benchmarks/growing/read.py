@@ -64,11 +64,11 @@ def main() -> None:
     import numpy  # noqa: F401  # before the clock starts
 
     from surefoot.report.write import write_page
-    from surefoot.reporting.reading import read_run
+    from surefoot.reporting.recorded import read_reported_run
     from surefoot.saved_run import load
 
     ways: dict[str, Callable[[Path], object]] = {
-        "read": read_run,
+        "read": read_reported_run,
         "page": write_page,
         "diagnose": lambda run: load(run).diagnose(),
     }

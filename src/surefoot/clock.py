@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
+
+from surefoot.checkpoint.state_json import Seconds
 
 Phase = Literal["opening", "starting", "training", "waiting", "evaluating", "saving", "user"]
 PHASES: tuple[Phase, ...] = ("starting", "training", "waiting", "evaluating", "saving", "user")
@@ -58,7 +60,7 @@ class Clock:
         self.enter(self.phase)
         return sum(spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Seconds:
         """What a checkpoint holds: seconds in each phase over all sessions, and those since the last record, with their first steps."""
         self.enter(self.phase)
         phases = {**self.total_s, **self.window_s}
@@ -69,7 +71,7 @@ class Clock:
             "first_steps": list(self.first_steps),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: Seconds) -> None:
         """Go on counting: the steps not yet recorded keep the time that they took."""
         self.first_steps = list(state["first_steps"])
         self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}

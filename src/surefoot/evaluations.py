@@ -35,9 +35,9 @@ class Evaluations:
     @interprets
     def resumed(self, found: Contents) -> None:
         """Go on with what a checkpoint says is owed."""
-        self.due = bool(found.state["evaluation_due"])
-        self.first = {name: float(value) for name, value in found.state.get("first_scores", {}).items()}
-        self.ended = bool(found.state["ended"]) and self.parts.finished  # a run that was made longer has another end
+        self.due = found.saved.evaluation_due
+        self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
+        self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
         """Whether a split is to be scored after so many steps."""

@@ -66,7 +66,7 @@ def export(
     found, file, damaged = _found(Store(run / "checkpoints"), str(checkpoint), weights, model)
     tensors_of_model = {name: each for name, each in found.files[file].items() if not name.startswith("extra/")}
     held = {name: tensor for name, tensor in tensors_of_model.items() if isinstance(tensor, Stored)}
-    aliases: Mapping[str, str] = found.state.get("aliases", {}).get(model, {})
+    aliases: Mapping[str, str] = found.saved.aliases.get(model, {})
     settings = None
     if layout == "gpt2":
         settings, tensors, aliases = _settings_of_gpt2(found, run), _as_gpt2(held), {}
@@ -134,7 +134,7 @@ def _found(store: Store, which: str, weights: Weights, model: str) -> tuple[Cont
             continue
         if which != "best":
             return found, file, damaged
-        best = (found.state.get("watch") or {}).get("step")
+        best = found.saved.best_step
         if best is None:
             raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
         contents, file, _ = _found(store, str(best), weights, model)
@@ -168,7 +168,7 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
 
 def _settings_of_gpt2(found: Contents, run: Path) -> dict[str, Any]:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
-    told = found.state.get("described", {}).get("settings", {}).get("model")
+    told = found.saved.described["settings"].get("model")
     try:
         shape = GPTShape(**told)
     except (TypeError, ValueError) as problem:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, preserved, refuse_unsaved, same
+from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
 from surefoot.config import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.loop import Loss, State, Step, Task, forward_backward
@@ -31,6 +31,7 @@ from surefoot.parallel import Alone
 from surefoot.precision import Precision
 from surefoot.seeding import fold, seed_generators
 from surefoot.sharding import held_of, holders
+from surefoot.train.scratch import preserved
 from surefoot.watching import UNWATCHED
 from surefoot.watching import Watch as StepWatch
 from surefoot.world import World

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.checkpoint.unsaved import preserved
 from surefoot.data.samples import rows
 from surefoot.evaluate import scored_by_batch
 from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
 from surefoot.parts import Parts
+from surefoot.train.scratch import preserved
 
 _TOLERANCES = {"fp32": 1e-4, "tf32": 1e-3}  # relative, for sums in float32; narrower formats have 1e-2
 

@@ -243,7 +243,7 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
     try:
         for file, (name, model) in models.items():
             contents.load_model(model, snapshot.model_state(start, file, name), where="step-00000000")
-            evaluating = set(start.state["evaluating"][name])
+            evaluating = set(start.saved.evaluating[name])
             for part, module in model.named_modules():
                 module.training = part not in evaluating
         snapshot.restore_known(parts.whole.kept.objects, start)
@@ -255,11 +255,11 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
 @interprets
 def _compare_program(parts: Parts, checkpoint: Contents) -> None:
     """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
-    before, now = checkpoint.state["fingerprints"], parts.fingerprints
+    before, now = checkpoint.saved.fingerprints, parts.fingerprints
     plateau = parts.whole.feedback
     steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
-    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.state["described"], parts.described)]
+    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
     if another := differences(*data):  # which `continue_from` has let pass
         changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
     refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
@@ -280,4 +280,4 @@ def _compare_program(parts: Parts, checkpoint: Contents) -> None:
 def _accepted_now(parts: Parts, checkpoint: Contents) -> list[dict[str, Any]]:
     """The changes that were accepted when the run went on from a checkpoint."""
     accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
-    return accepted[len(checkpoint.state["fingerprints"]["accepted"]) :]
+    return accepted[len(checkpoint.saved.fingerprints["accepted"]) :]

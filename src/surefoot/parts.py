@@ -35,7 +35,7 @@ from surefoot.saving import Saving
 from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.sinks import RankLog, Screen
-from surefoot.snapshot import Whole, packed, refuse_incomplete
+from surefoot.snapshot import Whole, packed
 from surefoot.supply import Supply
 from surefoot.timetable import Timetable
 from surefoot.world import World, deterministic_kernels
@@ -142,8 +142,7 @@ class Parts:
         Percentages of the schedule are of the length with which the run began.
         """
         where = f"step-{found.step:08d}"
-        refuse_incomplete(found)
-        saved = dict(found.state["described"])
+        saved = dict(found.saved.described)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
             saved["init"] = None
@@ -191,10 +190,10 @@ class Parts:
     @interprets
     def refuse_another_architecture(self, found: Contents) -> None:
         """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
-        if found.state["machine"]["torch"] != torch.__version__:
+        if found.saved.machine["torch"] != torch.__version__:
             return  # whose modules may print themselves otherwise
         for name, text in self.architecture.items():
-            before = found.state["architecture"].get(name, "").splitlines()
+            before = found.saved.architecture.get(name, "").splitlines()
             pairs = zip_longest(before, text.splitlines(), fillvalue="nothing")
             changed = next(
                 ([each.strip().removesuffix("(") for each in pair] for pair in pairs if len({*pair}) > 1), None
@@ -208,11 +207,11 @@ class Parts:
     @interprets
     def notes(self, found: Contents) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
-        other_machine = "; ".join(differences(found.state["machine"], self.machine()))
-        before, was = found.state["scored"], found.state["fingerprints"]
+        other_machine = "; ".join(differences(found.saved.machine, self.machine()))
+        before, was = found.saved.scored, found.saved.fingerprints
         other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
-        if was.get("machine") == self.fingerprints.get("machine"):  # another one may read them to other bits
-            read, now = was.get("splits", {}), self.fingerprints.get("splits", {})
+        if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
+            read, now = was["splits"], self.fingerprints["splits"]
             other += [name for name in now if name not in other and read.get(name, now[name]) != now[name]]
         goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
         return [goes_on] * bool(other_machine) + [

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
+from surefoot.checkpoint.state_json import Lowered
 from surefoot.errors import ConfigError
 from surefoot.stopping import EarlyStopping, parsed
 
@@ -133,14 +133,17 @@ class Feedback:
             f" {now.factor:.3g} of the schedule's from step {step:,} on{floor}"
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Lowered:
         """What a checkpoint holds, as JSON."""
-        return asdict(self.standing) | {"best": None if self.standing.best is None else repr(self.standing.best)}
+        now = self.standing
+        best = None if now.best is None else repr(now.best)
+        return {**asdict(now), "best": best}  # type: ignore[typeddict-item]
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
+    def load_state(self, state: Lowered | None) -> None:
         """Put back what `state` gave; nothing where a run without a plateau was saved."""
         if state is not None:
-            self.standing = Standing(**state | {"best": None if state["best"] is None else float(state["best"])})
+            best = None if state["best"] is None else float(state["best"])
+            self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
 
 
 def feedback(

@@ -160,9 +160,9 @@ class Run(RunSettings):
 
         Returns a line for each thing in which this run's data are not the checkpoint's.
         """
-        self.parts.whole.precision.settle(found.state["described"]["precision"])
-        self.parts.layout.settle(found.state["described"]["channels_last"])
-        self.parts.compiling.settle(found.state["described"]["compile"])
+        self.parts.whole.precision.settle(found.saved.described["precision"])
+        self.parts.layout.settle(found.saved.described["channels_last"])
+        self.parts.compiling.settle(found.saved.described["compile"])
         snapshot.restore(self.parts.whole, found, where=f"step {found.step}")
         now = json.loads(json.dumps(self.parts.described["data"]))
-        return differences({"data": found.state["described"]["data"]}, {"data": now})
+        return differences({"data": found.saved.described["data"]}, {"data": now})

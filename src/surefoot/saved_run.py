@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from surefoot.panels import Panels
     from surefoot.record import Record
     from surefoot.replay.replaying import Replay
-    from surefoot.reporting.reading import RunTold
+    from surefoot.reporting.recorded import ReportedRun
     from surefoot.reporting.verdict import State
     from surefoot.run import Run
     from surefoot.verifying.verdict import Verdict
@@ -107,7 +107,7 @@ class SavedRun:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings in config.toml by dotted name, such as "optimizer.lr"."""
-        return dict(self._read().settings)
+        return dict(self._read().files.config.flat)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -129,10 +129,10 @@ class SavedRun:
 
         `pandas.DataFrame(run.records("train"))` is a table of them. `ConfigError` where the file cannot be read.
         """
-        from surefoot.sinks.jsonl import records
+        from surefoot.tracking.run_reader import read_records
 
         try:
-            lines = records(self.path / "metrics.jsonl")
+            lines = list(read_records(self.path))
         except OSError as problem:
             raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
         return [record for record in lines if kind in (None, record["kind"])]
@@ -288,7 +288,7 @@ class SavedRun:
         from surefoot.verifying.windows import WINDOWS
 
         files = checked(self.path)
-        if self.built is None and (windows == 0 or self._read().script):
+        if self.built is None and (windows == 0 or self._read().files.config.script):
             why = "0 windows are asked for" if windows == 0 else _BY_SCRIPT
             return verify_files(files, why=why)
         try:
@@ -306,10 +306,10 @@ class SavedRun:
             watch=watch,
         )
 
-    def _read(self) -> RunTold:
-        from surefoot.reporting.reading import read_run
+    def _read(self) -> ReportedRun:
+        from surefoot.reporting.recorded import read_reported_run
 
-        return read_run(self.path)
+        return read_reported_run(self.path)
 
     def _rebuild(self, *, one_process: bool) -> Run:
         """The run as its program builds it, or as it was handed over; a program that changed is refused."""

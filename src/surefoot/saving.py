@@ -150,7 +150,7 @@ def began_with(out: Path, batch_size: int | str, *, world: World) -> int | str |
     if world.is_main and (out / "checkpoints").is_dir():
         with suppress(CheckpointError):  # it will be told when the run is opened
             newest = Store(out / "checkpoints").newest_intact(only=())
-            described = newest[0].state.get("described", {}) if newest is not None else {}
+            described = newest[0].saved.described if newest is not None else {}
             if described.get("batch_size") == batch_size:
                 found = described.get("micro_batch_size")
     told: int | str | None = world.from_main(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
 from surefoot.checkpoint.pieces import Pieces, bounds
 from surefoot.checkpoint.reading import interprets
+from surefoot.checkpoint.state_json import SavedState
 from surefoot.clock import Clock
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.layers import Seen
@@ -25,22 +25,6 @@ from surefoot.precision import Precision
 from surefoot.sharding import Rows
 from surefoot.stopping import Watch
 from surefoot.world import device_called
-
-_OF_STATE = {
-    "described",
-    "machine",
-    "architecture",
-    "scored",
-    "fingerprints",
-    "aliases",
-    "optimizer",
-    "groups",
-    "trainable",
-    "evaluating",
-    "watch",
-    "plateau",
-}
-_KEYS = _OF_STATE | {"skipped_in_a_row", "clock", "kept", "evaluation_due", "ended"}  # of every checkpoint's state.json
 
 
 @dataclass
@@ -119,24 +103,22 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     tensors, numbers = kept_state(groups)
     loose |= {f"groups/{name}": each for name, each in tensors.items()}
     files["state"] = {name: copied(each) for name, each in loose.items()}
-    plain = {
+    saved = SavedState(
         **facts,
-        "aliases": {name: models[file_name("model", name)].aliases for name in state.models},
-        "extra": {file: each.extra for file, each in models.items()},
-        "optimizer": optimizer,
-        "groups": numbers,
-        "trainable": state.trainable.state(),
-        "evaluating": {name: _evaluating(model) for name, model in state.models.items()},
-        "watch": None if whole.watch is None else whole.watch.state(),
-        "plateau": None if whole.feedback is None else whole.feedback.state(),
-        "skipped_in_a_row": whole.bad_steps.in_a_row,
-        "clock": whole.clock.state(),
-        "seen": whole.seen.state(),
-        "kept": kept,
-    }
-    return Contents(
-        step=state.step, files=files, state=json.loads(json.dumps(plain)), pieces=pieces
-    )  # a copy: nothing live is left in it
+        aliases={name: models[file_name("model", name)].aliases for name in state.models},
+        extra={file: each.extra for file, each in models.items()},
+        optimizer=optimizer,
+        groups=numbers,
+        trainable=state.trainable.state(),
+        evaluating={name: _evaluating(model) for name, model in state.models.items()},
+        watch=None if whole.watch is None else whole.watch.state(),
+        plateau=None if whole.feedback is None else whole.feedback.state(),
+        skipped_in_a_row=whole.bad_steps.in_a_row,
+        clock=whole.clock.state(),
+        seen=whole.seen.state(),
+        kept=kept,
+    )
+    return Contents(state.step, files, saved.to_json(), pieces=pieces)
 
 
 def _divided(
@@ -166,8 +148,7 @@ def _divided(
 @interprets
 def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> None:
     """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
-    refuse_incomplete(found)
-    state = whole.state
+    saved, state = found.saved, whole.state
     wanted = {
         file_name(kind, name)
         for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages))
@@ -178,18 +159,18 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
             f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
         )
     loose = found.tensors("state")
-    state.trainable.load_state(found.state["trainable"], where=where)  # first: averages of what joins begin anew
+    state.trainable.load_state(saved.trainable, where=where)  # first: averages of what joins begin anew
     checks = _load_models(state, found, where=where)
     for name, model in state.models.items():
-        evaluating = set(found.state["evaluating"][name])
+        evaluating = set(saved.evaluating[name])
         for part, module in model.named_modules():
             module.training = part not in evaluating
     for name, trained in state.trained.items():
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])
-        plain = join_state(found.state["optimizer"][name], _under("optimizer/", loose))
+        plain = join_state(saved.optimizer[name], _under("optimizer/", loose))
         contents.load_optimizer(trained.optimizer, tensors, plain, names)
-        contents.load_group_numbers(trained.optimizer, found.state["groups"][name], _under("groups/", loose))
+        contents.load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         remembered = _under(f"clipping/{name}/", loose)
@@ -200,15 +181,15 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
     whole.meter.load_tensors(_under("meter/", loose))
     if not main:  # what was logged on any rank is rank 0's from then on
         whole.meter.logged = []
-    whole.bad_steps.in_a_row = list(found.state["skipped_in_a_row"])
-    whole.clock.load_state(found.state["clock"])
-    whole.seen.load_state(found.state.get("seen", []))
+    whole.bad_steps.in_a_row = list(saved.skipped_in_a_row)
+    whole.clock.load_state(saved.clock)
+    whole.seen.load_state(saved.seen)
     if whole.watch is not None:
-        whole.watch.load_state(found.state["watch"])
+        whole.watch.load_state(saved.watch)
     if whole.feedback is not None:
-        whole.feedback.load_state(found.state["plateau"])
+        whole.feedback.load_state(saved.plateau)
         state.rate_factor = whole.feedback.standing.factor
-    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(found.state["kept"])
+    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(saved.kept)
     for name, held in list(whole.kept.objects.items()):
         whole.kept.add(name, held)
     state.step = found.step
@@ -218,17 +199,8 @@ def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
     tensors = _under("kept/", found.tensors("state"))
     for name, held in objects.items():
-        if name in found.state["kept"]:
-            restore_kept(held, tensors, found.state["kept"][name], name=name)
-
-
-def refuse_incomplete(found: Contents) -> None:
-    """Raise `CheckpointError` where a checkpoint lacks a part of its state: one of another version of surefoot, perhaps."""
-    missing = _KEYS - found.state.keys()
-    if missing:
-        raise CheckpointError(
-            f"step-{found.step:08d}: its state.json lacks {', '.join(sorted(missing))}: was it written by another version?"
-        )
+        if name in found.saved.kept:
+            restore_kept(held, tensors, found.saved.kept[name], name=name)
 
 
 @interprets
@@ -310,8 +282,8 @@ def _trained(model: nn.Module) -> set[str]:
 
 def model_state(found: Contents, file: str, name: str) -> contents.ModelState:
     """What a checkpoint holds of a model."""
-    extra = found.state.get("extra", {}).get(file, {})
-    return contents.ModelState(found.files[file], found.state["aliases"].get(name, {}), extra)
+    extra = found.saved.extra.get(file, {})
+    return contents.ModelState(found.files[file], found.saved.aliases.get(name, {}), extra)
 
 
 def file_name(kind: str, name: str) -> str:

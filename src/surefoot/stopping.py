@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from surefoot.checkpoint.state_json import Watched
 from surefoot.errors import ConfigError
 
 
@@ -63,7 +64,7 @@ class Watch:
         self.waited += 1
         return False
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Watched:
         """What a checkpoint holds, as JSON."""
         return {
             "direction": self.direction,
@@ -73,7 +74,7 @@ class Watch:
             "waited": self.waited,
         }
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
+    def load_state(self, state: Watched | None) -> None:
         """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
         if state is None or (state["direction"], state["score"]) != (self.direction, self.score):
             return

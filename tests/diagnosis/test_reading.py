@@ -18,6 +18,7 @@ from surefoot.diagnosis.architecture import kinds_of_models, kinds_of_modules
 from surefoot.diagnosis.reading import standing_of
 from surefoot.directory import RunDirectory
 from surefoot.sinks.jsonl import line
+from written_runs import state_json
 
 
 class Block(nn.Module):
@@ -57,8 +58,8 @@ def run_in(place: Path, records: list[dict[str, Any]], config: str | None = None
 def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: Path) -> None:
     run = run_in(tmp_path / "run", train(), 'seed = 1\nworkers = 2\n[program]\nkind = "recipe"\nrecipe = "gpt"\n')
     states = {
-        "0": '{"described": {"length": "7 steps"}}',
-        "9": '{"described": {"length": "600 steps"}}',
+        "0": json.dumps(state_json(length="7 steps")),
+        "9": json.dumps(state_json(length="600 steps")),
         "12": '{"desc',
     }
     for step, text in states.items():

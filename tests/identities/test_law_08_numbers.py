@@ -21,7 +21,7 @@ from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_targets, plain_mea
 from surefoot.clock import PHASES, Clock
 from surefoot.diagnosis.reading import history_in
 from surefoot.loop import Step, steps
-from surefoot.reporting.reading import read_run
+from surefoot.reporting.recorded import read_reported_run
 from surefoot.sinks import records
 from surefoot.sinks.jsonl import line
 from waiting import LogicalClock
@@ -459,7 +459,7 @@ def test_console_page_and_diagnosis_tell_the_same_time(tmp_path: Path, capsys: p
     for stop_after in ("5 steps", "9 steps"):
         run = timed(tmp_path / "run", console=True, stop_after=stop_after)
         run.train()
-        page = read_run(tmp_path / "run").recorded.spent_s
+        page = read_reported_run(tmp_path / "run").recorded.spent_s
         history = history_in(tmp_path / "run")
         seconds.append(sum(page.values()))
         assert printed_s(capsys.readouterr().out) == round(seconds[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -19,7 +20,6 @@ from faulty_runs import Config
 from surefoot.loop import Step, forward_backward, update
 from surefoot.replay.look import Look
 from surefoot.replay.looking import look
-from surefoot.snapshot import packed
 
 
 def upcoming(run: sf.Run, step: int = 0) -> Step:
@@ -36,7 +36,7 @@ def after(run: sf.Run, steps: int) -> Step:
 
 
 def tensors(run: sf.Run) -> dict[str, Tensor]:
-    contents = packed(run.parts.whole)
+    contents = run.parts.packed()
     found = {f"{file}/{name}": held for file in contents.files for name, held in contents.tensors(file).items()}
     found |= {f"buffer/{name}": held for name, held in run.state.models["model"].named_buffers()}
     return found | {
@@ -90,25 +90,37 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
         assert not module._forward_pre_hooks
 
 
+class Counting(nn.Linear):
+    """Keeps by its extra state how often it was called, where no walk through attributes sees it, and gives out more each time."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.passes = io.BytesIO()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.write(b"x")
+        return super().forward(x) * len(self.passes.getvalue())
+
+    def get_extra_state(self) -> str:
+        return self.passes.getvalue().decode()
+
+    def set_extra_state(self, state: str) -> None:
+        self.passes = io.BytesIO()
+        self.passes.write(state.encode())
+
+
 def test_extra_state_is_not_changed_by_a_look() -> None:
-    class Counting(nn.Linear):
-        passes = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.passes += 1
-            return super().forward(x)
-
-        def get_extra_state(self) -> int:
-            return self.passes
-
-        def set_extra_state(self, state: int) -> None:
-            self.passes = state
-
     run = linear(torch.ones(16, 2), torch.ones(16, 1), model=lambda: Counting(2, 1))
     step = after(run, 2)
-    before = run.state.models["model"].passes
+    before = run.state.models["model"].get_extra_state()
     look(step, samples=8)
-    assert run.state.models["model"].passes == before > 0
+    assert run.state.models["model"].get_extra_state() == before != ""
+
+
+def test_each_sample_is_passed_from_the_extra_state_before_the_step() -> None:
+    run = linear(torch.ones(16, 2), torch.ones(16, 1), model=lambda: Counting(2, 1))
+    seen = look(after(run, 1), samples=8)
+    assert len({sample.loss for sample in seen.samples}) == 1  # all are equal, and passed one after the other
 
 
 def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.reporting.reading import read_run
+from surefoot.reporting.recorded import read_reported_run
 from surefoot.sinks import records, streamed
 from written_runs import falling, layers, scores, train, written
 
@@ -52,8 +52,11 @@ def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
     told = [train(5), {"kind": "event", "step": 9, "what": "stopped by SIGTERM"}, {"kind": "resumed", "step": 4}]
     run = written(tmp_path / "run", [*told, train(6)])
-    assert [event.what for event in read_run(run).recorded.events] == ["stopped by SIGTERM", "resumed after step 4"]
-    assert list(read_run(run).recorded.train["loss"].points()) == [(6, 2.0)]
+    assert [event.what for event in read_reported_run(run).recorded.events] == [
+        "stopped by SIGTERM",
+        "resumed after step 4",
+    ]
+    assert list(read_reported_run(run).recorded.train["loss"].points()) == [(6, 2.0)]
 
 
 def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
@@ -66,13 +69,13 @@ def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -
 
 def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(tmp_path: Path) -> None:
     told = [train(1), train(2, float("nan"), loss_of_applied=1.5), train(3, float("nan"), loss_of_applied=0.0)]
-    loss = read_run(written(tmp_path / "run", told)).recorded.train["loss"]
+    loss = read_reported_run(written(tmp_path / "run", told)).recorded.train["loss"]
     assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], [2, 3])
 
 
 def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(tmp_path: Path) -> None:
     several = [layers(step, gradient_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
-    held = read_run(written(tmp_path / "run", several)).recorded.layers
+    held = read_reported_run(written(tmp_path / "run", several)).recorded.layers
     assert len(held.tables) == len(held.steps) <= 240
     assert held.size == 8
     assert [table["gradient_norm"]["up"] for table in held.tables].count(7.0) == 1
@@ -81,7 +84,7 @@ def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_v
 
 def test_of_many_samples_a_few_at_even_distances_and_the_last_are_kept(tmp_path: Path) -> None:
     told = [{"kind": "sample", "step": step, "text": f"text {step}"} for step in range(1, 101)]
-    kept = [step for step, _ in read_run(written(tmp_path / "run", told)).recorded.samples]
+    kept = [step for step, _ in read_reported_run(written(tmp_path / "run", told)).recorded.samples]
     assert kept == [1, 17, 33, 49, 65, 81, 97, 100]
 
 
@@ -90,7 +93,7 @@ def test_a_run_of_many_records_is_read_in_little_memory(tmp_path: Path) -> None:
 
     run = written(tmp_path / "run", falling(20_000))
     tracemalloc.start()
-    read_run(run)
+    read_reported_run(run)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3_500_000  # 20 curves of at most 600 stretches: as many for any longer run

@@ -21,6 +21,7 @@ from surefoot.verifying.sentences import of_records
 from surefoot.verifying.verdict import Kind, Problem, Verdict, Window
 from surefoot.verifying.whole import pace_s
 from surefoot.verifying.windows import cost_steps, gaps, planned
+from written_runs import state_json
 
 # --- windows -----------------------------------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
 def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> Checkpoint:
     """One whose clock can be compared where it has noted the records."""
     noted = None if log is None else (0, sha256(b"").hexdigest())
-    state = {"scored": {"held-out": {"sha256": scored}}, "watch": None, "described": {}}
+    state = state_json() | {"scored": {"held-out": {"sha256": scored}}}
     return Checkpoint(Path(f"step-{step}"), Manifest(step, {}, noted), Contents(step, {}, state))
 
 

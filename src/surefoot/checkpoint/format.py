@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -27,6 +28,7 @@ from torch import Tensor
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, to_bytes
 from surefoot.checkpoint.pieces import Pieces, as_json, piece_file
+from surefoot.checkpoint.state_json import KEYS, SavedState, missing_keys
 from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
@@ -49,6 +51,15 @@ class Contents:
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
     directory: Path | None = field(default=None, compare=False)  # where it was read
+
+    @cached_property
+    def saved(self) -> SavedState:
+        """The state of a run, typed; `CheckpointError` if it lacks a part: one of another version of surefoot, perhaps."""
+        if missing := missing_keys(self.state):
+            raise CheckpointError(
+                f"step-{self.step:08d}: its state.json lacks {', '.join(missing)}: was it written by another version?"
+            )
+        return SavedState(**{name: self.state[name] for name in KEYS})
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""

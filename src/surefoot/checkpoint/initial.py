@@ -94,7 +94,7 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
         ]  # averaged, where there are any
         kept[name] = next((found.files[file] for file in files if file in found.files), {})
         said += " (averaged weights)" if files[0] in found.files else ""
-    aliases = found.state.get("aliases", {})
+    aliases = found.state.get("aliases", {})  # of any checkpoint, also one that holds no run
     return {
         name: {**held, **{alias: held[first] for alias, first in aliases.get(name, {}).items() if first in held}}
         for name, held in kept.items()

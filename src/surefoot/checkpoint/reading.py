@@ -4,90 +4,28 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
-from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, from_bytes
-from surefoot.checkpoint.nested_state import join_state
 from surefoot.checkpoint.pieces import Pieces, bounds, from_json, logical_name, piece_file
+from surefoot.checkpoint.state_json import UNREADABLE, find_misshapen
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, Stretch, entries
 from surefoot.errors import CheckpointError, first_line, passed_others
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_MISREAD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_TEXTS = {"*": str}
-
-
-def _number(text: str) -> float:
-    return float("" + text)
-
-
-def _plain(value: Any) -> Any:
-    return join_state(value, defaultdict(lambda: torch.empty(0)))
-
-
-def _optimizer(value: Any) -> Any:
-    own = _plain(value)["own"]
-    return dict(own["state"]), dict(own["more"])
-
-
-_NUMBERS = {"*": _number}
-_STATE_SHAPE: dict[str, Any] = {  # of what stands in state.json, as far as it is used without another look
-    "aliases": {"*": _TEXTS},
-    "architecture": _TEXTS,
-    "clock": {"total_s": _NUMBERS, "window_s": _NUMBERS, "first_steps": [int]},
-    "described": {
-        "compile": bool,
-        "data": dict,
-        "length": lambda text: int(text.removesuffix("s").removesuffix(" step")),
-        "precision": str,
-        "schedule_of_steps": int,
-        "seed": int,
-        "settings": dict,
-    },
-    "ended": bool,
-    "evaluating": {"*": [str]},
-    "evaluation_due": bool,
-    "extra": {"*": {"*": _plain}},
-    "fingerprints": {
-        "accepted": [{"changed": [str], "step": int, "what": [str]}],
-        "draws": bool,
-        "failed": bool,
-        "format": str,
-        "loss": (None, _number),
-        "machine": dict.fromkeys(("cpu", "device", "hardware", "surefoot", "torch"), str),
-        "micro_batch": (None, {"count": (int, float), "samples": int, "sha256": str}),
-        "samples": _TEXTS,
-        "sources": dict.fromkeys(CHANGES, _TEXTS),
-        "splits": {"*": _TEXTS},
-    },
-    "first_scores": _NUMBERS,
-    "groups": {"*": {"list": [{"dict": {"*": _plain}}]}},
-    "kept": {"*": _plain},
-    "machine": {"torch": str},
-    "optimizer": {"*": _optimizer},
-    "plateau": (None, dict),
-    "scored": {"*": dict},
-    "seen": [str],
-    "skipped_in_a_row": [int],
-    "trainable": {"frozen": [str], "in_no_optimizer": [str]},
-    "watch": (None, {"direction": str, "score": str, "step": (None, int), "value": (None, str), "waited": int}),
-}
 _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
 
 
@@ -100,7 +38,7 @@ def interpreted(directory: Path | None) -> Iterator[None]:
     """
     try:
         yield
-    except _MISREAD as problem:
+    except UNREADABLE as problem:
         if directory is None or passed_others(problem):
             raise
         where = traceback.extract_tb(problem.__traceback__)[-1]
@@ -205,7 +143,7 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
 
 def _without_tensors(manifest: Manifest, directory: Path, *, disk: Files) -> tuple[Contents, Pieces | None]:
     state = _state(_get(STATE, manifest, directory=directory, disk=disk), directory)
-    misshapen = _misshapen(state, _STATE_SHAPE) or _untold(state, manifest)
+    misshapen = find_misshapen(state) or _untold(state, manifest)
     if misshapen is not None:
         raise DamageError(directory, f"{STATE}: {misshapen}")
     try:
@@ -224,38 +162,6 @@ def _untold(state: Mapping[str, Any], manifest: Manifest) -> str | None:
             if key in state and (name or "model") not in state[key]:
                 return f"{key} lacks {name or 'model'}"
     return None
-
-
-def _misshapen(value: Any, shape: Any, where: str = "") -> str | None:
-    """Say which value is not of its shape; None if all are.
-
-    A shape is a type, None, a function that takes the value, [of items], {"*": of all values}, {of named ones, which must be
-    there}, or a tuple of several.
-    """
-    match shape:
-        case dict() if isinstance(value, dict):
-            named = dict.fromkeys(value, shape["*"]) if "*" in shape else shape
-            missing = [name for name in named if name not in value and where]  # at the top `snapshot` names them
-            if missing:
-                return f"{where} lacks {missing[0]}"
-            parts = [(f"{where}/{name}".lstrip("/"), value[name], named[name]) for name in named if name in value]
-        case list() if isinstance(value, list):
-            parts = [(f"{where}/{index}", item, shape[0]) for index, item in enumerate(value)]
-        case tuple():
-            problems = [_misshapen(value, each, where) for each in shape]
-            return None if None in problems else problems[-1]
-        case None if value is None:
-            return None
-        case type() if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)):
-            return None
-        case FunctionType():
-            with suppress(*_MISREAD):
-                shape(value)
-                return None
-            return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"
-        case _:
-            return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"
-    return next((problem for name, part, of in parts if (problem := _misshapen(part, of, name))), None)
 
 
 def _held(

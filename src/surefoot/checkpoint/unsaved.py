@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache, partial
 from operator import is_not
@@ -27,8 +27,7 @@ from torch.optim import Optimizer
 from surefoot.checkpoint.contents import group_numbers
 from surefoot.checkpoint.nested_state import metrics_in
 from surefoot.errors import ConfigError, first_line
-from surefoot.seeding import untouched
-from surefoot.sharding import extra_states, held_of, plain_tensors
+from surefoot.sharding import held_of, plain_tensors
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
@@ -303,46 +302,6 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
 
 class NotPutBackError(ConfigError):
     """Something that a pass changed could not be changed back."""
-
-
-@contextmanager
-def preserved(
-    models: Mapping[str, nn.Module], loss: Any, user_state: Mapping[str, Any], parameters: Sequence[nn.Parameter] = ()
-) -> Iterator[Callable[..., None]]:
-    """Everything is afterwards as it was; gradients are absent meanwhile. Yields what puts back all, or what a checkpoint holds.
-
-    `parameters` are those that an optimizer trains, if they are others than the models'.
-    """
-    parts = [part for model in models.values() for part in model.modules()]
-    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
-    modes = [(part, part.training) for part in parts]
-    extras = [each for model in models.values() for each in extra_states(model)]
-    for parameter in every:
-        parameter.grad = None
-    before = Observation(models, loss, user_state=user_state, with_weights=True)
-
-    def put_back(*, only_saved: bool = False) -> None:
-        try:
-            before.put_back(only_saved=only_saved)
-        finally:
-            for part, training in modes:
-                part.training = training
-            for parameter in every:
-                parameter.grad = None
-
-    try:
-        with untouched():
-            yield put_back
-    finally:
-        try:
-            put_back()
-        finally:
-            for parameter, trained, gradient in flags:
-                parameter.requires_grad_(trained)
-                parameter.grad = gradient
-            for part, extra in extras:
-                part.set_extra_state(extra)
 
 
 @cache

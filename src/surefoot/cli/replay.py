@@ -94,7 +94,7 @@ def _refuse_early(path: Path, step: int | None) -> None:
         raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
     newest = store.newest_intact(only=())
     if step is not None and newest is not None:
-        refuse_step(step, int(str(newest[0].state["described"]["length"]).split()[0]), where=path)
+        refuse_step(step, newest[0].saved.planned_steps, where=path)
 
 
 def _refuse_script(path: Path) -> None:

@@ -14,7 +14,7 @@ from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
     from surefoot.reporting.charts import Chart
-    from surefoot.reporting.reading import RunTold
+    from surefoot.reporting.recorded import ReportedRun
 
 _LAST_BYTES = 4096  # of the records, more than their last lines
 _FLAGS = ("--watch", "--png")
@@ -57,19 +57,19 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
         print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
     if png:
         from surefoot.reporting.pictures import draw
-        from surefoot.reporting.reading import read_run
+        from surefoot.reporting.recorded import read_reported_run
 
-        charts, title = _charts([read_run(run) for run in runs])
+        charts, title = _charts([read_reported_run(run) for run in runs])
         for file in draw(charts, target.with_suffix(""), title=title):
             print(f"written: {file}")
 
 
-def _charts(runs: Sequence[RunTold]) -> tuple[list[Chart], str]:
+def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
     """The charts of a picture, and what stands above them."""
     if len(runs) == 1:
         from surefoot.reporting.run_charts import charts
 
-        return charts(runs[0]), runs[0].name
+        return charts(runs[0]), runs[0].files.name
     from surefoot.reporting.overlay import overlaid
 
     held = overlaid(runs, ["silent"] * len(runs), stretches=150)

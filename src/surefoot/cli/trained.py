@@ -194,7 +194,7 @@ def checkpoint_of(run: Path, which: str | None) -> Contents:
     if which in (None, "newest"):
         return chosen
     if which == "best":
-        best = (chosen.state.get("watch") or {}).get("step")
+        best = chosen.saved.best_step
         if best is None:
             raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
         return store.at(best)

@@ -369,7 +369,7 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
     load_weights(model, checkpoint, device=config.device)
     precision = config.precision  # auto: what the run has found
     if precision == "auto":
-        precision = checkpoint.state["described"]["precision"]
+        precision = checkpoint.saved.described["precision"]
     for name, split in splits.items():
         scores = sf.split_scores(model, split, device=config.device, precision=precision, seed=config.seed)
         yield from ((f"{name}/{score}", value) for score, value in scores.items())

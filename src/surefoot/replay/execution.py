@@ -24,8 +24,6 @@ from surefoot.parts import Parts
 from surefoot.record import Record
 from surefoot.seeding import untouched
 
-_ONE = {"ranks": 1, "parallel": "none"}  # what checkpoints that do not say it were saved by
-
 
 @dataclass(frozen=True)
 class Numbers:
@@ -162,7 +160,7 @@ def execution(
     threads = torch.get_num_threads()
     try:
         if parts.device.type == "cpu":
-            torch.set_num_threads(int(found.state["machine"].get("threads", threads)))
+            torch.set_num_threads(found.saved.machine["threads"])
         with _refused_in_own_words():
             parts.continue_from(found)
         with untouched(), parts.numerics():
@@ -202,7 +200,7 @@ def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     >>> unlike({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
     """
-    found = differences(_ONE | dict(then), _ONE | dict(now))
+    found = differences(then, now)
     if now["device"] == "cuda" and not then.get("deterministic"):
         found = ["trained without --deterministic on a GPU", *found]
     return "; ".join(found)
@@ -244,12 +242,13 @@ def _refused_in_own_words() -> Iterator[None]:
 
 def _notes(parts: Parts, found: Contents) -> list[str]:
     """What is not as it was when the steps were made, as far as the checkpoint tells."""
-    then, now = _ONE | dict(found.state["machine"]), _ONE | parts.machine()
+    then, now = found.saved.machine, parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = f"{then['ranks']} rank{'s' * (then['ranks'] != 1)}"
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    other = unlike(then | _ONE, now | _ONE)  # of ranks all is said
+    of_ranks = {"ranks": now["ranks"], "parallel": now["parallel"]}  # of which all is said
+    other = unlike({**then, **of_ranks}, now)
     if other:
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

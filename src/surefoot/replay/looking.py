@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from surefoot.errors import ConfigError
 from surefoot.loop import Step
 from surefoot.micro_batch import MicroBatch
-from surefoot.optim.clipping import clear, gradient_norm
+from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.glass import Event, Glass, parameters_of, passed_under_glass
 from surefoot.replay.look import First, Look, OfMicroBatch, OfParameter, OfSample
-from surefoot.replay.probes import Probe, put_back, wide_norm
+from surefoot.replay.probes import Probe, wide_norm
 from surefoot.replay.rows import in_words, named_tensors
 from surefoot.replay.tallies import bad_rows, tally
 from surefoot.sharding import holders, saved_state
+from surefoot.train.scratch import preserved
 
 MOST_LOSSES = 512  # samples of which each loss is computed
 MOST_GRADIENTS = 64  # samples of which each gradient is
@@ -56,7 +57,7 @@ def look(
         )
     share = max(1, (pieces or len(step.micro_batches)) // ranks)
     rank_of = {held.index: held.index // share if ranks > 1 else None for held in step.micro_batches}
-    with put_back(state) as buffers:
+    with preserved(state.models, loss, {}, with_weights=False) as put_back:
         before = _before(state.models)
         try:
             glass = passed_under_glass(step, loss)
@@ -68,10 +69,9 @@ def look(
             parameters = _gradients(state.models, float(factor))
         finally:
             step.pending = None
-            for model in state.models.values():
-                clear(list(model.parameters()))
             state.buffers.undo()
-        probes = {held.index: Probe(step, held, buffers) for held in step.micro_batches}
+            put_back()
+        probes = {held.index: Probe(step, held, put_back) for held in step.micro_batches}
         finite = math.isfinite(value) and math.isfinite(norm)
         first = None if finite else before or _first(step, glass, parameters, probes)
         if first is not None and first.micro_batch is not None:

@@ -7,8 +7,7 @@ are afterwards as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,51 +17,23 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.loop import State, Step, forward_backward
 from surefoot.micro_batch import MicroBatch
-from surefoot.optim.clipping import clear
 from surefoot.parallel import Alone
 from surefoot.replay.glass import value_of
 from surefoot.replay.rows import rows
-from surefoot.seeding import fold, seed_generators, untouched
-from surefoot.sharding import extra_states
+from surefoot.seeding import fold, seed_generators
 
 Mode = Literal["evaluation", "training"]
 """training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
 
 
-Buffers = list[tuple[Tensor, Tensor]]
-"""Each with what it holds at the start of the step."""
-
-
-@contextmanager
-def put_back(state: State) -> Iterator[Buffers]:
-    """Whatever is passed in this block: modes, buffers (those that no checkpoint holds too), extra state and gradients come back.
-
-    In it no parameter has a gradient at first.
-    """
-    modules = [module for model in state.models.values() for module in model.modules()]
-    modes = [module.training for module in modules]
-    buffers = [(buffer, buffer.detach().clone()) for model in state.models.values() for buffer in model.buffers()]
-    gradients = [(parameter, parameter.grad) for parameter in _parameters(state)]
-    extras = [each for model in state.models.values() for each in extra_states(model)]
-    clear(_parameters(state))
-    try:
-        with untouched():
-            yield buffers
-    finally:
-        _put(buffers)
-        for module, extra in extras:
-            module.set_extra_state(extra)
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
 class Probe:
-    """One micro-batch of a step, cut by samples; use it inside `put_back`. `can_cut`: whether its batch says which rows are whose."""
+    """One micro-batch of a step, cut by samples; use it inside `preserved`, which gives `put_back`.
 
-    def __init__(self, step: Step, micro_batch: MicroBatch, buffers: Buffers) -> None:
-        self.step, self.micro_batch, self.buffers = step, micro_batch, buffers
+    `can_cut`: whether its batch says which rows are whose.
+    """
+
+    def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
+        self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
         self.count = len(micro_batch.ids)
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
         models: dict[str, Any] = dict(step.state.models)
@@ -126,17 +97,19 @@ class Probe:
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
     def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
-        """What passing comes to, from the buffers of the step on; None where it fails."""
-        state = self.step.state
-        _put(self.buffers)
+        """What passing comes to, from the state before the step on; None where it fails."""
+        self.put_back()
+        for model in self.step.state.models.values():
+            for module in model.modules():
+                if mode == "evaluation" or isinstance(module, _NormBase):
+                    module.training = False
         try:
-            with _mode(state, mode):
-                return passed()
+            return passed()
         except Exception:  # so few samples, or another mode, may not be what a layer takes
             return None
         finally:
-            clear(_parameters(state))
-            state.buffers.undo()
+            self.step.state.buffers.undo()
+            self.put_back()
 
 
 def norm_of(gradients: Sequence[Tensor]) -> float:
@@ -153,26 +126,6 @@ def wide_norm(tensor: Tensor) -> Tensor:
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
     return found
-
-
-@contextmanager
-def _mode(state: State, mode: Mode) -> Iterator[None]:
-    modules: list[nn.Module] = [module for model in state.models.values() for module in model.modules()]
-    before = [module.training for module in modules]
-    for module in modules:
-        if mode == "evaluation" or isinstance(module, _NormBase):
-            module.training = False
-    try:
-        yield
-    finally:
-        for module, was in zip(modules, before, strict=True):
-            module.training = was
-
-
-def _put(buffers: Buffers) -> None:
-    with torch.no_grad():
-        for held, before in buffers:
-            held.copy_(before)
 
 
 def _parameters(state: State) -> list[nn.Parameter]:

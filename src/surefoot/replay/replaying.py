@@ -16,8 +16,8 @@ from surefoot.replay.execution import Execution, execution, nearest, refuse_own_
 from surefoot.replay.look import Look, as_json
 from surefoot.replay.looking import look
 from surefoot.replay.page import page
+from surefoot.sinks import records
 from surefoot.sinks.console import duration
-from surefoot.sinks.jsonl import records
 
 SAMPLES = 8
 
@@ -142,7 +142,7 @@ def replayed_from(
                 coming,
                 samples=samples,
                 describe=parts.settings.describe_sample,
-                ranks=int(found.state["machine"].get("ranks", 1)),
+                ranks=found.saved.machine["ranks"],
                 pieces=parts.supply.plan.pieces,
             )
         logged = _logged(again, known, out, step)

@@ -14,7 +14,7 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.panels import Panels, read_panels
 from surefoot.record import Record
 from surefoot.reporting.page import POLICY, run_page, runs_page
-from surefoot.reporting.reading import read_run
+from surefoot.reporting.recorded import read_reported_run
 
 FILE = "report.html"  # in a run's directory
 _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
@@ -56,15 +56,15 @@ def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str
         refuse_no_run(place)
     running = [is_running(place) for place in places]
     if len(places) > 1:
-        return runs_page([read_run(place) for place in places], running=running, script=script, policy=policy)
+        return runs_page([read_reported_run(place) for place in places], running=running, script=script, policy=policy)
     looked = _Findings()
-    run = read_run(places[0], also=looked.add)
+    run = read_reported_run(places[0], also=looked.add)
     if panels is None:
         try:
-            panels = read_panels(run.path)
+            panels = read_panels(run.files.path)
         except DataError as problem:
             run = replace(run, problems=(*run.problems, str(problem).partition("\n")[0]))
-    found, note = looked.at(run.path)
+    found, note = looked.at(run.files.path)
     if note:
         run = replace(run, problems=(*run.problems, note))
     return run_page(run, findings=found, panels=panels, running=running[0], script=script, policy=policy)

@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from surefoot.reporting.reading import RunTold
+from surefoot.reporting.recorded import ReportedRun
 from surefoot.reporting.verdict import State
 
 _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}
@@ -20,20 +20,20 @@ class Command:
     lines: str
 
 
-def commands(run: RunTold, state: State) -> list[Command]:
+def commands(run: ReportedRun, state: State) -> list[Command]:
     """The commands that work for a run in its state; none where nothing says how it was made."""
-    first = run.sittings[0] if run.sittings else {}
+    first = run.files.sessions[0] if run.files.sessions else {}
     began = _words(first.get("command"))
-    path = shlex.quote(str(run.path))
+    path = shlex.quote(str(run.files.path))
     found = []
     if began:
         found.append(Command("Make it again", _with_place(_again(began), first)))
-    by_verb = bool(began) and began[0] == "surefoot" and not run.script
+    by_verb = bool(began) and began[0] == "surefoot" and not run.files.config.script
     if state != "finished":
         if by_verb:
             found.append(Command("Go on from the newest checkpoint", f"surefoot resume {path}"))
         elif began:
-            last = run.sittings[-1]
+            last = run.files.sessions[-1]
             again = _again(_words(last.get("command")) or began)
             found.append(Command("Go on from the newest checkpoint", _with_place(again, last)))
     if by_verb:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from surefoot.reporting import tables
 from surefoot.reporting.charts import Chart, Line, Mark, Points
-from surefoot.reporting.reading import RunTold
+from surefoot.reporting.recorded import ReportedRun
 from surefoot.reporting.thinning import Curve, smoothed
 from surefoot.reporting.ticks import written
 from surefoot.reporting.verdict import State, direction_of, headline
@@ -24,7 +24,7 @@ class Named:
     """A run with a name that no other on the page has."""
 
     label: str
-    run: RunTold
+    run: ReportedRun
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Overlaid:
     overlaid: list[Chart]
 
 
-def overlaid(runs: Sequence[RunTold], states: Sequence[State], *, stretches: int) -> Overlaid:
+def overlaid(runs: Sequence[ReportedRun], states: Sequence[State], *, stretches: int) -> Overlaid:
     """Runs next to each other, in the order in which they are given."""
     named = [Named(label, run) for label, run in zip(labels(runs), runs, strict=True)]
     names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_SCORES]
@@ -90,14 +90,14 @@ def overlaid(runs: Sequence[RunTold], states: Sequence[State], *, stretches: int
     )
 
 
-def labels(runs: Sequence[RunTold]) -> list[str]:
+def labels(runs: Sequence[ReportedRun]) -> list[str]:
     """The name of each run's directory, with as much of its path as tells it from the others."""
-    parts = [run.path.resolve().parts for run in runs]
+    parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
         found = ["/".join(path[-depth:]) for path in parts]
         if len(set(found)) == len(set(parts)):
             return _without_common_begin(found)
-    return [str(run.path) for run in runs]
+    return [str(run.files.path) for run in runs]
 
 
 def _without_common_begin(names: list[str]) -> list[str]:
@@ -162,7 +162,7 @@ def _best(curve: Curve | None, direction: str) -> tuple[int, float] | None:
     return None if curve is None else curve.largest if direction == "max" else curve.least
 
 
-def _cells(name: str, runs: Sequence[RunTold]) -> list[Cell]:
+def _cells(name: str, runs: Sequence[ReportedRun]) -> list[Cell]:
     direction = direction_of(name)
     found = [_best(run.recorded.scores.get(name), direction) for run in runs]
     known = [best[1] for best in found if best is not None]

@@ -19,7 +19,7 @@ from surefoot.reporting.commands import commands
 from surefoot.reporting.heat import CIVIDIS
 from surefoot.reporting.overlay import overlaid
 from surefoot.reporting.panels import chart_of, shaded, tinted
-from surefoot.reporting.reading import RunTold
+from surefoot.reporting.recorded import ReportedRun
 from surefoot.reporting.run_charts import charts
 from surefoot.reporting.svg import svg
 from surefoot.reporting.ticks import written
@@ -64,7 +64,7 @@ _ROOMS = (
 
 
 def run_page(
-    run: RunTold,
+    run: ReportedRun,
     *,
     findings: Sequence[Finding] = (),
     panels: Panels | None = None,
@@ -84,7 +84,7 @@ def run_page(
     return page
 
 
-def runs_page(runs: Sequence[RunTold], *, running: Sequence[bool], script: str = "", policy: str = POLICY) -> str:
+def runs_page(runs: Sequence[ReportedRun], *, running: Sequence[bool], script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: what differs between them, their scores, and their curves over each other."""
     states = [state_of(run, running=one) for run, one in zip(runs, running, strict=True)]
     page = ""
@@ -96,13 +96,13 @@ def runs_page(runs: Sequence[RunTold], *, running: Sequence[bool], script: str =
     return page
 
 
-def _of_run(run: RunTold, state: State) -> dict[str, Any]:
+def _of_run(run: ReportedRun, state: State) -> dict[str, Any]:
     """What of a page does not depend on how much room there is."""
     recorded = run.recorded
     shares = tables.shares(run)
     return {
         "run": run,
-        "title": run.name,
+        "title": run.files.name,
         "state": state,
         "state_words": _STATES[state],
         "began": next((value for name, value in tables.surroundings(run) if name == "began"), ""),
@@ -119,7 +119,7 @@ def _of_run(run: RunTold, state: State) -> dict[str, Any]:
     }
 
 
-def _in_room(run: RunTold, room: Room, panels: Panels | None) -> dict[str, Any]:
+def _in_room(run: ReportedRun, room: Room, panels: Panels | None) -> dict[str, Any]:
     """The parts of a page that are cut where it would be too large."""
     drawn = charts(run, stretches=room.stretches)
     kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
@@ -143,11 +143,11 @@ def _in_room(run: RunTold, room: Room, panels: Panels | None) -> dict[str, Any]:
 _KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}
 
 
-def _crash(run: RunTold, state: State) -> dict[str, str] | None:
+def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     """The newest error that was kept, where the run did not get further since."""
-    if not run.crashes or state in ("finished", "running"):
+    if not run.files.crashes or state in ("finished", "running"):
         return None
-    newest = run.crashes[0]
+    newest = run.files.crashes[0]
     step = newest.get("step")
     if state not in ("failed", "diverged") and not (isinstance(step, int) and step >= run.recorded.last_step):
         return None

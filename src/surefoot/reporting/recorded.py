@@ -1,14 +1,19 @@
-"""What the records of a run come to: curves, events, samples, layers and times, gathered one record at a time."""
+"""What the records of a run come to: curves, events, samples, layers and times, gathered one record at a time; and the whole run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeGuard
 
+from surefoot.checkpoint.state_json import Watched
+from surefoot.errors import ConfigError
 from surefoot.record import OWN, Record, scores_in
 from surefoot.reporting.thinning import Curve
 from surefoot.reporting.watched_layers import Layers
+from surefoot.tracking.run_reader import RunFiles, read_records, read_run
 
 PHASES = {
     "starting": "first steps",
@@ -165,6 +170,41 @@ class Recorded:
             self.events.append(event)
         else:
             self.more_events += 1
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run's directory as a report shows it; `data` is the last record of the look at the data."""
+
+    files: RunFiles
+    recorded: Recorded
+    data: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+    @property
+    def watch(self) -> Watched | None:
+        """The score that the run watches, as the newest checkpoint has it."""
+        return None if self.files.state is None else self.files.state.watch
+
+
+def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
+    """Read all that a report shows of a run's directory but findings and panels; `ConfigError` if there is none.
+
+    `also` is given every record too, so that the file is read once for all who need it.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no directory of a run")
+    files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
+    problems = list(files.problems)
+    try:
+        for record in read_records(path):
+            if record["kind"] == "data":
+                data = record
+            recorded.add(record)
+            also(record)
+    except OSError as problem:
+        problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
+    return ReportedRun(files, recorded, data, tuple(problems))
 
 
 def _added(spent_s: dict[str, float], record: Record) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from surefoot.reporting.charts import Chart, Line, Mark, Points
-from surefoot.reporting.reading import RunTold
+from surefoot.reporting.recorded import ReportedRun
 from surefoot.reporting.thinning import Curve, smoothed
 from surefoot.reporting.ticks import written
 from surefoot.reporting.verdict import headline
@@ -19,7 +19,7 @@ _LATE = 8  # points of the second half that are worth a chart of their own
 _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 
 
-def charts(run: RunTold, *, stretches: int | None = None) -> list[Chart]:
+def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
     """All charts of one run, the loss first; those without a point are left out."""
     found = [
         *loss_charts(run, stretches),
@@ -31,7 +31,7 @@ def charts(run: RunTold, *, stretches: int | None = None) -> list[Chart]:
     return [chart for chart in found if any(line.points for line in chart.lines)]
 
 
-def loss_charts(run: RunTold, stretches: int | None = None) -> list[Chart]:
+def loss_charts(run: ReportedRun, stretches: int | None = None) -> list[Chart]:
     """Training loss, raw and smoothed, with the losses of splits on it; once more with logarithmic axes."""
     train, scores = run.recorded.train, run.recorded.scores
     losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
@@ -69,7 +69,7 @@ def loss_charts(run: RunTold, stretches: int | None = None) -> list[Chart]:
     return charts
 
 
-def _score_charts(run: RunTold, stretches: int | None) -> list[Chart]:
+def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     """One chart for each score that is no loss, all splits in it."""
     by_score: dict[str, dict[str, Curve]] = {}
     for name, curve in run.recorded.scores.items():
@@ -91,7 +91,7 @@ def _score_charts(run: RunTold, stretches: int | None) -> list[Chart]:
     return found
 
 
-def _optimizer_charts(run: RunTold, stretches: int | None) -> list[Chart]:
+def _optimizer_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     train = run.recorded.train
     rates = [Line("learning rate", _points(train["learning_rate"], stretches))] if "learning_rate" in train else []
     norms = []
@@ -115,7 +115,7 @@ def _optimizer_charts(run: RunTold, stretches: int | None) -> list[Chart]:
     ]
 
 
-def _machine_charts(run: RunTold, stretches: int | None) -> list[Chart]:
+def _machine_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     train = run.recorded.train
     rate = [Line("targets a second", _points(train["targets_per_s"], stretches))] if "targets_per_s" in train else []
     memory = [
@@ -142,7 +142,7 @@ def _machine_charts(run: RunTold, stretches: int | None) -> list[Chart]:
     ]
 
 
-def _users_charts(run: RunTold, stretches: int | None) -> list[Chart]:
+def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     return [
         Chart(
             f"value-{name}",
@@ -162,7 +162,7 @@ def _strange(curve: Curve, name: str) -> list[Mark]:
     return [Mark("strange", step, None, f"{name} is not finite up to step {step:,}") for step in curve.strange[:20]]
 
 
-def _events(run: RunTold) -> list[Mark]:
+def _events(run: ReportedRun) -> list[Mark]:
     marks: dict[int, list[str]] = {}
     for event in run.recorded.events:
         if not event.what.startswith("finished"):

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.reporting.reading import RunTold
-from surefoot.reporting.recorded import PHASES
+from surefoot.reporting.recorded import PHASES, ReportedRun
 from surefoot.reporting.ticks import written
 from surefoot.reporting.verdict import Headline, State, headline
 
@@ -45,23 +44,23 @@ class Tile:
     beside: str = ""
 
 
-def settings(run: RunTold, *, most: int = _MOST, longest: int = _LONGEST) -> tuple[list[Setting], list[Setting]]:
+def settings(run: ReportedRun, *, most: int = _MOST, longest: int = _LONGEST) -> tuple[list[Setting], list[Setting]]:
     """The settings that somebody chose, and those left as they are; where origins are not known, all are among the first."""
     rows = [
-        Setting(name, shown(value, longest=longest), run.origins.get(name, ""))
-        for name, value in run.settings.items()
+        Setting(name, shown(value, longest=longest), run.files.config.origins.get(name, ""))
+        for name, value in run.files.config.flat.items()
         if value is not None
     ][:most]
     chosen = [row for row in rows if row.origin != "default"]
     return chosen, [row for row in rows if row.origin == "default"]
 
 
-def differing(runs: Sequence[RunTold]) -> list[tuple[str, list[str]]]:
+def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, with each run's value; where they are written does not make runs differ."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
+    names = dict.fromkeys(name for run in runs for name in run.files.config.flat)
     found = []
     for name in names:
-        values = [shown(run.settings.get(name)) for run in runs]
+        values = [shown(run.files.config.flat.get(name)) for run in runs]
         if len(set(values)) > 1 and name not in ("out", "preset"):
             found.append((name, values))
     return found[:_MOST]
@@ -84,7 +83,7 @@ def shown(value: Any, *, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]} \u2026"
 
 
-def shares(run: RunTold) -> list[Share]:
+def shares(run: ReportedRun) -> list[Share]:
     """Where the time of all sittings went, in a fixed order; what took none is left out."""
     spent = run.recorded.spent_s
     total = sum(spent.values())
@@ -95,7 +94,7 @@ def shares(run: RunTold) -> list[Share]:
     ]
 
 
-def tiles(run: RunTold, state: State) -> list[Tile]:
+def tiles(run: ReportedRun, state: State) -> list[Tile]:
     """The first row: the score that counts, the training loss, steps, time, speed, and what was lost or gone on from."""
     recorded, found = run.recorded, headline(run)
     row = [] if found is None else [_of_headline(found)]
@@ -107,7 +106,7 @@ def tiles(run: RunTold, state: State) -> list[Tile]:
         for name, value in list(recorded.at_end.items())[:3]
         if found is None or name != found.name
     ]
-    planned = run.planned_steps
+    planned = run.files.planned_steps
     of = "" if planned is None or state == "finished" else f"of {planned:,}"
     row.append(Tile("steps", f"{recorded.last_step:,}", of))
     total = sum(recorded.spent_s.values())
@@ -126,17 +125,17 @@ def tiles(run: RunTold, state: State) -> list[Tile]:
     return row
 
 
-def surroundings(run: RunTold) -> list[tuple[str, str]]:
+def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     """Where the run was made: versions, hardware, when each sitting began. Of several sittings, what the last one had."""
-    if not run.sittings:
+    if not run.files.sessions:
         return []
-    first, last = run.sittings[0], run.sittings[-1]
+    first, last = run.files.sessions[0], run.files.sessions[-1]
     machine = last.get("machine") if isinstance(last.get("machine"), dict) else {}
     assert isinstance(machine, dict)
     rows = [
         ("began", _time(first)),
-        ("last resumed", _time(last) if len(run.sittings) > 1 else None),
-        ("sittings", str(len(run.sittings)) if len(run.sittings) > 1 else None),
+        ("last resumed", _time(last) if len(run.files.sessions) > 1 else None),
+        ("sittings", str(len(run.files.sessions)) if len(run.files.sessions) > 1 else None),
         ("surefoot", machine.get("surefoot")),
         ("torch", machine.get("torch")),
         ("python", last.get("python")),
@@ -161,7 +160,7 @@ def _of_headline(found: Headline) -> Tile:
     return Tile(f"best {found.name}", written(found.best), f"at step {found.best_step:,}; last {written(found.last)}")
 
 
-def _whose(run: RunTold) -> str:
+def _whose(run: ReportedRun) -> str:
     step = run.recorded.at_end_of_step
     return "scored once" if step is None else f"scored once, weights of step {step:,}"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.reporting.reading import RunTold
+from surefoot.reporting.recorded import ReportedRun
 from surefoot.reporting.thinning import Curve, smoothed
 from surefoot.reporting.ticks import written
 
@@ -50,7 +50,7 @@ class Headline:
         return self.best_step == self.last_step or self.best == self.last
 
 
-def state_of(run: RunTold, *, running: bool) -> State:
+def state_of(run: ReportedRun, *, running: bool) -> State:
     """What became of a run; `running`: a process trains into its directory now."""
     recorded = run.recorded
     words = (recorded.over or "").split(maxsplit=1)
@@ -58,28 +58,30 @@ def state_of(run: RunTold, *, running: bool) -> State:
         return state
     if running:
         return "running"
-    if run.planned_steps is not None and recorded.last_step >= run.planned_steps:
+    if run.files.planned_steps is not None and recorded.last_step >= run.files.planned_steps:
         return "finished"
-    last = next(iter(run.crashes), None)
+    last = next(iter(run.files.crashes), None)
     if last is not None and isinstance(last.get("step"), int) and last["step"] >= recorded.last_step:
         return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
     return "silent"
 
 
-def headline(run: RunTold) -> Headline | None:
+def headline(run: ReportedRun) -> Headline | None:
     """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
     scores = run.recorded.scores
     losses = [name for name in scores if name.endswith("loss")]
-    watched = [run.watch[1]] if run.watch is not None and run.watch[1] in scores else []
+    watched = [run.watch["score"]] if run.watch is not None and run.watch["score"] in scores else []
     for name in [*watched, *losses, *scores]:
         if scores[name].last is not None:
-            direction = run.watch[0] if run.watch is not None and name == run.watch[1] else direction_of(name)
+            direction = (
+                run.watch["direction"] if run.watch is not None and name == run.watch["score"] else direction_of(name)
+            )
             return _headline(name, scores[name], direction)
     loss = training_loss(run)
     return None if loss is None or loss.last is None else _headline("training loss", loss, "min")
 
 
-def training_loss(run: RunTold) -> Curve | None:
+def training_loss(run: ReportedRun) -> Curve | None:
     """The curve of the training loss; of the applied steps alone where that is recorded for all."""
     return run.recorded.train.get("loss")
 
@@ -94,7 +96,7 @@ def direction_of(name: str) -> str:
     return "max" if any(word in score for word in _RISES) and "error" not in score else "min"
 
 
-def verdict(run: RunTold, state: State) -> str:
+def verdict(run: ReportedRun, state: State) -> str:
     """One sentence on what became of the run, how its score moved, and whether it still did at the end."""
     recorded, found = run.recorded, headline(run)
     told = [_how_it_ended(run, state)]
@@ -110,9 +112,9 @@ def verdict(run: RunTold, state: State) -> str:
     return "; ".join(told)
 
 
-def _how_it_ended(run: RunTold, state: State) -> str:
+def _how_it_ended(run: ReportedRun, state: State) -> str:
     made = f"{run.recorded.last_step:,}"
-    of = "" if run.planned_steps is None else f" of {run.planned_steps:,}"
+    of = "" if run.files.planned_steps is None else f" of {run.files.planned_steps:,}"
     event = run.recorded.over
     match state:
         case "finished":
@@ -131,8 +133,8 @@ def _how_it_ended(run: RunTold, state: State) -> str:
             return f"ended at step {made}{of} without a word: killed, or its machine went away"
 
 
-def _error(run: RunTold) -> str:
-    return str(run.crashes[0].get("error", "")).partition("\n")[0] if run.crashes else ""
+def _error(run: ReportedRun) -> str:
+    return str(run.files.crashes[0].get("error", "")).partition("\n")[0] if run.files.crashes else ""
 
 
 def _headline(name: str, curve: Curve, direction: str) -> Headline:

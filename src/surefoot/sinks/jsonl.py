@@ -2,7 +2,7 @@
 
 Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were (inside of a dictionary
 as "NAME/NAME"). A resumed run appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by
-`records`, not from the file, but for what happened to the run (`event`).
+`streamed`, not from the file, but for what happened to the run (`event`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 
-from surefoot.config.paths import open_no_follow, open_regular
+from surefoot.config.paths import open_no_follow
 from surefoot.record import Record
 
 _READ_BYTES = 1 << 20
@@ -141,30 +141,6 @@ def line(record: Record) -> str:
         else:
             plain[name] = value
     return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
-
-
-def records(path: Path) -> list[Record]:
-    """The records of a run, one curve: without those that a later resume has superseded, nor half-written lines."""
-    kept: list[Record] = []
-    with open_regular(path) as file:
-        lines = file.read().split(b"\n")
-    for text in lines:
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
-            continue
-        if record["kind"] == "resumed":
-            kept = [held for held in kept if held["step"] <= record["step"] or held["kind"] == "event"]
-        for name, value in record.pop("nonfinite", {}).items():
-            outer, _, inner = name.partition("/")
-            if name in record or not isinstance(record.get(outer), dict):  # a score has a slash in its name too
-                record[name] = float(value)
-            else:
-                record[outer][inner] = float(value)
-        kept.append(record)
-    return kept
 
 
 def _is_strange(value: object) -> bool:

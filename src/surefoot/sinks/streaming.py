@@ -17,8 +17,13 @@ _decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of eac
 _LONGEST = 8_000_000  # bytes of one line: more is no record
 
 
+def records(path: Path) -> list[Record]:
+    """The records of a run, one curve: without those that a later resume has superseded, nor half-written lines."""
+    return list(streamed(path))
+
+
 def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """What `surefoot.sinks.records` gives, without holding it: the file is read twice, first for where it was gone on from.
+    """What `records` gives, without holding it: the file is read twice, first for where it was gone on from.
 
     What is appended meanwhile is not read, nor, where that is given, what stands behind the first `size_bytes`. Half-written
     lines, and what is no record, are left out.
@@ -33,7 +38,7 @@ def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
             if not text:
                 return
             end += len(text)
-            record = _record(text)
+            record = parse_record(text)
             if record is None:
                 continue
             later = bisect_right(ends, end)
@@ -49,14 +54,14 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
             size += len(text)
             if b'"resumed"' in text:
-                record = _record(text)
+                record = parse_record(text)
                 if record is not None and record["kind"] == "resumed":
                     ends.append(size)
                     steps.append(record["step"])
     return ends, steps, size
 
 
-def _record(text: bytes) -> Record | None:
+def parse_record(text: bytes) -> Record | None:
     """The record in a line, with its numbers that are not finite put back; None where there is none."""
     try:
         record = _decoded(text.decode())

@@ -16,12 +16,11 @@ from typing import Any, Literal
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reading import read_manifest
-from surefoot.config import values
-from surefoot.config.paths import read_regular
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.record import Record, scores_in
-from surefoot.sinks import records
 from surefoot.stopping import parsed
+from surefoot.tracking.run_reader import read_records, read_settings, read_state
+from surefoot.tracking.run_reader import read_run as read_run_files
 
 Direction = Literal["min", "max"]
 
@@ -102,9 +101,8 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
     """
-    lines = records(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
-    text = path / "config.toml"
-    settings = values(read_regular(text).decode(), where=str(text)) if text.is_file() else {}
+    lines = list(read_records(path))
+    settings = read_settings(path).flat if (path / "config.toml").is_file() else {}
     watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
     scored = [record for record in lines if record["kind"] == "scores"]
     if score is not None and scored and parsed(score)[1] not in scored[-1]:
@@ -132,15 +130,14 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
 
 def planned_steps(path: Path) -> int | None:
     """How many steps a run is to have; None where it has not begun."""
-    state = _state(path, 0)
-    return None if state is None else int(str(state["described"]["length"]).split()[0])
+    state = read_state(path, 0)
+    return None if state is None else state.planned_steps
 
 
 def watched(path: Path) -> tuple[Direction, str] | None:
     """The score that a run itself decides by; None where it has not begun, or decides by none."""
-    newest = Store(path / "checkpoints").newest_step()
-    watch = None if newest is None else (_state(path, newest) or {}).get("watch")
-    return None if watch is None else (watch["direction"], watch["score"])
+    state = read_run_files(path).state
+    return None if state is None or state.watch is None else (state.watch["direction"], state.watch["score"])
 
 
 def _first_loss(lines: list[Record]) -> tuple[Direction, str] | None:
@@ -150,7 +147,7 @@ def _first_loss(lines: list[Record]) -> tuple[Direction, str] | None:
 
 def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
     """A hash of the weights that a run began with, and what decides which samples come when."""
-    state = _state(path, 0)
+    state = read_state(path, 0)
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
     except (CheckpointError, DamageError):
@@ -158,13 +155,4 @@ def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
     if state is None:
         return None, None
     weights = json.dumps([(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")])
-    described = state["described"]
-    return weights, {name: described.get(name) for name in ("seed", "batch_size", "data", "precision")}
-
-
-def _state(path: Path, step: int) -> dict[str, Any] | None:
-    try:
-        found = json.loads(read_regular(Store(path / "checkpoints").path(step) / "state.json"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("described"), dict) else None
+    return weights, {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")}

@@ -7,19 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from surefoot import snapshot
 from surefoot.checkpoint.initial import load_initial_weights
 from surefoot.errors import ConfigError
-from surefoot.loop import State
 from surefoot.optim.clipping import clear
 from surefoot.pace import settle_choices
 from surefoot.parts import Parts
 from surefoot.run import Run
-from surefoot.seeding import untouched
 from surefoot.snapshot import Kept, Whole
+from surefoot.train.scratch import preserved
 
 
 @contextmanager
@@ -27,9 +23,9 @@ def unchanged(run: Run) -> Iterator[Parts]:
     """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
 
     That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes,
-    rates of the groups and kept objects are in it. Besides it come back buffers that no checkpoint holds, gradients,
-    the clock and the three random generators. A run that is not open is begun as if it were: with its starting weights,
-    its precision settled. Its meter and its data are not to be used inside: read data through a feed of your own.
+    rates of the groups and kept objects are in it. Besides it come back what no checkpoint holds (`preserved`) and the clock.
+    A run that is not open is begun as if it were: with its starting weights, its precision settled. Its meter and its data are
+    not to be used inside: read data through a feed of your own.
 
     Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
     """
@@ -45,13 +41,18 @@ def unchanged(run: Run) -> Iterator[Parts]:
             "  try it before the loop, or between two steps of `for step in run`"
         )
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
-    buffers = [(buffer, buffer.detach().clone()) for model in _models(state) for buffer in model.buffers()]
-    found = tried.packed()  # which copies the buffers of models to their averages: `buffers` are from before
+    averages = {f"average of {name}": average.model for name, average in state.averages.items()}
+    models = {**state.models, **averages}
     format_before = precision.name, precision.open
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
     clock = parts.whole.clock
     spent_s = clock.now() - clock.since
-    with untouched(), parts.numerics():
+    # what a checkpoint holds is put back from one; this has the rest, the buffers of averages from before they were refreshed
+    with (
+        preserved(models, parts.task.loss, tried.whole.kept.objects, state.parameters, with_weights=False),
+        parts.numerics(),
+    ):
+        found = tried.packed()
         try:
             if run.sitting is None:
                 _begin(parts)
@@ -60,9 +61,6 @@ def unchanged(run: Run) -> Iterator[Parts]:
             clear(state.parameters)
             state.buffers.undo()
             snapshot.restore(tried.whole, found, where="what was before the trial")
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.described.clear()
@@ -77,7 +75,3 @@ def _begin(parts: Parts) -> None:
         load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
-
-
-def _models(state: State) -> list[nn.Module]:
-    return [*state.models.values(), *(average.model for average in state.averages.values())]

@@ -23,7 +23,7 @@ def begun(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[st
     init = start.described["init"]
     if init is not None:
         return [], [], [f"the weights of step 0: they came from {init}, and are taken as they are saved"]
-    then = start.found.state["machine"]
+    then = start.found.saved.machine
     other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
     problems: list[Problem] = []
     drawn = False

@@ -68,7 +68,7 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
         return []
     lines = [line for line in log.lines if line.stop <= checkpoint.manifest.log[0]]
     every, made = ([line.record for line in held if line.record] for held in (lines, curve(lines)))
-    clock = checkpoint.found.state["clock"]
+    clock = checkpoint.found.saved.clock
     for phase in PHASES:
         told_s = float(clock["total_s"].get(phase, "0"))
         waiting_s = float(clock["window_s"].get(phase, "0"))
@@ -97,20 +97,20 @@ def has_times(log: Log, checkpoint: Checkpoint) -> bool:
 
 def has_best(checkpoint: Checkpoint) -> bool:
     """Whether the best score of a checkpoint can be compared: one that is only watched may be so from any sitting on."""
-    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.state["watch"]
+    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     return early is not None and told is not None and checkpoint.manifest.log is not None
 
 
 def watched(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     """The best score of a checkpoint, and how many evaluations ago it was, must follow from the scores on the record."""
-    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.state["watch"]
-    if early is None or checkpoint.manifest.log is None or not has_best(checkpoint):
+    early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
+    if early is None or saved is None or checkpoint.manifest.log is None:
         return []
     watch = Watch(early["watch"], minimum_improvement=early["minimum_improvement"], patience=early["patience"])
     for line in curve(line for line in log.lines if line.stop <= checkpoint.manifest.log[0]):
         if line.record is not None and line.record["kind"] == "scores" and watch.score in line.record:
             watch.improved(int(line.record["step"]), _number(line.record, watch.score))
-    found = watch.state()
+    found, told = dict(watch.state()), dict(saved)
     return [
         Problem(
             "inconsistent",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reading import interpreted, opened, read_manifest
 from surefoot.checkpoint.reading import verify as wrong_in
+from surefoot.checkpoint.state_json import Accepted
 from surefoot.checkpoint.store import Store
-from surefoot.config.paths import read_regular
-from surefoot.errors import CheckpointError
-from surefoot.snapshot import refuse_incomplete
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.run_reader import read_sessions, read_settings
 from surefoot.verifying import log as logs
 from surefoot.verifying.log import FILE, Log, Noted
 from surefoot.verifying.verdict import Problem
@@ -48,13 +47,12 @@ class Checkpoint:
     @property
     def described(self) -> dict[str, Any]:
         """What makes it this run and no other."""
-        described: dict[str, Any] = self.found.state["described"]
-        return described
+        return self.found.saved.described
 
     @property
-    def accepted(self) -> list[dict[str, Any]]:
+    def accepted(self) -> list[Accepted]:
         """The changes of the program with which the run went on, each with the `step` from which on they count."""
-        return list(self.found.state["fingerprints"].get("accepted", []))
+        return self.found.saved.fingerprints["accepted"]
 
     @property
     def gone(self) -> bool:
@@ -93,8 +91,7 @@ class Files:
         for sitting in self.sittings:
             made = [*(before for before in made if before.step < sitting.step), sitting]
         held = [sitting for sitting in made if sitting.step <= step]
-        machine: Mapping[str, Any] = held[-1].machine if held else otherwise.state["machine"]
-        return machine
+        return held[-1].machine if held else otherwise.saved.machine
 
 
 def checked(path: Path) -> Files:
@@ -108,7 +105,7 @@ def checked(path: Path) -> Files:
     # after the checkpoints: what these have noted of it is then in the file, even where the run goes on
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
-    sittings, unread = _sittings(path / "environment.json")
+    sittings, unread = _sittings(path)
     if (path / "environment.damaged.json").exists():  # it was begun anew then, and lacks what was in that
         sittings = []
     problems += [*log.problems, *unread]
@@ -124,8 +121,8 @@ def checked(path: Path) -> Files:
 
 def program_notes(path: Path) -> list[str]:
     """What is to be told of the program: that it is not what it was when the run last began or went on."""
-    with suppress(OSError, ValueError):
-        held = tomllib.loads(read_regular(path / "config.toml").decode()).get("program", {})
+    with suppress(OSError, UnicodeDecodeError, ConfigError):
+        held = read_settings(path).program
         file, digest = held.get("path"), held.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_files.digest(Path(file)) != digest:
             gone = (
@@ -149,8 +146,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
         try:
             if not wrong:
                 held = Checkpoint(path, read_manifest(path), opened(path))
-                refuse_incomplete(held.found)
-                if held.step == step:
+                if held.found.saved and held.step == step:
                     found.setdefault(step, held)
                     continue
                 wrong = [f"manifest.json: is that of step {held.step}"]
@@ -175,11 +171,9 @@ def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
         then = {name: value for name, value in checkpoint.described.items() if name not in _MAY_CHANGE}
         if any("data" in each["changed"] and each["step"] >= step for each in newest.accepted):
             then["data"] = now["data"]
-        same_torch = checkpoint.found.state["machine"]["torch"] == newest.found.state["machine"]["torch"]
+        same_torch = checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]
         if same_torch:
-            then["architecture"], now["architecture"] = (
-                each.found.state["architecture"] for each in (checkpoint, newest)
-            )
+            then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
         else:
             now.pop("architecture", None)
         problems += [
@@ -193,25 +187,26 @@ def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
 
 def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
     """Splits whose data were exchanged between two sittings, which a resume allows."""
-    newest = checkpoints[max(checkpoints)].found.state["scored"]
+    newest = checkpoints[max(checkpoints)].found.saved.scored
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
         for step, checkpoint in sorted(checkpoints.items())
-        for name, told in checkpoint.found.state["scored"].items()
+        for name, told in checkpoint.found.saved.scored.items()
         if name in newest and newest[name] != told
     ][:1]
 
 
-def _sittings(place: Path) -> tuple[list[Sitting], list[Problem]]:
+def _sittings(path: Path) -> tuple[list[Sitting], list[Problem]]:
+    file = "environment.json"
     try:
-        held = json.loads(read_regular(place))["sittings"]
-        return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in held], []
+        sessions = read_sessions(path)
+        return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in sessions], []
     except FileNotFoundError:
-        return [], [Problem("damaged", "environment.json is missing", file=place.name)]
+        return [], [Problem("damaged", f"{file} is missing", file=file)]
     except OSError as problem:
-        return [], [Problem("damaged", f"environment.json cannot be read: {problem.strerror}", file=place.name)]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return [], [Problem("damaged", "environment.json is damaged: it tells of no sittings", file=place.name)]
+        return [], [Problem("damaged", f"{file} cannot be read: {problem.strerror}", file=file)]
+    except (ValueError, LookupError, TypeError):
+        return [], [Problem("damaged", f"{file} is damaged: it tells of no sittings", file=file)]
 
 
 def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting], log: Log) -> list[Problem]:
@@ -225,7 +220,7 @@ def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting
     if lost is not None and not log.problems:
         problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
-        machine = checkpoint.found.state["machine"]
+        machine = checkpoint.found.saved.machine
         if all(_elsewhere(sitting.machine, machine) for sitting in sittings):
             problems.append(f"tells of no sitting on the machine by which {checkpoint.path.name} was saved")
         data = [sitting.data for sitting in sittings if sitting.data is not None]
@@ -242,12 +237,13 @@ def _elsewhere(machine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _script(path: Path, newest: Checkpoint) -> list[Problem]:
     """The settings that config.toml tells of a run that a script has made, against those of the checkpoint."""
     try:
-        held = tomllib.loads(read_regular(path / "config.toml").decode())
-    except (OSError, ValueError):
+        settings = read_settings(path)
+    except (OSError, UnicodeDecodeError, ConfigError):
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
-    if held.get("program", {}).get("kind") != "script" or not isinstance(held.get("run"), dict):
+    if not settings.of_script:
         return []
-    found = differences(_comparable({"settings": {}, **held["run"]}), _comparable(newest.described))
+    then = {"settings": {}, **settings.of_script}
+    found = differences(_comparable(then), _comparable(newest.described))
     return [
         Problem("inconsistent", f"config.toml is not of the run in {newest.path.name}: {line}", file="config.toml")
         for line in found[:1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from surefoot.record import Record
+from surefoot.sinks import parse_record
 from surefoot.verifying.verdict import Problem, counted
 
 FILE = "metrics.jsonl"
@@ -66,7 +66,7 @@ def split(data: bytes) -> list[Line]:
     """
     found, start = [], 0
     for number, text in enumerate(_by_newline(data), start=1):
-        found.append(Line(number, start, start + len(text), _record(text)))
+        found.append(Line(number, start, start + len(text), parse_record(text)))
         start += len(text)
     return found
 
@@ -86,26 +86,6 @@ def curve(lines: Iterable[Line]) -> list[Line]:
 def _by_newline(data: bytes) -> list[bytes]:
     parts = data.split(b"\n")
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
-
-
-def _record(text: bytes) -> Record | None:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys() or not isinstance(record["step"], int):
-        return None
-    strange = record.pop("nonfinite", {})
-    if not isinstance(strange, dict):
-        return None
-    return record | {name: _number(value) for name, value in strange.items()}
-
-
-def _number(text: object) -> object:
-    try:
-        return float(str(text))
-    except ValueError:
-        return text
 
 
 def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tuple[list[Problem], int]:

@@ -134,7 +134,7 @@ class _Remaking:
             found = judged(
                 checkpoint.found, now, found, buffers={name for model in models for name, _ in model.named_buffers()}
             )
-        outcome.kept = outcome.kept or bool(checkpoint.found.state["kept"])
+        outcome.kept = outcome.kept or bool(checkpoint.found.saved.kept)
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
         if not wrong:
             outcome.checkpoints.append(step)
@@ -154,7 +154,7 @@ class _Remaking:
         ):  # it is that of the last good step: later ones were on record, and not applied
             return "meter/", "skipped_in_a_row"
         latched = divergence.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        if latched and not checkpoint.found.state["skipped_in_a_row"]:
+        if latched and not checkpoint.found.saved.skipped_in_a_row:
             return "bad_in_a_row/", "skipped_in_a_row"
         return ()
 

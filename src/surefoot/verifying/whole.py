@@ -161,7 +161,7 @@ def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
     found = differences({"data": told.described["data"]}, {"data": now})
     problems = [sentences.as_problem_of_data(found[:3], "training data")] if found else []
     scored = json.loads(json.dumps(parts.scored))
-    for name, before in told.found.state["scored"].items():
+    for name, before in told.found.saved.scored.items():
         unlike = [f"{name} is not scored any more"] if name not in scored else differences(before, scored[name])
         if unlike:
             problems.append(sentences.as_problem_of_data(unlike[:3], f"data of split {name}"))
@@ -227,7 +227,7 @@ def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Wind
     """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, and a line for each of these."""
     windows, doubts = list(chosen), []
     for start, stop in pairwise(sorted(files.checkpoints)):
-        if files.checkpoints[start].found.state["trainable"] != files.checkpoints[stop].found.state["trainable"]:
+        if files.checkpoints[start].found.saved.trainable != files.checkpoints[stop].found.saved.trainable:
             cut = [
                 (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
                 for each in windows

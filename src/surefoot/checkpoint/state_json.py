@@ -1,0 +1,275 @@
+"""The one schema of state.json, everything in a checkpoint that is no tensor: written from it, checked by it. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What code that meets a value of another shape than it expects may raise."""
+
+
+def _planned_steps(length: str) -> int:
+    return int(length.removesuffix("s").removesuffix(" step"))
+
+
+def _check_number(text: str) -> None:
+    float(text)
+
+
+def _check_nested(value: Any) -> None:
+    """Raise unless it is nested state, taken apart by `nested_state.split_state`."""
+    match value:
+        case {"tensor": str()} | {"value": _}:
+            parts: list[Any] = []
+        case {"dict": dict(entries)}:
+            parts = list(entries.values())
+        case {"pairs": list(pairs)}:
+            parts = [part for _, part in pairs]
+        case {"list": list(parts)} | {"tuple": list(parts)}:
+            pass
+        case {"float": str(text)}:
+            float(text)
+            return
+        case _:
+            raise ValueError("no nested state")
+    for part in parts:
+        _check_nested(part)
+
+
+def _check_optimizer(value: Any) -> None:
+    _check_nested(value)
+    own = value["dict"]["own"]["dict"]
+    if not all({"dict", "pairs"} & own[name].keys() for name in ("state", "more")):
+        raise ValueError("no state of an optimizer")
+
+
+def _check_groups(value: Any) -> None:
+    _check_nested(value)
+    for group in value["list"]:
+        group["dict"].items()
+
+
+Number = Annotated[str, _check_number]
+"""A float as text, whole, finite or not."""
+Nested = Annotated[Mapping[str, Any], _check_nested]
+
+
+class Machine(TypedDict):
+    """What bit-equal results depend on besides the configuration; more may stand there."""
+
+    surefoot: str
+    torch: str
+    device: str
+    hardware: str
+    cpu: str
+    threads: int
+    deterministic: bool
+    ranks: int
+    parallel: str
+
+
+class Identity(TypedDict):
+    """The settings that every run has; more may stand there."""
+
+    compile: bool
+    data: dict[str, Any]
+    length: Annotated[str, _planned_steps]
+    precision: str
+    schedule_of_steps: int
+    seed: int
+    settings: dict[str, Any]
+
+
+class MicroBatchHash(TypedDict):
+    """The first micro-batch of step 0."""
+
+    sha256: str
+    count: float
+    samples: int
+
+
+class Accepted(TypedDict):
+    """Changes of the program that the user let pass, from a step on."""
+
+    step: int
+    changed: list[str]
+    what: list[str]
+
+
+class Sources(TypedDict):
+    """Hashes of the texts of the user's own code, by the name of each function or class."""
+
+    loss: dict[str, str]
+    model: dict[str, str]
+    collate: dict[str, str]
+    data: dict[str, str]
+    optimizer: dict[str, str]
+
+
+class Fingerprints(TypedDict):
+    """What the program computed when the run began: hashes of samples and sources, and the loss of the first micro-batch."""
+
+    machine: Machine
+    format: str
+    samples: dict[str, str]
+    splits: dict[str, dict[str, str]]
+    micro_batch: MicroBatchHash | None
+    loss: Number | None
+    draws: bool
+    failed: bool
+    sources: Sources
+    accepted: list[Accepted]
+    not_looked_into: list[str]
+
+
+class Trainable(TypedDict):
+    """Names of parameters."""
+
+    frozen: list[str]
+    in_no_optimizer: list[str]
+
+
+class Watched(TypedDict):
+    """The best value of the score that the run watches, its step, and evaluations since."""
+
+    direction: Literal["min", "max"]
+    score: str
+    value: Number | None
+    step: int | None
+    waited: int
+
+
+class Lowered(TypedDict):
+    """How far a plateau has lowered the learning rates."""
+
+    factor: float
+    best: Number | None
+    waited: int
+    cooling: int
+    not_numbers: int
+    step: int
+
+
+class Seconds(TypedDict):
+    """Seconds by phase over all sessions, those since the last record, and the steps among them with which sessions began."""
+
+    total_s: dict[str, Number]
+    window_s: dict[str, Number]
+    first_steps: list[int]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """state.json of a run's checkpoint, in the order of its keys."""
+
+    described: Annotated[dict[str, Any], Identity]
+    architecture: dict[str, str]
+    scored: dict[str, dict[str, Any]]
+    fingerprints: Fingerprints
+    evaluation_due: bool
+    ended: bool
+    first_scores: dict[str, Number]
+    machine: Machine
+    stopped_early: bool
+    aliases: dict[str, Mapping[str, str]]
+    extra: dict[str, Mapping[str, Nested]]
+    optimizer: dict[str, Annotated[Mapping[str, Any], _check_optimizer]]
+    groups: dict[str, Annotated[Mapping[str, Any], _check_groups]]
+    trainable: Annotated[dict[str, list[str]], Trainable]
+    evaluating: dict[str, list[str]]
+    watch: Watched | None
+    plateau: Lowered | None
+    skipped_in_a_row: list[int]
+    clock: Seconds
+    seen: list[str]
+    kept: dict[str, Nested]
+
+    @property
+    def planned_steps(self) -> int:
+        """How many steps the run is to make."""
+        return _planned_steps(self.described["length"])
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best score; None if no score is watched, or none was seen yet."""
+        return None if self.watch is None else self.watch["step"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a copy that shares nothing with the live run."""
+        return dict(json.loads(json.dumps(vars(self))))
+
+
+KEYS = tuple(field.name for field in fields(SavedState))
+
+
+def missing_keys(state: Mapping[str, Any]) -> list[str]:
+    """The keys that a run's state.json lacks."""
+    return sorted(set(KEYS) - state.keys())
+
+
+def find_misshapen(state: Mapping[str, Any]) -> str | None:
+    """Say which value that is there is not of its shape; None if all are."""
+    hints = _hints(SavedState)
+    return _first(_find(state[name], hints[name], name) for name in KEYS if name in state)
+
+
+def parse_state(data: bytes) -> SavedState:
+    """Parse the whole of a run's state.json; a `ValueError` in one line for anything else."""
+    try:
+        state = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"holds a {type(state).__name__}, not named values")
+    missing = missing_keys(state)
+    if problem := f"lacks {', '.join(missing)}" if missing else find_misshapen(state):
+        raise ValueError(problem)
+    return SavedState(**{name: state[name] for name in KEYS})
+
+
+@cache
+def _hints(owner: type) -> dict[str, Any]:
+    return get_type_hints(owner, include_extras=True)
+
+
+def _first(problems: Any) -> str | None:
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _find(value: Any, hint: Any, where: str) -> str | None:
+    """As `find_misshapen`, of one value: `hint` is its type, with functions and TypedDicts that it must pass in `Annotated`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *checks = arguments
+        return _first(_find(value, each, where) for each in (base, *checks))
+    if hint is Any:
+        return None
+    if origin in (Union, UnionType):
+        problems = [_find(value, each, where) for each in arguments]
+        return None if None in problems else problems[0]
+    if is_typeddict(hint) and isinstance(value, dict):
+        hints = _hints(hint)
+        lacks = next((f"{where} lacks {name}" for name in hints if name not in value), None)
+        return lacks or _first(_find(value[name], each, f"{where}/{name}") for name, each in hints.items())
+    if origin in (dict, Mapping):
+        if isinstance(value, dict):
+            return _first(_find(each, arguments[1], f"{where}/{name}") for name, each in value.items())
+    elif origin is list and isinstance(value, list):
+        return _first(_find(each, arguments[0], f"{where}/{index}") for index, each in enumerate(value))
+    elif origin is Literal and value in arguments:
+        return None
+    elif hint in (bool, int, str, float, NoneType):
+        accepted = (int, float) if hint is float else hint
+        if isinstance(value, accepted) and (hint is bool or not isinstance(value, bool)):
+            return None
+    elif callable(hint) and origin is None and not is_typeddict(hint):
+        with suppress(*UNREADABLE):
+            hint(value)
+            return None
+    return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"

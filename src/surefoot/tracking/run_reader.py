@@ -1,0 +1,174 @@
+"""The one reader of a run's directory: settings, sessions, crashes, the newest state.json, records. Torch-free.
+
+Nothing of the run's author is executed, nothing is locked, no tensor is read. `read_run` leaves out what a missing or damaged file
+would have said, and `RunFiles.problems` names the file; `read_settings`, `read_sessions` and `read_state` raise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from surefoot.checkpoint.state_json import SavedState, parse_state
+from surefoot.config import origins, program, values
+from surefoot.config.paths import read_regular
+from surefoot.errors import ConfigError
+from surefoot.record import Record
+from surefoot.sinks import streamed
+
+_MAX_CRASHES = 10
+
+
+class Session(TypedDict, total=False):
+    """One start or resume, as environment.json tells it; files of users' own tools may lack any of it."""
+
+    step: int
+    time: str
+    machine: dict[str, Any]
+    data: dict[str, Any] | None
+    python: str
+    numpy: str
+    platform: str
+    processors: int | None
+    memory_bytes: int | None
+    command: list[str]
+    directory: str
+    git_commit: str | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """config.toml: settings by dotted name, where each came from, [program]; and the settings of a script, nested."""
+
+    flat: Mapping[str, Any]
+    origins: Mapping[str, str]
+    program: Mapping[str, Any]
+    of_script: Mapping[str, Any]
+
+    @property
+    def script(self) -> bool:
+        """Whether a script of the user's own made the run, so that no verb can build it again."""
+        return self.program.get("kind") == "script"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The small files of a run's directory. `step` is that of the newest checkpoint whose `state` can be read."""
+
+    path: Path
+    config: Settings
+    sessions: tuple[Session, ...]
+    crashes: tuple[Mapping[str, Any], ...]  # the last first, with the "words" that stand beside it
+    step: int
+    state: SavedState | None
+    problems: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """As charts call it."""
+        return self.path.resolve().name or str(self.path)
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps the run is to make; None if no file says it."""
+        if self.state is not None:
+            return self.state.planned_steps
+        length = self.config.flat.get("length")
+        steps = re.fullmatch(r"([\d_]+) steps?", length) if isinstance(length, str) else None
+        return int(steps[1]) if steps else None
+
+
+def read_run(path: Path) -> RunFiles:
+    """Read the small files of a run's directory."""
+    problems: list[str] = []
+    config, sessions = Settings({}, {}, {}, {}), tuple[Session, ...]()
+    try:
+        config = read_settings(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as problem:
+        problems.append(f"config.toml cannot be read: {_reason(problem)}")
+    except ConfigError as problem:
+        problems.append(str(problem).splitlines()[0])
+    try:
+        sessions = read_sessions(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as problem:
+        problems.append(f"environment.json cannot be read{f': {_reason(problem)}' * isinstance(problem, OSError)}")
+    step, state = _newest_state(path)
+    return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems))
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Read the records of one curve one at a time, none if there is no file; `OSError` if it cannot be read."""
+    metrics = path / "metrics.jsonl"
+    return streamed(metrics) if metrics.exists() else iter(())
+
+
+def read_settings(path: Path) -> Settings:
+    """Read config.toml; `OSError`, `UnicodeDecodeError` or `ConfigError` if it is missing or damaged."""
+    file = path / "config.toml"
+    text = read_regular(file).decode()
+    flat, made_by = values(text, where=str(file)), program(text, where=str(file))
+    noted = tomllib.loads(text).get("run") if made_by.get("kind") == "script" else None
+    if made_by.get("kind") == "script":
+        flat = {name.removeprefix("run."): value for name, value in flat.items()}
+    return Settings(flat, origins(text), made_by, noted if isinstance(noted, dict) else {})
+
+
+def read_sessions(path: Path) -> tuple[Session, ...]:
+    """Read environment.json; `OSError` if it is missing, `ValueError` if it tells of no sessions."""
+    try:
+        environment = json.loads(read_regular(path / "environment.json"))
+    except RecursionError as problem:
+        raise ValueError("nested too deeply") from problem
+    sessions = environment.get("sittings") if isinstance(environment, dict) else None
+    if not isinstance(sessions, list) or not all(isinstance(each, dict) for each in sessions):
+        raise ValueError("tells of no sittings")
+    return tuple(sessions)
+
+
+def read_state(path: Path, step: int) -> SavedState | None:
+    """Read the state.json of one checkpoint, its hash unchecked; None if it is missing or damaged."""
+    try:
+        return parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json"))
+    except (OSError, ValueError):
+        return None
+
+
+def _newest_state(path: Path) -> tuple[int, SavedState | None]:
+    for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
+        number = directory.name.removeprefix("step-")
+        if number.isdecimal() and (state := read_state(path, int(number))) is not None:
+            return int(number), state
+    return 0, None
+
+
+def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """What the run died of; a file that cannot be read is left out."""
+    crashes = []
+    for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
+        try:
+            crash = json.loads(read_regular(file))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(crash, dict):
+            crashes.append({**crash, "words": _text(file.with_suffix(".txt"))})
+    return tuple(crashes)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return read_regular(path).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem.strerror if isinstance(problem, OSError) else problem)

@@ -1,0 +1,69 @@
+"""Passes that leave no trace: whatever is tried with a model and a loss, everything is afterwards as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.checkpoint.unsaved import Observation
+from surefoot.seeding import untouched
+from surefoot.sharding import extra_states
+
+
+@contextmanager
+def preserved(
+    models: Mapping[str, nn.Module],
+    loss: Any,
+    user_state: Mapping[str, Any],
+    parameters: Sequence[nn.Parameter] = (),
+    *,
+    with_weights: bool = True,
+) -> Iterator[Callable[..., None]]:
+    """Put everything back at the end; gradients are absent meanwhile. Yields what puts back all, or only what a checkpoint holds.
+
+    Everything: weights, buffers, extra state, modes, gradients, the three random generators, `user_state` (the objects of
+    `run.keep`), and what models and the loss remember in attributes, closures and globals. `parameters` are those that an
+    optimizer trains, if they are others than the models'. Without `with_weights` no parameter is copied: for passes that are
+    known to change none, or where they are put back otherwise.
+    """
+    parts = [part for model in models.values() for part in model.modules()]
+    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
+    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
+    modes = [(part, part.training) for part in parts]
+    extras = [each for model in models.values() for each in extra_states(model)]
+    buffers = [
+        (buffer, buffer.detach().clone()) for model in models.values() for buffer in model.buffers() if not with_weights
+    ]
+    for parameter in every:
+        parameter.grad = None
+    before = Observation(models, loss, user_state=user_state, with_weights=with_weights)
+
+    def put_back(*, only_saved: bool = False) -> None:
+        try:
+            before.put_back(only_saved=only_saved)
+        finally:
+            with torch.no_grad():
+                for buffer, numbers in buffers:
+                    buffer.copy_(numbers)
+            for part, extra in extras:
+                part.set_extra_state(deepcopy(extra))  # it may keep what it is given, and change that
+            for part, training in modes:
+                part.training = training
+            for parameter in every:
+                parameter.grad = None
+
+    try:
+        with untouched():
+            yield put_back
+    finally:
+        try:
+            put_back()
+        finally:
+            for parameter, trained, gradient in flags:
+                parameter.requires_grad_(trained)
+                parameter.grad = gradient
