@@ -1,23 +1,22 @@
-"""The verbs for a run that is there: evaluate and predict, and which of its checkpoints."""
+"""`surefoot evaluate RUN`: a checkpoint scored, on splits of the run or on files; and the panels of its page."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tyro.conf import UseAppendAction
+
 from surefoot.cli import processes
-from surefoot.cli.building import built, of_run
-from surefoot.cli.flags import configured
-from surefoot.cli.options import RUN_CHANGED, option, options, run_directory, switch
-from surefoot.cli.programs import Program
-from surefoot.config import flatten
+from surefoot.cli.options import SavedRunOptions, find_run, option_names, target, verb_options, without
+from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.placement import placed
+from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory, note
 from surefoot.recipes.questions import named
 
 if TYPE_CHECKING:
@@ -25,48 +24,60 @@ if TYPE_CHECKING:
     from surefoot.run import Run
 
 
-def evaluate(arguments: list[str]) -> None:
-    """`surefoot evaluate RUN [--checkpoint newest|best|STEP|"average N"] [--on SPLIT|[NAME=]FILE]...`: score a checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(processes.Several, SavedRunOptions):
+    """Score a checkpoint on everything that its run scores; changes nothing in the run.
+    --on SPLIT scores one of the run's splits alone. --on NAME=FILE (or FILE alone)
+    asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
+    WinoGrande or LAMBADA as JSON lines, gzipped or not.
 
-    `surefoot evaluate RUN --panels` makes what the report shows of the task instead, for a run that could not do so itself.
-    On all splits that the run has; with `--on` on some of them, or on files that its recipe knows how to score.
+      surefoot evaluate runs/mine --checkpoint best
+      surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
+      surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
     """
-    run_path = run_directory(arguments)
-    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
-    rest, panels = switch(rest, "--panels")
-    rest, which = option(rest, "--checkpoint")
-    rest, on = options(rest, "--on")
-    rest, several = processes.options(rest)
-    own = ["checkpoint", "on"]
-    program, config = of_run(run_path, rest, verb="surefoot evaluate RUN", own=own, run_changed=run_changed)
-    if panels:
-        if on or which is not None:
+
+    checkpoint: str | None = None
+    """newest, best, or that of a step; "average 5" is the mean of the weights of the last five."""
+    on: UseAppendAction[tuple[str, ...]] = ()
+    """A split of the run, or NAME=FILE."""
+    panels: bool = False
+    """Make what the report shows of the task, with the best checkpoint, and write it into the run."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Print the scores of a checkpoint, or write the run's panels."""
+    run_path = find_run(target(Evaluate, arguments, verb="evaluate"))
+    options, flags = verb_options(Evaluate, arguments, verb="evaluate")
+    on, changed, own = options.on, options.run_changed_program, option_names(Evaluate)
+    program, config = saved_settings(run_path, flags, verb="evaluate RUN", own=own, run_changed=changed)
+    config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written
+    if options.panels:
+        if on or options.checkpoint is not None:
             raise ConfigError("--panels shows the best checkpoint, or the newest: leave --on and --checkpoint out")
         processes.refuse_several(arguments, verb="evaluate --panels")
-        _write_panels(program, config, run_path)
+        _write_panels(program, config_here, run_path)
         return
     of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
     files = _files(program, of_files, run_path)
-    own = [given for given in on if given not in of_files]
+    splits = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
         if placed(os.environ).world_size > 1:
             raise ConfigError("evaluate --on FILE works in one process: start it without torchrun or srun")
-    alone = processes.options(arguments)[0]
-    processes.start_several(["evaluate", *alone], several, config=config, flags=arguments, out=run_path)
-    if config is not None and "out" in flatten(config):
-        config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is; nothing is opened or written
-    chosen = checkpoint_of(run_path, which)
-    scored = _Scored.of(run_path, which, chosen)
-    if own or not on:
-        _evaluate_splits(built(program, config, of=run_path), own, run_path=run_path, chosen=chosen, scored=scored)
+    command = ["evaluate", *without(arguments, processes.NAMES)]
+    processes.start_several(command, options, config=config, flags=arguments, out=run_path)
+    chosen = choose_checkpoint(run_path, options.checkpoint)
+    scored = _Scored.of(run_path, options.checkpoint, chosen)
+    if splits or not on:
+        run = build_run(program, config_here, of=run_path)
+        _evaluate_splits(run, splits, run_path=run_path, chosen=chosen, scored=scored)
     if files:
-        _note(f"scoring {scored.words} of {run_path} on {', '.join(files)}")
-        for name, value in program.names["judged"](config, files, run=run_path, checkpoint=chosen):
+        note(f"scoring {scored.words} of {run_path} on {', '.join(files)}")
+        for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
             print(f"{scored.key} {name}={value!r}", flush=True)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Scored:
     """Whose scores they are: in words, and as a line of scores begins."""
 
@@ -97,14 +108,14 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
-    _note(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}")
+    note(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
-        _note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
+        note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
     if run.load(chosen):
-        _note("warning: the data are others than the run was trained on: these scores are of those")
-    found = run.scores(*names)
+        note("warning: the data are others than the run was trained on: these scores are of those")
+    scores = run.scores(*names)
     if run.parts.world.is_main:
-        for name, value in found.items():
+        for name, value in scores.items():
             print(f"{scored.key} {name}={value!r}")
 
 
@@ -126,15 +137,13 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
 
     if is_running(run_path):
         raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")
-    if config is not None and "out" in flatten(config):
-        config = dataclasses.replace(config, out=str(run_path))  # whose tokenizer it is
-    run = built(program, config, of=run_path)
+    run = build_run(program, config, of=run_path)
     if run.parts.panels is None:
         raise ConfigError(f"what made {run_path} has no panels: give Run(panels=...)")
     try:
-        chosen = checkpoint_of(run_path, "best")
+        chosen = choose_checkpoint(run_path, "best")
     except CheckpointError:  # no score was watched, or that checkpoint is damaged
-        chosen = checkpoint_of(run_path, "newest")
+        chosen = choose_checkpoint(run_path, "newest")
     run.load(chosen)
     try:
         write_whole(run_path / FILE, run.panels().to_json().encode())
@@ -143,70 +152,3 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     print(
         f"written: {run_path / FILE}, with the weights of step {chosen.step:,}; to see them: surefoot report {run_path}"
     )
-
-
-def predict(arguments: list[str]) -> None:
-    """`surefoot predict RUN [INPUT...] [--checkpoint newest|best|STEP|"average N"] [settings]`: use the model that a run has trained.
-
-    One prompt is continued as it is made; several, or those of `--file`, one JSON object a line. A line to translate is
-    answered by a line.
-    """
-    run_path = run_directory(arguments)
-    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
-    rest, which = option(rest, "--checkpoint")
-    place = next((place for place, argument in enumerate(rest) if argument.startswith("--")), len(rest))
-    inputs, flags = rest[:place], rest[place:]
-    program, config = of_run(run_path, [], verb="surefoot predict RUN", run_changed=run_changed)
-    if "predict" not in program.names or "Predict" not in program.names:
-        raise ConfigError(
-            f"what {run_path} was made by does not say how its model is used: it defines no predict()\n"
-            "  in Python, give its weights to a model of yours:\n"
-            f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run_path / 'checkpoints')!r}).newest_intact()[0])"
-        )
-    asked = configured(
-        program.names["Predict"], [], flags, verb=f"surefoot predict {arguments[0]} INPUT", own=["checkpoint"]
-    )[0]
-    from surefoot.sinks.console import Said
-
-    said = Said(None)
-    for piece in program.names["predict"](
-        config, asked, inputs, run=run_path, checkpoint=checkpoint_of(run_path, which)
-    ):
-        said.put(piece)
-        if said.gone:  # nobody reads any more
-            break
-
-
-def checkpoint_of(run: Path, which: str | None) -> Contents:
-    """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
-    from surefoot.checkpoint import Store, averaged
-
-    store = Store(run / "checkpoints")
-    match (which or "").split():
-        case ["average", count] if count.isascii() and count.isdigit():
-            return averaged(store, int(count))
-    contents = store.newest_intact()
-    if contents is None:
-        raise CheckpointError(f"{run} holds no checkpoint")
-    chosen, damaged = contents
-    for damage in damaged:
-        _note(f"warning: {damage}")
-    if which in (None, "newest"):
-        return chosen
-    if which == "best":
-        best = (chosen.state.get("watch") or {}).get("step")
-        if best is None:
-            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
-        return store.at(best)
-    if not (which.isascii() and which.isdigit()):
-        raise ConfigError(
-            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"
-            ' or "average 5", of the last five'
-        )
-    return store.at(int(which))
-
-
-def _note(text: str) -> None:
-    """What is no result, by rank 0 alone; the others may not have met yet."""
-    if placed(os.environ).rank == 0:
-        print(text, file=sys.stderr)

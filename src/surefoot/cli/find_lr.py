@@ -1,50 +1,85 @@
-"""The verbs that try settings on a run and leave nothing behind: find-lr and find-batch."""
+"""`surefoot find-lr`: learning rates tried, and one suggested. And the run that a verb tries settings on, leaving nothing behind."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from surefoot.batching import batching
-from surefoot.cli import programs
-from surefoot.cli.building import built, from_file, layers_below, of_run, refuse_fp16_on_a_cpu, refuse_settings
-from surefoot.cli.flags import configured
-from surefoot.cli.help import VERBS
-from surefoot.cli.options import RUN_CHANGED, file_text, number, option, run_directory, switch, whole
+from tyro.conf import Positional, arg
+
+from surefoot.cli.options import find_run, flag_text, limited, option_names, target, verb_options
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.trained import checkpoint_of
+from surefoot.cli.settings import file_values, layers_below, read_settings, saved_settings
 from surefoot.config import Settings, flatten, values
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
+from surefoot.recipes.program import (
+    build_run,
+    choose_checkpoint,
+    file_text,
+    find_program,
+    in_directory,
+    refuse_fp16_on_a_cpu,
+)
 
 if TYPE_CHECKING:
     from surefoot.run import Run
 
+T = TypeVar("T")
 _SHOWN = 20  # rows of losses, of a test of any length
 
 
-def find_lr(arguments: list[str]) -> None:
-    """`surefoot find-lr RECIPE|FILE.py:build|RUN [settings] [--from] [--to] [--steps] [--out DIR]`: a range test.
+@dataclass(frozen=True, kw_only=True)
+class TriedRunOptions:
+    """The run that settings are tried on: at its start, or where a run that is there stands."""
 
-    Leaves with 1 where no rate can be suggested.
+    what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
+    """gpt, translation or images; a function of yours that returns a surefoot.Run; or a run that is there."""
+    config: str | None = None
+    """A TOML file of settings."""
+    checkpoint: str | None = None
+    """Of a RUN: newest, best, or that of a step."""
+    run_changed_program: bool = False
+    """Of a RUN: run its program even if it has changed since, or others could have changed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindLr(TriedRunOptions):
+    """Try learning rates from the lowest to the highest, each for one step on the data
+    that training would see next, and suggest the one at which the loss falls
+    steepest. Settings are those of surefoot train; of a RUN, its newest checkpoint
+    is where the steps begin. Trains nothing and writes nothing but --out. Leaves
+    with 1 where no rate can be suggested.
+
+      surefoot find-lr images --optimizer.name sgd --out pictures/
+      surefoot find-lr gpt --batch-size 32 --from 1e-5 --to 1 --steps 60
     """
-    rest, low = option(arguments, "--from")
-    rest, high = option(rest, "--to")
-    rest, steps = option(rest, "--steps")
-    rest, out = option(rest, "--out")
-    lowest = number("--from", low or "1e-6", example="1e-6")
-    highest = number("--to", high or "10", example="10")
-    count = whole("--steps", steps or "100")
+
+    from_: Annotated[float, arg(name="from")] = 1e-6
+    """The lowest rate."""
+    to: float = 10.0
+    """The highest rate; ends where the loss diverges."""
+    steps: int = limited(100, least=1)
+    """How many rates."""
+    out: str | None = None
+    """Draw the curve: DIR/find-lr.svg and DIR/find-lr.png; not the directory of a run, as --out is elsewhere."""
+
+
+def find_lr(arguments: list[str]) -> None:
+    """Print the rates tried and the one suggested; leave with 1 where none can be."""
+    options, flags = tried_options(FindLr, arguments, verb="find-lr")
+    lowest, highest, count, out = options.from_, options.to, options.steps, options.out
     from surefoot.tune.range_test import check_range, written
 
     check_range(lowest, highest, count)
-    run, settings = meant(rest, "find-lr", own=["from", "to", "steps", "out"])
+    run, settings = tried_run(options, flags, verb="find-lr")
     from surefoot.drawing import made
-    from surefoot.tune.find_lr import find_lr
+    from surefoot.tune.find_lr import find_lr as range_test
     from surefoot.tune.range_picture import draw
 
     if out is not None:
@@ -62,92 +97,87 @@ def find_lr(arguments: list[str]) -> None:
         seen += 1
 
     start = run.state.step
-    found = find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
+    test = range_test(run, low=lowest, high=highest, steps=count, watch=watch)
     flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
-    print(f"{found.ended}; the table shows {-(-seen // stride)} of {len(found.rates)} rates")
-    print(f"suggested  {flag}{written(found.suggested)}" if found.suggested is not None else "no suggestion")
-    print(f"  {found.reason}")
+    print(f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates")
+    print(f"suggested  {flag}{written(test.suggested)}" if test.suggested is not None else "no suggestion")
+    print(f"  {test.reason}")
     if out is not None:
-        files = draw(found, Path(out), title=f"surefoot find-lr {rest[0]}")
+        files = draw(test, Path(out), title=f"surefoot find-lr {options.what}")
         print(f"drawn  {', '.join(str(file) for file in files)}")
-    if found.suggested is None:
+    if test.suggested is None:
         sys.exit(1)
 
 
-def find_batch(arguments: list[str]) -> None:
-    """`surefoot find-batch RECIPE|FILE.py:build|RUN [settings] [--target-batch N] [--memory 8GB]`: micro-batch sizes measured."""
-    rest, target = option(arguments, "--target-batch")
-    rest, memory = option(rest, "--memory")
-    if target is not None:
-        batching(target, None)
-    if memory is not None:
-        from surefoot.memory import parsed_bytes  # imports torch
-
-        parsed_bytes(memory, setting="memory")
-    run, _ = meant(rest, "find-batch", own=["target-batch", "memory"])
-    from surefoot.tune.find_batch import find_batch, what_changes_with_it
-
-    shown = sys.stderr is not None and sys.stderr.isatty()
-
-    def watch(text: str) -> None:
-        if shown:
-            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
-
-    try:
-        found = find_batch(run, target_batch=target, memory=memory, watch=watch)
-    finally:
-        if shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-    print(found)
-    print(f"  {what_changes_with_it(run)}")
+def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
+    """The options of a verb that tries settings, and the settings."""
+    examples = f"surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
+    target(kind, arguments, verb=verb, missing=f"{verb} of what? {examples}")
+    options, flags = verb_options(kind, arguments, verb=verb, help_goes_on=True)
+    refuse_several(flags, verb=verb)
+    return options, flags
 
 
-def meant(arguments: Sequence[str], verb: str, *, own: Sequence[str]) -> tuple[Run, set[str]]:
+def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
     """The run that the arguments of a verb mean, not opened, and the names of its settings.
 
     A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.
     """
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(
-            f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
-        )
-    refuse_several(arguments, verb=verb)
-    name, rest = arguments[0], list(arguments[1:])
-    if {"-h", "--help"} & set(rest):
-        print(f"{VERBS[verb]}\nSettings, which come before or after these:\n", flush=True)
-    said = f"surefoot {verb} {name}"
-    if name not in NAMES and ":" not in name and not name.endswith(".py") and _is_run(name):
-        path = run_directory([name])
-        rest, run_changed = switch(rest, RUN_CHANGED)
-        rest, which = option(rest, "--checkpoint")
-        if verb == "find-lr":
-            _refuse_another_optimizer(path, rest)
-        program, config = of_run(path, rest, verb=said, own=[*own, "checkpoint"], run_changed=run_changed)
-        if config is not None and "out" in flatten(config):
-            config = dataclasses.replace(config, out=str(path))
-        run = built(program, config, of=path)
-        run.load(checkpoint_of(path, which))
-        return run, set() if config is None else set(flatten(config))
-    program = programs.found(name)
-    rest, in_file = from_file(program, rest)
-    if program.config is None:
-        refuse_settings(program, rest)
-        return built(program, None), set()
-    config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=said, own=own)
+    what, own = options.what, option_names(type(options))
+    if what not in NAMES and ":" not in what and not what.endswith(".py") and _is_run(what):
+        return _saved_run(find_run(what), options, flags, verb=verb, own=own)
+    program = find_program(what)
+    for name, given in (("checkpoint", options.checkpoint), ("run-changed-program", options.run_changed_program)):
+        if given:
+            raise ConfigError(f"--{name} is of a run that is there, and {what} is none\n  leave it out")
+    layers = layers_below(program, file_values(options.config), flags)
+    config, _ = read_settings(program, layers, flags, verb=f"{verb} {what}", own=own)
     if isinstance(config, Settings):  # what another run has left in the directory, a tokenizer say, is not this one's
-        config = dataclasses.replace(config, out=None, trackers=None)
-    run = built(program, config)
+        config = replace(config, out=None, trackers=None)
+    run = build_run(program, config)
+    if config is None:
+        return run, set()
     refuse_fp16_on_a_cpu(run)
     return run, set(flatten(config))
 
 
+def _saved_run(
+    path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str, own: Sequence[str]
+) -> tuple[Run, set[str]]:
+    if options.config is not None:
+        raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
+    if verb == "find-lr":
+        _refuse_another_optimizer(path, flags)
+    verb = f"{verb} {options.what}"
+    program, config = saved_settings(path, flags, verb=verb, own=own, run_changed=options.run_changed_program)
+    run = build_run(program, in_directory(config, path), of=path)
+    run.load(choose_checkpoint(path, options.checkpoint))
+    return run, set() if config is None else set(flatten(config))
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """What shows a text on one line of a terminal, drawn again and again; elsewhere nothing. The line is taken away."""
+    in_terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def show(text: str) -> None:
+        if in_terminal:
+            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if in_terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
 def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
     """Raise where a run that is there is to be tried with an optimizer whose state it does not hold."""
-    asked = option(flags, "--optimizer.name")[1]
-    own = values(file_text(run / "config.toml")).get("optimizer.name")
-    if asked is not None and own is not None and asked != own:
+    asked = flag_text(flags, "optimizer.name")
+    trained_with = values(file_text(run / "config.toml")).get("optimizer.name")
+    if asked is not None and trained_with is not None and asked != trained_with:
         raise ConfigError(
-            f"--optimizer.name {asked}: {run} was trained with {own}, and its state is that one's\n"
+            f"--optimizer.name {asked}: {run} was trained with {trained_with}, and its state is that one's\n"
             "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
         )
 

@@ -1,54 +1,61 @@
-"""The verb `profile`: where a step's time goes, and what would make it quicker."""
+"""`surefoot profile`: where a step's time goes, and what would make it quicker."""
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 
-from surefoot.cli.finders import meant
-from surefoot.cli.options import number, option, whole
+from surefoot.cli.find_lr import TriedRunOptions, progress_line, tried_options, tried_run
+from surefoot.cli.options import limited
 from surefoot.config.paths import local_path
 
-_OWN = ["out", "steps", "tries", "peak", "shapes", "limit"]
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(TriedRunOptions):
+    """Measure where the time of a step goes, its operators, memory and arithmetic, and
+    try what may make it quicker, each in turn with the run as it is. Settings are
+    those of surefoot train. Trains nothing; takes about half a minute.
+
+      surefoot profile gpt
+      surefoot profile images --preset cifar10 --data.path DIR --tries all
+      surefoot profile gpt --preset gpt2-124m --data.path shards/ --peak 989e12
+    """
+
+    tries: str = "usual"
+    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile (not usual:
+    compiling takes 20 seconds or more)."""
+    steps: int = limited(12, least=4)
+    """Steps that are timed, after a warm-up."""
+    limit: float = 20.0
+    """About how many seconds all of it may take."""
+    peak: str | None = None
+    """Operations per second of this device. Absent: measured."""
+    shapes: bool = False
+    """Tell operators apart by the shapes of their inputs."""
+    out: str = "runs/profile"
+    """Directory for profile.json and .txt, trace.json.gz (for ui.perfetto.dev), memory.png and .svg."""
 
 
 def profile(arguments: list[str]) -> None:
-    """`surefoot profile RECIPE|FILE.py:build|RUN [settings] [--tries] [--steps] [--peak] [--shapes] [--limit] [--out DIR]`."""
-    rest, out = option(arguments, "--out")
-    rest, tries = option(rest, "--tries")
-    rest, steps = option(rest, "--steps")
-    rest, peak = option(rest, "--peak")
-    rest, limit = option(rest, "--limit")
-    shapes = "--shapes" in rest
-    rest = [argument for argument in rest if argument != "--shapes"]
-    count = whole("--steps", steps or "12", least=4)
-    limit_s = number("--limit", limit or "20", example="60")
+    """Print the profile of a run."""
+    options, flags = tried_options(Profile, arguments, verb="profile")
     from surefoot.profiling.peak import given_peak
     from surefoot.profiling.tries import tries_of
 
-    names = tries_of(tries or "usual")
-    top = None if peak is None else given_peak(peak)
-    run, _ = meant(rest, "profile", own=_OWN)
-    from surefoot.profiling.profile import profile as profiled
+    tries = tries_of(options.tries)
+    peak = None if options.peak is None else given_peak(options.peak)
+    run, _ = tried_run(options, flags, verb="profile")
+    from surefoot.profiling.profile import profile as measure
 
-    shown = sys.stderr is not None and sys.stderr.isatty()
-
-    def watch(text: str) -> None:
-        if shown:
-            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
-
-    try:
-        found = profiled(
+    with progress_line() as watch:
+        measured = measure(
             run,
-            what=rest[0],
-            out=local_path(out or "runs/profile", setting="--out"),
-            steps=count,
-            tries=names,
-            peak=top,
-            shapes=shapes,
-            limit_s=limit_s,
+            what=options.what,
+            out=local_path(options.out, setting="--out"),
+            steps=options.steps,
+            tries=tries,
+            peak=peak,
+            shapes=options.shapes,
+            limit_s=options.limit,
             watch=watch,
         )
-    finally:
-        if shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-    print(found)
+    print(measured)

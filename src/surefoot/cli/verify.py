@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.building import alone, built, of_run
-from surefoot.cli.options import RUN_CHANGED, file_text, number, option, run_directory, switch, whole
+from surefoot.cli.options import SavedRunOptions, find_run, limited, option_names, target, verb_options
 from surefoot.cli.processes import refuse_several
+from surefoot.cli.settings import saved_settings
 from surefoot.config import program as program_of
 from surefoot.errors import ConfigError, DataError
 from surefoot.placement import placed
+from surefoot.recipes.program import build_run, file_text, for_one_process
 
 if TYPE_CHECKING:
     from surefoot.verifying.files import Files
     from surefoot.verifying.verdict import Verdict
 
 _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
-_OWN = ("steps", "windows", "all", "seed", "tolerance", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(SavedRunOptions):
+    """Prove a run: every byte of its checkpoints and its records against their hashes,
+    records against each other and the schedule, data against their fingerprints;
+    then make steps again from checkpoints and compare losses, norms and tensors:
+    bit for bit on the machine that made them, to rounding elsewhere. Says first
+    what that costs; writes nothing; a run that goes on may be verified. Of a run
+    that a script has made only files are checked; in it: surefoot.verify(run).
+
+    Leaves with 0 where nothing is wrong, 4 where files are damaged or contradict
+    each other, 3 where data are others, 8 where steps come out otherwise.
+
+      surefoot verify latest
+      surefoot verify runs/mine --steps 200 --windows 3
+    """
+
+    all: bool = False
+    """Make all steps again. Without it: where that takes two minutes."""
+    steps: int | None = limited(None, least=1)
+    """Steps of a window, from a checkpoint on. Absent: 100."""
+    windows: int | None = limited(None, least=0)
+    """How many windows: the first, the last, and evenly between; 0: files only. Absent: 5."""
+    seed: int | None = limited(None, least=0)
+    """Draw the windows instead."""
+    tolerance: float | None = None
+    """Relative difference allowed on another machine. Absent: 0.01."""
+    json: bool = False
+    """The verdict for programs."""
 
 
 def verify(arguments: list[str]) -> None:
-    """`surefoot verify RUN [--steps N] [--windows K] [--all] [--seed S] [--tolerance X] [--json] [--run-changed-program] [settings]`.
-
-    Leaves with 0 where nothing is wrong, 4 for damaged files, 3 for other data, 8 where steps come out otherwise.
-    """
-    run_path = run_directory(arguments)
+    """Print the verdict on a run: leave with 4 for damaged files, 3 for other data, 8 where steps come out otherwise."""
+    run_path = find_run(target(Verify, arguments, verb="verify"))
     refuse_several(arguments, verb="verify")
     if placed(os.environ).world_size > 1:
         raise ConfigError("verify works in one process: start it without torchrun or srun")
-    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
-    rest, asked = _asked(rest)
-    rest, as_json = [argument for argument in rest if argument != "--json"], "--json" in rest
+    options, flags = verb_options(Verify, arguments, verb="verify")
+    asked = _asked(options)
     from surefoot.verifying.files import checked  # imports torch
 
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
         files = checked(run_path)
         try:
-            verdict = _verdict(run_path, files, rest, asked, run_changed=run_changed)
+            verdict = _verdict(run_path, files, flags, asked, run_changed=options.run_changed_program)
         except _NotBuiltError as problem:
             _told(problem.verdict, as_json=False, stream=sys.stderr)
             raise problem.cause from None
-    _told(verdict, as_json=as_json, stream=sys.stdout)
+    _told(verdict, as_json=options.json, stream=sys.stdout)
     if verdict.exit_status:
         sys.exit(verdict.exit_status)
 
@@ -60,33 +86,30 @@ class _NotBuiltError(Exception):
         self.verdict, self.cause = verdict, cause
 
 
-def _asked(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without the verb's own options, and what these ask for."""
-    rest, steps = option(arguments, "--steps")
-    rest, windows = option(rest, "--windows")
-    rest, seed = option(rest, "--seed")
-    rest, tolerance = option(rest, "--tolerance")
-    everything = "--all" in rest
-    rest = [argument for argument in rest if argument != "--all"]
-    if everything and (steps is not None or windows is not None or seed is not None):
-        raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
+def _asked(options: Verify) -> dict[str, Any]:
+    """What is asked of `verify()`: nothing where its defaults are meant."""
+    windows = options.steps, options.windows, options.seed
     asked: dict[str, Any] = {}
-    if steps is not None or windows is not None or seed is not None:
+    if options.all:
+        if windows != (None, None, None):
+            raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
+        asked["steps"] = "all"
+    elif windows != (None, None, None):
         from surefoot.verifying.windows import STEPS, WINDOWS
 
-        asked["steps"] = STEPS if steps is None else whole("--steps", steps)
-        asked["windows"] = WINDOWS if windows is None else whole("--windows", windows, least=0)
-        asked["seed"] = None if seed is None else whole("--seed", seed, least=0)
-    if everything:
-        asked["steps"] = "all"
-    if tolerance is not None:
-        asked["tolerance"] = number("--tolerance", tolerance, example="0.01")
-        if asked["tolerance"] < 0:
-            raise ConfigError(f"--tolerance {tolerance}: a relative difference is 0 or more")
-    return rest, asked
+        asked["steps"] = STEPS if options.steps is None else options.steps
+        asked["windows"] = WINDOWS if options.windows is None else options.windows
+        asked["seed"] = options.seed
+    if options.tolerance is not None:
+        if options.tolerance < 0:
+            raise ConfigError(f"--tolerance {options.tolerance:g}: a relative difference is 0 or more")
+        asked["tolerance"] = options.tolerance
+    return asked
 
 
-def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, Any], *, run_changed: bool) -> Verdict:
+def _verdict(
+    run_path: Path, files: Files, flags: Sequence[str], asked: dict[str, Any], *, run_changed: bool
+) -> Verdict:
     from surefoot.verifying.sentences import as_problem_of_data
     from surefoot.verifying.whole import verify, verify_files
 
@@ -95,12 +118,13 @@ def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, An
         why = "a script has made this run, and only that can build it again; there: print(surefoot.verify(run))"
         return verify_files(run_path, why=why, files=files)
     try:
-        program, config = of_run(run_path, flags, verb="surefoot verify RUN", own=_OWN, run_changed=run_changed)
-        run = built(program, alone(config, run_path), of=run_path)
+        own = option_names(Verify)
+        program, config = saved_settings(run_path, flags, verb="verify RUN", own=own, run_changed=run_changed)
+        run = build_run(program, for_one_process(config, run_path), of=run_path)
     except DataError as problem:
         verdict = verify_files(run_path, why="the data cannot be read as they were", files=files)
         told = as_problem_of_data([line.strip() for line in str(problem).splitlines()], "the data")
-        return dataclasses.replace(verdict, problems=[*verdict.problems, told])
+        return replace(verdict, problems=[*verdict.problems, told])
     except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
         raise _NotBuiltError(verify_files(run_path, why="it cannot be built again", files=files), problem) from problem
     if run.parts.directory is None:

@@ -1,10 +1,14 @@
-"""What a run is made by: a recipe, or a function in a file of the user's own; and the configuration that it takes."""
+"""What makes a run: a recipe, or a function in a file of the user's own. And from a run's directory to all that once more:
+its program, its configuration, one of its checkpoints.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import inspect
+import os
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot import user_files
-from surefoot.config import nearest
-from surefoot.errors import ConfigError
+from surefoot.config import Settings, flatten, layered, nearest, values_of_run
+from surefoot.config import program as program_of
+from surefoot.config.paths import read_regular
+from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.placement import placed
 from surefoot.recipes import NAMES
 
 if TYPE_CHECKING:
+    from surefoot.checkpoint import Contents
     from surefoot.run import Run
+
+_SHARED = ("auto", "ddp", "fsdp")  # by several processes
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,9 @@ class Program:
         """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
         function = self.names.get("outline")
         if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
-            found: Run | None = function(*config)
-            if found is not None:
-                return found
+            outline: Run | None = function(*config)
+            if outline is not None:
+                return outline
         return self.run(*config)
 
     def run(self, *config: Any) -> Run:
@@ -77,7 +87,7 @@ class Program:
         return run
 
 
-def found(name: str) -> Program:
+def find_program(name: str) -> Program:
     """The recipe called `name`, or the function of "FILE.py:function"."""
     if name in NAMES:
         module = importlib.import_module(f"surefoot.recipes.{name}")
@@ -90,7 +100,9 @@ def found(name: str) -> Program:
     raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
-def again(described: dict[str, Any], *, run: Path, resuming: bool = False, run_changed: bool = False) -> Program:
+def program_again(
+    described: Mapping[str, Any], *, run: Path, resuming: bool = False, run_changed: bool = False
+) -> Program:
     """The program that the config.toml of a run names.
 
     `resuming` runs a changed one, says so, and leaves it to the resume to compare what it computes. All else refuses it, and one
@@ -104,7 +116,7 @@ def again(described: dict[str, Any], *, run: Path, resuming: bool = False, run_c
                     "  surefoot writes only the names of its own recipes there, and runs no file in their place\n"
                     f"  there are: {', '.join(NAMES)}; if a newer version made the run, install that one"
                 )
-            return found(name)
+            return find_program(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
             if not user_files.is_resolved(Path(path)):
                 raise ConfigError(
@@ -126,6 +138,112 @@ def again(described: dict[str, Any], *, run: Path, resuming: bool = False, run_c
                 f"  surefoot.load_weights(model, surefoot.checkpoint.Store({str(run / 'checkpoints')!r}).newest_intact()[0])"
             )
     raise ConfigError("config.toml does not say what made this run: [program] is missing or damaged")
+
+
+def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False) -> tuple[Program, dict[str, Any]]:
+    """The program that a run's config.toml names, as `program_again` does, and the settings in that file, by dotted name."""
+    text, where = file_text(run / "config.toml"), str(run / "config.toml")
+    program = program_again(program_of(text, where=where), run=run, resuming=resuming, run_changed=run_changed)
+    return program, values_of_run(text, where=where)
+
+
+def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program, Any]:
+    """What made a run, and its configuration (None where it takes none). A changed program is refused unless `run_changed`."""
+    program, values = read_program(run, run_changed=run_changed)
+    if program.config is None:
+        return program, None
+    config = layered(program.config, [("file", values)])[0]
+    if not run_changed:
+        program.refuse_changed_files(config, run=run)
+    return program, config
+
+
+def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
+    """What a program builds; a terminal is told that this may take seconds. `of` is the run that it is built for again."""
+    in_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if in_terminal:
+        print("reading the data and building the model ...", end="", file=sys.stderr, flush=True)
+    try:
+        return program.run() if config is None else program.run(config)
+    except DataError as problem:
+        from surefoot.directory import directory_of_start
+
+        started_in = None if of is None else directory_of_start(of)
+        if started_in in (None, os.getcwd()):
+            raise
+        raise DataError(
+            f"{problem}\n  this run was started in {started_in}: a relative path is from there"
+        ) from problem
+    finally:
+        if in_terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def in_directory(config: Any, run: Path) -> Any:
+    """The configuration with the directory that was named as `out`, if it has that setting: config.toml may name another."""
+    return dataclasses.replace(config, out=str(run)) if config is not None and "out" in flatten(config) else config
+
+
+def for_one_process(config: Any, run: Path) -> Any:
+    """The settings of a run as one process holds it, its weights whole, and its directory the one that was named."""
+    if config is None:
+        return None
+    config, changes = in_directory(config, run), dict[str, Any]()
+    if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
+        changes["parallel"] = "none"
+    if isinstance(config, Settings):
+        changes["sharding"] = type(config.sharding)()
+    return dataclasses.replace(config, **changes)
+
+
+def refuse_fp16_on_a_cpu(run: Run) -> None:
+    """Raise where the library lets pass, for tests, what nobody who trains can want."""
+    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
+        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
+
+
+def choose_checkpoint(run: Path, which: str | None) -> Contents:
+    """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
+    from surefoot.checkpoint import Store, averaged
+
+    store = Store(run / "checkpoints")
+    match (which or "").split():
+        case ["average", count] if count.isascii() and count.isdigit():
+            return averaged(store, int(count))
+    contents = store.newest_intact()
+    if contents is None:
+        raise CheckpointError(f"{run} holds no checkpoint")
+    chosen, damaged = contents
+    for damage in damaged:
+        note(f"warning: {damage}")
+    if which in (None, "newest"):
+        return chosen
+    if which == "best":
+        best = (chosen.state.get("watch") or {}).get("step")
+        if best is None:
+            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
+        return store.at(best)
+    if not (which.isascii() and which.isdigit()):
+        raise ConfigError(
+            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"
+            ' or "average 5", of the last five'
+        )
+    return store.at(int(which))
+
+
+def note(text: str) -> None:
+    """Print what is no result, by rank 0 alone; the others may not have met yet."""
+    if placed(os.environ).rank == 0:
+        print(text, file=sys.stderr)
+
+
+def file_text(path: Path) -> str:
+    """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
+    try:
+        return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
+    except (OSError, UnicodeDecodeError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot read {path}: {why}") from problem
 
 
 def _in_file(path: Path, function: str) -> Program:
