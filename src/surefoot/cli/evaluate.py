@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import SavedRunOptions, find_run, option_names, target, verb_options, without
+from surefoot.cli.options import SavedRunOptions, find_run, run_options, without
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError
@@ -36,8 +36,6 @@ class Evaluate(processes.Several, SavedRunOptions):
       surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
     """
 
-    checkpoint: str | None = None
-    """newest, best, or that of a step; "average 5" is the mean of the weights of the last five."""
     on: UseAppendAction[tuple[str, ...]] = ()
     """A split of the run, or NAME=FILE."""
     panels: bool = False
@@ -46,10 +44,9 @@ class Evaluate(processes.Several, SavedRunOptions):
 
 def evaluate(arguments: list[str]) -> None:
     """Print the scores of a checkpoint, or write the run's panels."""
-    run_path = find_run(target(Evaluate, arguments, verb="evaluate"))
-    options, flags = verb_options(Evaluate, arguments, verb="evaluate")
-    on, changed, own = options.on, options.run_changed_program, option_names(Evaluate)
-    program, config = saved_settings(run_path, flags, verb="evaluate RUN", own=own, run_changed=changed)
+    options, flags = run_options(Evaluate, arguments, verb="evaluate")
+    run_path, on = find_run(options.run), options.on
+    program, config = saved_settings(run_path, options, flags, verb="evaluate")
     config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written
     if options.panels:
         if on or options.checkpoint is not None:

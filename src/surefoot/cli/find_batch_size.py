@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.batching import batching
-from surefoot.cli.find_lr import TriedRunOptions, progress_line, tried_options, tried_run
+from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
+from surefoot.recipes.program import status_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ def find_batch_size(arguments: list[str]) -> None:
     run, _ = tried_run(options, flags, verb="find-batch-size")
     from surefoot.tune.find_batch import find_batch, what_changes_with_it
 
-    with progress_line() as watch:
+    with status_line() as watch:
         sizes = find_batch(run, target_batch=options.target_batch, memory=options.memory, watch=watch)
     print(sizes)
     print(f"  {what_changes_with_it(run)}")

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import find_run, flag_text, limited, option_names, target, verb_options
+from surefoot.cli.options import (
+    ChangedProgramOption,
+    ProgramOptions,
+    find_run,
+    flag_text,
+    limited,
+    target,
+    verb_options,
+)
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.settings import file_values, layers_below, read_settings, saved_settings
+from surefoot.cli.settings import program_settings, saved_settings
 from surefoot.config import Settings, flatten, values
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
@@ -30,22 +37,20 @@ from surefoot.recipes.program import (
 if TYPE_CHECKING:
     from surefoot.run import Run
 
-T = TypeVar("T")
 _SHOWN = 20  # rows of losses, of a test of any length
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriedRunOptions:
+class TriedRunOptions(ChangedProgramOption, ProgramOptions):
     """The run that settings are tried on: at its start, or where a run that is there stands."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
     """gpt, translation or images; a function of yours that returns a surefoot.Run; or a run that is there."""
-    config: str | None = None
-    """A TOML file of settings."""
     checkpoint: str | None = None
-    """Of a RUN: newest, best, or that of a step."""
-    run_changed_program: bool = False
-    """Of a RUN: run its program even if it has changed since, or others could have changed it."""
+    """Of a run that is there: newest, best, or that of a step."""
+
+
+T = TypeVar("T", bound=TriedRunOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +128,14 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> t
 
     A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.
     """
-    what, own = options.what, option_names(type(options))
-    if what not in NAMES and ":" not in what and not what.endswith(".py") and _is_run(what):
-        return _saved_run(find_run(what), options, flags, verb=verb, own=own)
+    what = options.what
+    is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
+    if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
+        return _saved_run(find_run(what), options, flags, verb=verb)
     program = find_program(what)
-    for name, given in (("checkpoint", options.checkpoint), ("run-changed-program", options.run_changed_program)):
-        if given:
-            raise ConfigError(f"--{name} is of a run that is there, and {what} is none\n  leave it out")
-    layers = layers_below(program, file_values(options.config), flags)
-    config, _ = read_settings(program, layers, flags, verb=f"{verb} {what}", own=own)
+    if options.checkpoint is not None or options.run_changed_program:
+        raise ConfigError(f"--checkpoint and --run-changed-program are of a run that is there, and {what} is none")
+    config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, Settings):  # what another run has left in the directory, a tokenizer say, is not this one's
         config = replace(config, out=None, trackers=None)
     run = build_run(program, config)
@@ -141,34 +145,15 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> t
     return run, set(flatten(config))
 
 
-def _saved_run(
-    path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str, own: Sequence[str]
-) -> tuple[Run, set[str]]:
+def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
     if options.config is not None:
         raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
     if verb == "find-lr":
         _refuse_another_optimizer(path, flags)
-    verb = f"{verb} {options.what}"
-    program, config = saved_settings(path, flags, verb=verb, own=own, run_changed=options.run_changed_program)
+    program, config = saved_settings(path, options, flags, verb=verb)
     run = build_run(program, in_directory(config, path), of=path)
     run.load(choose_checkpoint(path, options.checkpoint))
     return run, set() if config is None else set(flatten(config))
-
-
-@contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
-    """What shows a text on one line of a terminal, drawn again and again; elsewhere nothing. The line is taken away."""
-    in_terminal = sys.stderr is not None and sys.stderr.isatty()
-
-    def show(text: str) -> None:
-        if in_terminal:
-            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if in_terminal:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
@@ -180,7 +165,3 @@ def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
             f"--optimizer.name {asked}: {run} was trained with {trained_with}, and its state is that one's\n"
             "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
         )
-
-
-def _is_run(name: str) -> bool:
-    return name == "latest" or any((path / "config.toml").is_file() for path in (Path(name), Path("runs") / name))

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
@@ -26,9 +26,13 @@ from surefoot.config import nearest
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 _WORDS = {  # how tyro and Python say it -> how a person does
     r"Error parsing (--[\w.-]+): ": r"\1 ",
+    r"no type matching .*- <class '\w+'>: ": "",  # what the last of several types says
     r"could not convert string to float: ('[^']*')": r"\1 is not a number",
     r"invalid literal for int\(\) with base 10: ('[^']*')": r"\1 is not a whole number",
     r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
@@ -46,19 +50,33 @@ class RunOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedRunOptions(RunOption):
-    """The run that a verb is about, where its program is executed."""
+class ChangedProgramOption:
+    """Of a verb that executes the program of a run that is there."""
 
     run_changed_program: bool = False
-    """Run the program even if it has changed since, or others could have changed it."""
+    """Run the program of a run that is there even if it has changed since, or others could have changed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramOptions:
+class SavedRunOptions(ChangedProgramOption, RunOption):
+    """The run that a verb is about, where its program is executed."""
+
+    checkpoint: str | None = None
+    """newest, best, or that of a step; "average 5" is the mean of the weights of the last five."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOption:
     """What makes the run that a verb is about."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
     """gpt, translation or images; or a function of yours that returns a surefoot.Run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions(ProgramOption):
+    """What makes the run that a verb is about, with a file of its settings."""
+
     config: str | None = None
     """A TOML file of settings."""
 
@@ -132,21 +150,26 @@ def verb_options(
         if not help_goes_on:
             sys.exit(0)
         print("Settings, which come before or after these:\n", flush=True)
-    typed = [word for name, words in groups if name in own for word in words]
-    options = parse(kind, typed, verb=verb, kinds="options", config=(tyro.conf.FlagCreatePairsOff,))
-    for field in dataclasses.fields(kind):
+    words = [word for name, group in groups if name in own for word in group]
+    options = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
+    for field in dataclasses.fields(options):
         _refuse_out_of_range(field, getattr(options, field.name))
     return options, without(arguments, own)
+
+
+def run_options(
+    kind: type[T], arguments: Sequence[str], *, verb: str, help_goes_on: bool = False
+) -> tuple[T, list[str]]:
+    """The same for a verb that is about a run that is there."""
+    target(kind, arguments, verb=verb)
+    return verb_options(kind, arguments, verb=verb, help_goes_on=help_goes_on)
 
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = _WHICH_RUN) -> T:
     """The options of a verb that takes no settings."""
     target(kind, arguments, verb=verb, missing=missing)
     options, rest = verb_options(kind, arguments, verb=verb)
-    unknown = [name for name, _ in by_flag(rest) if name]
-    if unknown:
-        problems = [unknown_flag(name, option_names(kind), kind="option") for name in unknown[:3]]
-        raise ConfigError("\n  ".join([*problems, f"all options: surefoot {verb} --help"]))
+    refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
     return options
 
 
@@ -196,16 +219,17 @@ def find_run(given: str) -> Path:
     raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
 
 
-def parse(kind: type[T], arguments: Sequence[str], *, verb: str, kinds: str = "settings", **more: Any) -> T:
-    """What tyro makes of the arguments; `ConfigError` with its first sentence, in our words, and where all `kinds` of flags stand."""
+def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
+    """What tyro makes of the arguments; `ConfigError` with its first sentence, in our words, and where all such `flags` stand."""
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
-            return tyro.cli(kind, args=list(arguments), prog=f"surefoot {verb}", **more)
+            options: T = tyro.cli(kind, args=list(arguments), prog=f"surefoot {verb}", **more)
+            return options
     except SystemExit as end:
         if not end.code:
             raise
-        raise ConfigError(f"{_unboxed(errors.getvalue())}\n  all {kinds}: surefoot {verb} --help") from None
+        raise ConfigError(f"{_unboxed(errors.getvalue())}\n  all {flags}: surefoot {verb} --help") from None
 
 
 def _unboxed(text: str) -> str:
@@ -225,8 +249,10 @@ def _unboxed(text: str) -> str:
     return problem
 
 
-def unknown_flag(name: str, known: Sequence[str], *, kind: str = "setting") -> str:
-    """The error for a flag that is not known, with the nearest that is."""
-    meant = nearest(name, known)
-    dashed = name.replace("_", "-")
-    return f"unknown {kind} --{dashed}" + (f": did you mean --{meant.replace('_', '-')}?" if meant else "")
+def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
+    """Raise where there are names of flags that are not known, with the nearest that are."""
+    if names:
+        meant = [(name.replace("_", "-"), nearest(name, known)) for name in names[:3]]
+        cures = [f": did you mean --{close.replace('_', '-')}?" if close else "" for _, close in meant]
+        problems = [f"unknown {flags[:-1]} --{name}{cure}" for (name, _), cure in zip(meant, cures, strict=True)]
+        raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

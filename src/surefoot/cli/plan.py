@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import ProgramOptions, limited, option_names, target, verb_options
+from surefoot.cli.options import ProgramOptions, limited, target, verb_options
 from surefoot.cli.processes import Several, among_settings, planned, settled
-from surefoot.cli.settings import file_values, layers_below, read_settings
+from surefoot.cli.settings import program_settings
 from surefoot.config import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, build_run, find_program, refuse_fp16_on_a_cpu
@@ -69,14 +69,13 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 def plan(arguments: list[str]) -> None:
     """Print what `train` would run."""
-    what = target(Plan, arguments, verb="plan", missing="plan what? surefoot plan gpt, or surefoot plan FILE.py:build")
-    program = find_program(what)
+    missing = "plan what? surefoot plan gpt, or surefoot plan FILE.py:build"
+    program = find_program(target(Plan, arguments, verb="plan", missing=missing))
     options, flags = verb_options(Plan, arguments, verb="plan", but=among_settings(program), help_goes_on=True)
     numbers = _numbers(options)
     if options.world is not None and options.recorded():
         raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
-    layers = layers_below(program, file_values(options.config), flags)
-    config, origins = read_settings(program, layers, flags, verb=f"plan {what}", own=option_names(Plan))
+    config, origins = program_settings(program, options, flags, verb="plan")
     if options.world is not None:
         _print_configuration(config, origins)
         _plan_on_paper(program, config, numbers, world=options.world)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.cli.find_lr import TriedRunOptions, progress_line, tried_options, tried_run
+from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
 from surefoot.cli.options import limited
 from surefoot.config.paths import local_path
+from surefoot.recipes.program import status_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def profile(arguments: list[str]) -> None:
     run, _ = tried_run(options, flags, verb="profile")
     from surefoot.profiling.profile import profile as measure
 
-    with progress_line() as watch:
+    with status_line() as watch:
         measured = measure(
             run,
             what=options.what,

@@ -11,7 +11,15 @@ from typing import Any
 
 import tyro
 
-from surefoot.cli.options import by_flag, flag_text, parse, unknown_flag
+from surefoot.cli.options import (
+    ChangedProgramOption,
+    ProgramOptions,
+    by_flag,
+    flag_text,
+    option_names,
+    parse,
+    refuse_unknown,
+)
 from surefoot.config import flatten, layered, values
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
@@ -20,17 +28,16 @@ from surefoot.recipes.program import Program, file_text, read_program
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
-def read_settings(
-    program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Collection[str] = ()
+def program_settings(
+    program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """A program's configuration from its defaults, the layers and last the flags, and where each value came from.
+    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none.
 
-    (None, {}) where it takes none. `own` are options of the verb's own, which may have been meant by a flag that is unknown.
+    `own` are options beside those of `options` that may have been meant by a flag that is unknown.
     """
-    if program.config is None:
-        refuse_settings(program, [*flags, *(f"--config ({origin})" for origin, held in layers if held)])
-        return None, {}
-    return configured(program.config, layers, flags, verb=verb, own=own)
+    layers = layers_below(program, file_values(options.config), flags)
+    own = [*own, *option_names(type(options))]
+    return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
 
 
 def file_values(file: str | None) -> dict[str, Any]:
@@ -48,18 +55,27 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
     return [layer for layer in (("preset", preset), ("file", in_file)) if layer[1]]
 
 
-def saved_settings(
-    run: Path, flags: Sequence[str], *, verb: str, own: Collection[str] = (), run_changed: bool = False
-) -> tuple[Program, Any]:
+def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
     """What made a run, and its configuration with some flags changed (None where it takes none).
 
-    A program that has changed since, or that others could have changed, is refused unless `run_changed`.
+    A program that has changed since, or that others could have changed, is refused but for --run-changed-program.
     """
-    program, in_file = read_program(run, run_changed=run_changed)
-    config, _ = read_settings(program, [("file", in_file)], flags, verb=verb, own=own)
-    if not run_changed:
+    program, in_file = read_program(run, run_changed=options.run_changed_program)
+    own = option_names(type(options))
+    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=own)
+    if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
     return program, config
+
+
+def read_settings(
+    program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Collection[str] = ()
+) -> tuple[Any, dict[str, str]]:
+    """`configured` for a program; (None, {}) where it takes no settings."""
+    if program.config is None:
+        refuse_settings(program, [*flags, *(f"--config ({origin})" for origin, held in layers if held)])
+        return None, {}
+    return configured(program.config, layers, flags, verb=verb, own=own)
 
 
 def refuse_settings(program: Program, arguments: Sequence[str]) -> None:
@@ -78,27 +94,18 @@ def configured(
 ) -> tuple[Any, dict[str, str]]:
     """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
 
+    `own` are options of the verb's own, which may have been meant by a flag that is unknown.
     Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
     """
     flags = [name for name, _ in by_flag(arguments) if name]
     known = {name: required for name, _, required in _fields(kind)}
-    unknown = [name for name in flags if name not in known and name != "help"]
-    if unknown:
-        problems = [unknown_flag(name, [*own, *known]) for name in unknown[:3]]
-        raise ConfigError("\n  ".join([*problems, f"all settings: surefoot {verb} --help"]))
+    refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)
     below = {name: value for _, held in layers for name, value in held.items()}
     asked = [name for name, required in known.items() if required and name in flags and name not in below]
     base = _with_gaps(kind, below) if asked else layered(kind, layers)[0]  # a gap is filled by its flag
     truths = {name for name, hint, _ in _fields(kind) if hint is bool or bool in typing.get_args(hint)}
-    parsed = flatten(
-        parse(
-            kind,
-            _with_truth(arguments, truths),
-            verb=verb,
-            default=base,
-            config=(tyro.conf.FlagConversionOff,),
-        )
-    )
+    written = _with_truth(arguments, truths)
+    parsed = flatten(parse(kind, written, verb=verb, default=base, config=(tyro.conf.FlagConversionOff,)))
     return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
 
 

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import limited, option_names, target, verb_options, without
-from surefoot.cli.settings import file_values, layers_below, read_settings
+from surefoot.cli.options import ProgramOption, limited, option_names, target, verb_options, without
+from surefoot.cli.settings import program_settings
 from surefoot.cli.train import Train
 from surefoot.config import flatten
 from surefoot.config.paths import local_path
@@ -61,7 +61,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submit:
+class Submit(ProgramOption):
     """Train as a job of Slurm, one process for each GPU, through submitit (extra
     slurm). Before its time is over and when it is pre-empted it saves, is requeued,
     and goes on to the same bits. Settings are those of surefoot train; --out is on
@@ -71,8 +71,6 @@ class Submit:
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
     """
 
-    what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
-    """gpt, translation or images; or a function of yours that returns a surefoot.Run."""
     hours: float | None = None
     """Time of the job, each time it starts; it must be given."""
     nodes: int = limited(1, least=1)
@@ -156,9 +154,7 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
     )
     flags += ["--help"] * ("--help" in arguments)
-    layers, verb = layers_below(program, file_values(options.config), flags), f"submit {arguments[0]}"
-    own = [*option_names(Submit), *option_names(Train)]
-    config, _ = read_settings(program, layers, flags, verb=verb, own=own)
+    config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
     if config is not None:
         program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)

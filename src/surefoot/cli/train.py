@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.options import ProgramOptions, option_names, target, verb_options
+from surefoot.cli.options import ProgramOptions, target, verb_options
 from surefoot.cli.processes import Several, among_settings, settled, start_several
-from surefoot.cli.settings import file_values, layers_below, read_settings
+from surefoot.cli.settings import program_settings
 from surefoot.config import to_toml
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, build_run, find_program, refuse_fp16_on_a_cpu
@@ -42,11 +42,9 @@ class Train(AcceptChange, Several, ProgramOptions):
 def train(arguments: list[str]) -> None:
     """Train what the arguments say."""
     missing = "train what? surefoot train gpt, or surefoot train FILE.py:build"
-    what = target(Train, arguments, verb="train", missing=missing)
-    program = find_program(what)
+    program = find_program(target(Train, arguments, verb="train", missing=missing))
     options, flags = verb_options(Train, arguments, verb="train", but=among_settings(program), help_goes_on=True)
-    layers = layers_below(program, file_values(options.config), flags)
-    config, origins = read_settings(program, layers, flags, verb=f"train {what}", own=option_names(Train))
+    config, origins = program_settings(program, options, flags, verb="train")
     start(
         program, config, origins, flags, command=["train", *arguments], several=options, accepted=options.accept_change
     )

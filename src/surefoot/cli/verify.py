@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -12,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import SavedRunOptions, find_run, limited, option_names, target, verb_options
+from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.config import program as program_of
 from surefoot.errors import ConfigError, DataError
 from surefoot.placement import placed
-from surefoot.recipes.program import build_run, file_text, for_one_process
+from surefoot.recipes.program import build_run, file_text, for_one_process, status_line
 
 if TYPE_CHECKING:
     from surefoot.verifying.files import Files
@@ -28,7 +29,7 @@ _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(SavedRunOptions):
+class Verify(ChangedProgramOption, RunOption):
     """Prove a run: every byte of its checkpoints and its records against their hashes,
     records against each other and the schedule, data against their fingerprints;
     then make steps again from checkpoints and compare losses, norms and tensors:
@@ -59,18 +60,18 @@ class Verify(SavedRunOptions):
 
 def verify(arguments: list[str]) -> None:
     """Print the verdict on a run: leave with 4 for damaged files, 3 for other data, 8 where steps come out otherwise."""
-    run_path = find_run(target(Verify, arguments, verb="verify"))
+    options, flags = run_options(Verify, arguments, verb="verify")
+    run_path = find_run(options.run)
     refuse_several(arguments, verb="verify")
     if placed(os.environ).world_size > 1:
         raise ConfigError("verify works in one process: start it without torchrun or srun")
-    options, flags = verb_options(Verify, arguments, verb="verify")
     asked = _asked(options)
     from surefoot.verifying.files import checked  # imports torch
 
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         files = checked(run_path)
         try:
-            verdict = _verdict(run_path, files, flags, asked, run_changed=options.run_changed_program)
+            verdict = _verdict(run_path, files, options, flags, asked)
         except _NotBuiltError as problem:
             _told(problem.verdict, as_json=False, stream=sys.stderr)
             raise problem.cause from None
@@ -107,9 +108,7 @@ def _asked(options: Verify) -> dict[str, Any]:
     return asked
 
 
-def _verdict(
-    run_path: Path, files: Files, flags: Sequence[str], asked: dict[str, Any], *, run_changed: bool
-) -> Verdict:
+def _verdict(run_path: Path, files: Files, options: Verify, flags: Sequence[str], asked: dict[str, Any]) -> Verdict:
     from surefoot.verifying.sentences import as_problem_of_data
     from surefoot.verifying.whole import verify, verify_files
 
@@ -118,8 +117,7 @@ def _verdict(
         why = "a script has made this run, and only that can build it again; there: print(surefoot.verify(run))"
         return verify_files(run_path, why=why, files=files)
     try:
-        own = option_names(Verify)
-        program, config = saved_settings(run_path, flags, verb="verify RUN", own=own, run_changed=run_changed)
+        program, config = saved_settings(run_path, options, flags, verb="verify")
         run = build_run(program, for_one_process(config, run_path), of=run_path)
     except DataError as problem:
         verdict = verify_files(run_path, why="the data cannot be read as they were", files=files)
@@ -129,39 +127,26 @@ def _verdict(
         raise _NotBuiltError(verify_files(run_path, why="it cannot be built again", files=files), problem) from problem
     if run.parts.directory is None:
         raise ConfigError(f"what made {run_path} builds a run without a directory now: was `out` changed?")
-    line = _Line()
-    try:
-        return verify(run, files=files, say=lambda text: print(text, flush=True), watch=line.show, **asked)
-    finally:
-        line.clear()
+    with status_line() as show:
+        watch = progress(show)
+        return verify(run, files=files, say=lambda text: print(text, flush=True), watch=watch, **asked)
 
 
-class _Line:
-    """How far it is, drawn again and again on one line of a terminal; elsewhere nothing."""
+def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+    """What shows how many of the steps are made again, and how long the others will take; not each time that it is called."""
+    from surefoot.sinks.console import duration
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self.now, self.begun, self.drawn = now, now(), -_BETWEEN_S
+    begun, drawn = now(), -math.inf
 
-    def show(self, made: int, of: int) -> None:
-        """So many of the steps are made."""
-        if not self.shown or self.now() - self.drawn < _BETWEEN_S:
-            return
-        from surefoot.sinks.console import duration
+    def watch(made: int, total: int) -> None:
+        nonlocal drawn
+        time_s = now()
+        if time_s - drawn >= _BETWEEN_S:
+            drawn = time_s
+            left_s = (time_s - begun) / max(made, 1) * (total - made)
+            show(f"{made:,} of {total:,} steps made again, {duration(left_s)} left")
 
-        self.drawn = self.now()
-        left_s = (self.drawn - self.begun) / max(made, 1) * (of - made)
-        print(
-            f"\r\x1b[2K{made:,} of {of:,} steps made again, {duration(left_s)} left",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    return watch
 
 
 def _told(verdict: Verdict, *, as_json: bool, stream: Any) -> None:
