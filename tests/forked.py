@@ -68,7 +68,7 @@ def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True
     """Have comparisons fork the process that looks at their settings, and those that train variants if these are to be."""
     import torch.utils.tensorboard  # noqa: F401  # what every run imports when it begins: here it is once for all
 
-    from surefoot.cli import compare, variant  # noqa: F401
+    from surefoot.cli import compare, compare_worker  # noqa: F401
     from surefoot.tune import batches, trials  # noqa: F401
 
     forking = SimpleNamespace(Popen=_variant, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
@@ -86,16 +86,16 @@ def _variant(
     stderr: Any = None,
     start_new_session: bool = False,
 ) -> Forked:
-    from surefoot.cli import variant
+    from surefoot.cli import compare_worker
 
     assert stdin == subprocess.PIPE
-    assert command[:3] == [sys.executable, "-m", "surefoot.cli.variant"]
+    assert command[:3] == [sys.executable, "-m", "surefoot.cli.compare_worker"]
 
     def call() -> None:
         os.environ.update(env)
         os.chdir(cwd)
         sys.argv = list(command[2:])
-        variant.main()
+        compare_worker.main()
 
     return Forked(call, stdout=stdout, stderr=stderr, session=start_new_session)
 

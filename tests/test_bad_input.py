@@ -57,13 +57,14 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 @pytest.fixture
 def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The same for a run that a program of the user's own builds, with some argument of `small_runs.build` changed."""
-    from surefoot.cli import programs
+    from surefoot.recipes.program import Program
 
     def said(status: int, out: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any) -> str:
         def builds() -> sf.Run:
             return build(**{"out": out, **changes, **late()})
 
-        monkeypatch.setattr(programs, "found", lambda name: programs.Program(builds, None, {"kind": "file"}, {}))
+        program = Program(builds, None, {"kind": "file"}, {})
+        monkeypatch.setattr("surefoot.cli.train.find_program", lambda name: program)
         return refused("train", "mine.py", status=status)
 
     return said
@@ -84,7 +85,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--batch-size", "many"], "batch_size = 'many': write a number of samples"),
         ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
         ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0: a number above 0 is needed"),
-        ([*GPT, "--optimizer.name", "adma"], "'adamw', "),
+        ([*GPT, "--optimizer.name", "adma"], "none of adamw, "),
         ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule-free?"),
         ([*GPT, "--optimizer.name", "sgdd"], "Did you mean sgd?"),
         ([*GPT, "--seed"], "--seed"),

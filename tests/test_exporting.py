@@ -273,7 +273,7 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> No
         (
             ["--max-files", "5 GB"],
             2,
-            "what is meant by --max-files 5 GB? surefoot export RUN takes --checkpoint, --out,",
+            "unknown option --max-files: did you mean --max-file?",
         ),
         (["--model", "critic"], 2, "model = 'critic': this run has model"),
         (["--layout", "gpt2"], 2, "is no run of surefoot train gpt"),

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.cli.options import options
-from surefoot.cli.submit import OWN as SUBMIT
-from surefoot.cli.submit import check_training
+from surefoot.cli.options import option_names, without
+from surefoot.cli.submit import Submit, check_training
 from surefoot.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -18,16 +17,13 @@ TEXT = (ROOT / "docs" / "many-processes.md").read_text()
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", TEXT, flags=re.MULTILINE)]
 COMMANDS += [shlex.split(text) for text in re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)]
 EXAMPLES = {"--parallel": "fsdp", "--batch-size": "64", "--micro-batch-size": "8", "--save-every": "10 min"}
-NOT_SETTINGS = ("nproc", "max-restarts", *SUBMIT)
+NOT_SETTINGS = ("nproc", "max_restarts", *option_names(Submit))
 
 
 def settings(command: list[str]) -> list[str]:
     """What surefoot would train, and with which settings: what follows its verb, without the options of verbs."""
     start = command.index("train" if "train" in command else "submit" if "submit" in command else "examples/slurm.sh")
-    rest = [argument for argument in command[start + 1 :] if argument != "--local"]
-    for name in NOT_SETTINGS:
-        rest = options(rest, f"--{name}")[0]
-    return rest
+    return without(command[start + 1 :], NOT_SETTINGS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

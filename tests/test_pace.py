@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot import pace, plan
 from surefoot.checkpoint import Store
-from surefoot.cli.flags import configured
 from surefoot.cli.main import main
+from surefoot.cli.settings import configured
 from surefoot.config import speed_table, with_choices
 from surefoot.config.speed_table import BF16_WORTH_IT, Facts, Row, look_up
 from surefoot.precision import instruction_set, precision

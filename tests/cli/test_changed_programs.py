@@ -33,7 +33,7 @@ VERBS = {
     "verify": ["verify", "runs/a"],
     "profile": ["profile", "runs/a", "--tries", "none", "--steps", "4", "--peak", "1e9"],
     "find-lr": ["find-lr", "runs/a", "--steps", "12"],
-    "find-batch": ["find-batch", "runs/a"],
+    "find-batch-size": ["find-batch-size", "runs/a"],
 }
 LOOKING = [["report", "runs/a"], ["report", "runs/a", "--png"], ["diagnose", "runs/a"], ["export", "runs/a"]]
 

@@ -23,10 +23,12 @@ from typing import Any
 import pytest
 
 from forked import Forked, variants_are_forked
-from surefoot.cli import programs, variant
-from surefoot.cli.asked import asked_of, planned_of, trial
+from surefoot.cli import compare_worker
 from surefoot.cli.compare import _said_first as said_first
+from surefoot.cli.compare_plan import Compare, planned_of, trial
 from surefoot.cli.main import main
+from surefoot.cli.options import verb_options
+from surefoot.recipes.program import find_program
 from surefoot.sinks import records
 from surefoot.tune import planned, progress
 from surefoot.tune.training import InOrder
@@ -199,7 +201,7 @@ def test_processes_of_their_own_come_to_the_same_bits_and_die_with_their_parent(
     with parent:
         wait_for(lambda: steps_of(real / "own" / "name=sgd") >= 8, "the eighth step")
         children = [Path(f"/proc/{process}/cmdline") for process in processes_in(real, besides=parent.pid)]
-        assert [b"surefoot.cli.variant" in child.read_bytes() for child in children] == [True]
+        assert [b"surefoot.cli.compare_worker" in child.read_bytes() for child in children] == [True]
         parent.kill()
     wait_for(lambda: not any(child.exists() and child.read_bytes() for child in children), "the end of the child")
     compare("own")
@@ -250,14 +252,12 @@ def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_nev
 def test_what_ends_a_process_after_it_has_said_that_it_finished_is_no_failure(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surefoot.cli import variant
-
     def killed(*arguments: Any) -> None:
         trained(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    trained = variant.train
-    monkeypatch.setattr(variant, "train", killed)
+    trained = compare_worker.train
+    monkeypatch.setattr(compare_worker, "train", killed)
     found = compare("program.py:build", "--vary", "optimizer.lr=0.01,0.02", "--length", "2 steps", "--out", "said")
     assert [row["status"] for row in found["variants"]] == ["finished"] * 2
 
@@ -274,7 +274,7 @@ def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(he
 
 
 def test_a_variant_waits_for_the_one_that_was_killed_to_be_gone(tmp_path: Path) -> None:
-    from surefoot.cli.variant import _wait_until_free
+    from surefoot.cli.compare_worker import _wait_until_free
     from surefoot.directory import RunDirectory
 
     def hold() -> None:
@@ -379,16 +379,18 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here: Path) -> None:
     """What a file says is for its own optimizer; what was typed beside --vary is for all of them."""
     (here / "file.toml").write_text("[optimizer]\nlr = 0.5\nweight_decay = 0.75\n")
-    program = programs.found("program.py")
+    program = find_program("program.py")
     shared = ["--config", "file.toml", "--optimizer.weight-decay", "0.25", "--optimizer.frozen", "0.bias"]
-    rest, asked = asked_of([*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"])
-    plan, _ = planned_of(program, rest, asked, verb="surefoot compare")
+    asked, rest = verb_options(
+        Compare, [*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"], verb="compare"
+    )
+    plan, _ = planned_of(program, rest, asked, verb="compare")
     asked_search = replace(asked, search=2)
-    search, _ = planned_of(program, rest, asked_search, verb="surefoot compare")
+    search, _ = planned_of(program, rest, asked_search, verb="compare")
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
         for name in each.names:
-            described = variant._built(each, here / "out", name).parts.described["optimizer"]
+            described = compare_worker._built(each, here / "out", name).parts.described["optimizer"]
             assert described["name"] in name
             assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
             assert described["weight_decay"] == 0.25
@@ -451,11 +453,11 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     """What a run leaves open is chosen once, and said wherever the settings are."""
     changed = PROGRAM.replace('precision="fp32"', "precision=config.precision")
     (here / "program.py").write_text(changed.replace("width: int = 8", 'width: int = 8\n    precision: str = "auto"'))
-    program = programs.found("program.py")
-    rest, asked = asked_of(["--vary", "optimizer.lr=0.01,0.02", "--out", "out"])
-    plan, _ = planned_of(program, rest, asked, verb="surefoot compare")
+    program = find_program("program.py")
+    asked, rest = verb_options(Compare, ["--vary", "optimizer.lr=0.01,0.02", "--out", "out"], verb="compare")
+    plan, _ = planned_of(program, rest, asked, verb="compare")
     plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
-    run = variant._built(plan, here / "out", "lr=0.02")
+    run = compare_worker._built(plan, here / "out", "lr=0.02")
     assert run.parts.described["precision"] == "bf16"
     assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}

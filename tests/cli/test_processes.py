@@ -13,12 +13,12 @@ import pytest
 
 from surefoot.cli.main import main
 from surefoot.cli.processes import Several
-from surefoot.cli.programs import found
-from surefoot.cli.verbs import Nothing
+from surefoot.cli.train import Nothing
 from surefoot.config import to_toml
 from surefoot.errors import ConfigError
 from surefoot.launch import launcher
 from surefoot.launch.counts import Asked, Places, Sizes, asked, chosen, sizes_of
+from surefoot.recipes.program import find_program
 
 Typed = Callable[..., "tuple[int, str]"]
 GPT = ["train", "gpt", "--batch-size", "64", "--micro-batch-size", "16", "--device", "cpu"]
@@ -71,7 +71,7 @@ def test_a_run_of_such_a_file_goes_on_in_as_many(typed: Typed, tmp_path: Path) -
     (tmp_path / "mine.py").write_text(BUILD)
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    described = found("mine.py").described | Several("2", max_restarts=1).recorded()
+    described = find_program("mine.py").described | Several(nproc=2, max_restarts=1).recorded()
     (run / "config.toml").write_text(to_toml(Nothing(), {}, described))
     assert typed("resume", "run")[0] == 99
     size, restarts, _, _ = json.loads(typed("resume", "run")[1])
@@ -84,17 +84,15 @@ def test_help_of_such_a_file_names_the_options(typed: Typed, tmp_path: Path, ver
     (tmp_path / "mine.py").write_text(BUILD)
     status, said = typed(verb, "mine.py", "--help")
     assert status == 0
-    assert "--nproc N" in said
-    assert "--max-restarts N" in said
+    assert "--nproc INT|STR" in said
+    assert "--max-restarts INT" in said
 
 
 @pytest.mark.parametrize("length", [10, 1_000_000])
 def test_a_reader_that_has_gone_is_no_error(length: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    program = (
-        f"from surefoot.cli import main; main._VERBS['plan'] = lambda _: print('x' * {length}); main.main(['plan'])"
-    )
+    program = f"from surefoot.cli import main; main.verb_function = lambda _: lambda _: print('x' * {length}); main.main(['plan'])"
     ended = subprocess.run(
         [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
     )

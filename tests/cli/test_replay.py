@@ -130,13 +130,13 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
 
 
 def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
-    from surefoot.cli.building import alone
     from surefoot.config import Sharding
     from surefoot.recipes.images import Config
+    from surefoot.recipes.program import for_one_process
 
-    held = alone(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))
+    held = for_one_process(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))
     assert (held.parallel, held.sharding, held.out) == ("none", Sharding(), "runs/a")
-    assert alone(None, Path("runs/a")) is None
+    assert for_one_process(None, Path("runs/a")) is None
 
 
 def test_a_run_without_checkpoints_is_refused(trained: Path, command: Ran, tmp_path: Path) -> None:

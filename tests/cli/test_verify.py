@@ -15,7 +15,8 @@ import pytest
 import forged
 import small_runs
 from surefoot.cli.main import main
-from surefoot.cli.verify import _Line
+from surefoot.cli.verify import progress
+from surefoot.recipes.program import status_line
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -168,8 +169,9 @@ def test_what_cannot_be_asked_is_refused(
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    ticks = iter([0.0, 10.0, 10.0, 10.1])
-    line = _Line(now=lambda: next(ticks))
-    line.show(50, 200)
-    line.show(51, 200)  # too soon after the other
-    assert capsys.readouterr().err == "\r\x1b[2K50 of 200 steps made again, 30s left"
+    ticks = iter([0.0, 10.0, 10.1])
+    with status_line() as show:
+        watch = progress(show, now=lambda: next(ticks))
+        watch(50, 200)
+        watch(51, 200)  # too soon after the other
+    assert capsys.readouterr().err == "\r\x1b[2K50 of 200 steps made again, 30s left ...\r\x1b[2K"

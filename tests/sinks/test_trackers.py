@@ -405,7 +405,7 @@ def test_packages_that_are_missing_are_named_at_once_and_nothing_is_written(
 
 
 def test_trackers_are_a_setting_of_every_recipe() -> None:
-    from surefoot.cli.flags import configured
+    from surefoot.cli.settings import configured
     from surefoot.recipes.gpt import Config
 
     config, found = configured(Config, [], ["--trackers", "wandb,mlflow"], verb="surefoot train gpt")

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import programs
-from surefoot.cli.help import VERBS
+from surefoot.cli.compare_plan import Compare, check_score, given_options, planned_of, trial
+from surefoot.cli.options import verb_options
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
+from surefoot.recipes.program import find_program, program_again
+from surefoot.tune.planned import FILE
 
 if TYPE_CHECKING:
-    from surefoot.cli.asked import Asked
     from surefoot.directory import RunDirectory
     from surefoot.tune.comparison import Compared
     from surefoot.tune.planned import Planned
@@ -27,52 +28,44 @@ _OUT = "runs/compare"
 
 
 def compare(arguments: list[str]) -> None:
-    """`surefoot compare RECIPE|FILE.py:build --vary ... [settings]`, `compare DIR`, or `compare RUN RUN...`."""
-    from surefoot.cli.asked import asked_of
-    from surefoot.tune.planned import FILE
+    """Train variants, go on with a comparison, compare runs that are there, or draw schedules."""
+    options, flags = verb_options(Compare, arguments, verb="compare")
+    named, given = options.what, given_options(arguments)
+    if options.schedules is not None:
+        from surefoot.cli.plan_schedules import compare_schedules
 
-    if {"-h", "--help"} & set(arguments):
-        print(VERBS["compare"], end="")
+        compare_schedules(options, flags, given=given)
         return
-    if any(argument.split("=")[0] == "--schedules" for argument in arguments):
-        from surefoot.cli.pictures import compare_schedules
-
-        compare_schedules(arguments)
-        return
-    place = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
-    named = arguments[:place]
-    rest, asked = asked_of(arguments[place:])
+    check_score(options.score)
     if not named:
         raise ConfigError(
             "compare what? surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
     if len(named) == 1 and (Path(named[0]) / FILE).is_file():
-        _refuse(rest, asked, {"--jobs", "--threads", "--target", "--reference", "--score", "--search"})
-        _train(None, Path(named[0]), asked)
+        _refuse(flags, given - {"jobs", "threads", "target", "reference", "score", "search", "run_changed_program"})
+        _train(None, Path(named[0]), options, given=given)
     elif len(named) > 1:
-        _refuse(rest, asked, {"--target", "--reference", "--score", "--out", "--paired"})
-        from surefoot.cli.runs_there import compare_runs
+        _refuse(flags, given - {"target", "reference", "score", "out", "paired", "run_changed_program"})
+        from surefoot.cli.compare_runs import compare_runs
 
-        compare_runs(named, asked)
+        compare_runs(options)
     else:
-        from surefoot.cli.asked import planned_of
-
         if (Path(named[0]) / "config.toml").is_file():
             raise ConfigError(f"{named[0]} is one run: name another to compare it with, or what to train")
-        if "--paired" in asked.typed:
+        if options.paired:
             raise ConfigError(
                 "--paired is for runs that are there: those trained here are always scored batch by batch"
             )
-        if asked.search is None and asked.typed & {"--sampler", "--pruner"}:
+        if options.search is None and given & {"sampler", "pruner"}:
             raise ConfigError("--sampler and --pruner are of a search\n  say how many trials: --search 20")
-        program = programs.found(named[0])
-        plan = planned_of(program, rest, asked, verb=f"surefoot compare {named[0]}")
-        _train(plan, local_path(asked.out or _OUT, setting="--out"), asked)
+        program = find_program(named[0])
+        plan = planned_of(program, flags, options, verb=f"compare {named[0]}")
+        _train(plan, local_path(options.out or _OUT, setting="--out"), options, given=given)
 
 
-def _refuse(rest: Sequence[str], asked: Asked, known: set[str]) -> None:
+def _refuse(flags: Sequence[str], options: set[str]) -> None:
     """Refuse settings of runs, and options that would not be looked at."""
-    first = next(iter([*rest, *sorted(asked.typed - known)]), None)
+    first = next(iter([*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))]), None)
     if first is not None:
         raise ConfigError(
             f"{first} is for the start of a comparison\n  another one: surefoot compare RECIPE ... --out DIR"
@@ -82,9 +75,9 @@ def _refuse(rest: Sequence[str], asked: Asked, known: set[str]) -> None:
 # --- trained here ----------------------------------------------------------------------------------------------------
 
 
-def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> None:
+def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *, given: set[str]) -> None:
     """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
-    from surefoot.cli.runs_there import comparison_told, files
+    from surefoot.cli.compare_runs import comparison_told, files
     from surefoot.directory import RunDirectory
     from surefoot.signals import Signals, to_terminal
     from surefoot.sinks.console import Said
@@ -95,7 +88,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     from surefoot.tune.trials import Trials
     from surefoot.tune.variants import run_labels
 
-    from surefoot.cli.variant import command  # isort: skip
+    from surefoot.cli.compare_worker import command  # isort: skip
 
     if asked_plan is not None:
         _check_reference(asked_plan[0])
@@ -104,7 +97,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
     screen = progress.screen()
     signals = Signals(lambda: f"go on with: surefoot compare {path}", say=to_terminal("\n"))
     try:
-        plan, chooser = _prepared(asked_plan, directory, asked)
+        plan, chooser = _prepared(asked_plan, directory, asked, given=given)
         screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
         shown = run_labels(plan.variants)
         trials = Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in)
@@ -133,7 +126,9 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Asked) -> 
         directory.close()
 
 
-def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Asked) -> tuple[Planned, Chooser]:
+def _prepared(
+    asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Compare, *, given: set[str]
+) -> tuple[Planned, Chooser]:
     """The plan, on disk, and who chooses what is trained next."""
     from surefoot.tune import planned
     from surefoot.tune.training import InOrder
@@ -141,9 +136,9 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
     held = planned.read(directory.path)
     if asked_plan is None:
         assert held is not None
-        programs.again(dict(held.program), run=directory.path, run_changed=asked.run_changed)
+        program_again(held.program, run=directory.path, run_changed=asked.run_changed_program)
         changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
-        changes |= {"reference": asked.reference} if "--reference" in asked.typed else {}
+        changes |= {"reference": asked.reference} if "reference" in given else {}
         if asked.search is not None:
             if held.search is None:
                 raise ConfigError(f"--search {asked.search}: {directory.path} is no search, its variants are given")
@@ -177,7 +172,6 @@ def _prepared(asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, a
 
 def _search(plan: Planned, directory: RunDirectory) -> Chooser:
     """The search of a plan; the settings of each trial are in the plan before it begins."""
-    from surefoot.cli.asked import trial
     from surefoot.tune import planned
     from surefoot.tune.search import Search
 
@@ -210,7 +204,7 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
     from surefoot.config import layered
     from surefoot.tune import planned
 
-    program = programs.again(dict(plan.program), run=directory.path, run_changed=True)  # `_plan` has looked
+    program = program_again(plan.program, run=directory.path, run_changed=True)  # `_plan` has looked
     assert program.config is not None
     config = layered(program.config, [("comparison", plan.base)])[0]
     directory.write_text(planned.FILE, planned.to_text(plan, config))
@@ -253,7 +247,7 @@ def _check_reference(plan: Planned) -> None:
 
 def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
     """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
-    from surefoot.cli.variant import command
+    from surefoot.cli.compare_worker import command
 
     name = plan.names[0] if plan.names else "first"
     threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}

@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Annotated
 
-from surefoot.cli.flags import configured
+from tyro.conf import Positional, arg
+
+from surefoot.cli.options import by_flag, limited, only_options
 from surefoot.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """How text becomes token shards."""
+    """Write the tokens of text files and JSON lines (.jsonl), gzipped or not, and of
+    Parquet, and of directories of them, as shards for --data.path. A text file is one
+    document, a line of JSON or a row of Parquet one each; an end token follows
+    each. Stopped or killed, the same command goes on, to the same bytes; run once
+    more, it checks them. Inputs that have changed since are refused.
 
-    tokenizer: str
-    """gpt2, bytes, or a tokenizer's file or directory (a run's has one)."""
+      surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
+      surefoot train gpt --preset gpt2-124m --data.path shards/
+    """
+
+    out: Positional[Annotated[str, arg(metavar="OUT")]]
+    """Directory of the shards."""
+    inputs: Positional[Annotated[tuple[str, ...], arg(metavar="INPUT")]] = ()
+    """Files, or directories of them."""
+    tokenizer: str | None = None
+    """gpt2, bytes, or a tokenizer's file or directory (a run's has one); it must be given."""
     column: str = "text"
     """JSON lines and Parquet: the key or column that holds the text."""
-    processes: int | None = None
+    processes: int | None = limited(None, least=1)
     """How many processes encode; changes no byte. Absent: one for each core."""
-    shard_tokens: int = 100_000_000
+    shard_tokens: int = limited(100_000_000, least=1)
     """Tokens of a shard; also how much is done again after a kill, at most."""
 
 
 def data(arguments: list[str]) -> None:
-    """`surefoot data prepare OUT INPUT... --tokenizer NAME [settings]`: text into token shards, or on with what was begun."""
-    if arguments[:1] != ["prepare"]:
+    """Write shards of text, or go on with what was begun."""
+    form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
+    if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         said = f"no {arguments[0]!r}" if arguments else "data what?"
-        raise ConfigError(f"{said}: surefoot data prepare OUT INPUT... --tokenizer NAME")
-    rest = arguments[1:]
-    places = next((place for place, argument in enumerate(rest) if argument.startswith("--")), len(rest))
-    named, flags = rest[:places], rest[places:]
-    if len(named) < 2 and "--help" not in flags:
-        raise ConfigError("which text, and where to? surefoot data prepare OUT INPUT... --tokenizer NAME")
-    verb = "surefoot data prepare OUT INPUT..."
-    if not any(flag.startswith(("--token", "--help")) for flag in flags):
+        raise ConfigError(f"{said}: {form}")
+    missing = f"which text, and where to? {form}"
+    asked = only_options(Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing)
+    if not asked.inputs:
+        raise ConfigError(missing)
+    if asked.tokenizer is None:
         raise ConfigError(
             "--tokenizer is missing: what turns the text into tokens\n"
             "  gpt2, bytes, or a tokenizer's file or directory (a run's, say): --tokenizer NAME"
         )
-    asked = configured(Prepare, [], flags, verb=verb)[0]
     if asked.tokenizer in ("bpe", "characters"):
         raise ConfigError(
             f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --out RUN does, and then\n"
@@ -50,8 +63,8 @@ def data(arguments: list[str]) -> None:
 
     try:
         prepare_shards(
-            named[0],
-            named[1:],
+            asked.out,
+            asked.inputs,
             tokenizer=named_tokenizer(asked.tokenizer),
             column=asked.column,
             processes=asked.processes,

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 
-from surefoot.cli.options import run_directory
-from surefoot.errors import ConfigError
+from surefoot.cli.options import RunOption, find_run, only_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnose(RunOption):
+    """Say what a run's records show to be wrong, or worth knowing: what was found, the
+    numbers and steps that show it, likely causes, and what to try, with the value
+    of now. The run may be finished, dead, or training now; it is not changed.
+    Errors come first: the run is broken or of no use. Warnings cost quality or
+    time. Notes are worth knowing, and nothing need be wrong. Where nothing is found
+    it says what was looked at.
+
+      surefoot diagnose latest
+      surefoot diagnose runs/mine --all
+    """
+
+    all: bool = False
+    """Tell too what was found well, and what too little is recorded of."""
+    json: bool = False
+    """One JSON object: run, steps, findings, well, unclear."""
+    strict: bool = False
+    """Leave with 1 where an error is found; without it with 0, whatever is found."""
 
 
 def diagnose(arguments: list[str]) -> None:
-    """`surefoot diagnose RUN [--all] [--json] [--strict]`: findings with evidence, causes and what to try."""
+    """Print the findings of a run."""
+    options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnosis import (  # numpy: a tenth of a second
         Finding,
         Unclear,
@@ -21,17 +43,14 @@ def diagnose(arguments: list[str]) -> None:
     )
     from surefoot.diagnosis.telling import told
 
-    run, flags = run_directory(arguments), arguments[1:]
-    for flag in flags:
-        if flag not in ("--all", "--json", "--strict"):
-            raise ConfigError(f"diagnose takes one run, and --all, --json, --strict: what is {flag!r}?")
+    run = find_run(options.run)
     history = history_in(run)
-    found = verdicts(history, broken=_warn_of)
-    findings = worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
-    if "--json" in flags:
-        well = {verdict.name: verdict.message for verdict in found if isinstance(verdict, Well)}
-        unclear = {verdict.name: verdict.message for verdict in found if isinstance(verdict, Unclear)}
-        whole = {
+    all_verdicts = verdicts(history, broken=_warn_of)
+    findings = worst_first([verdict for verdict in all_verdicts if isinstance(verdict, Finding)])
+    if options.json:
+        well = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Well)}
+        unclear = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unclear)}
+        report = {
             "run": str(run),
             "steps_made": history.step,
             "steps": history.described.steps,
@@ -39,10 +58,10 @@ def diagnose(arguments: list[str]) -> None:
             "well": well,
             "unclear": unclear,
         }
-        print(json.dumps(whole, indent=1, ensure_ascii=False))
+        print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
-        print(told(history, found, every="--all" in flags))
-    if "--strict" in flags and any(finding.severity == "error" for finding in findings):
+        print(told(history, all_verdicts, every=options.all))
+    if options.strict and any(finding.severity == "error" for finding in findings):
         sys.exit(1)
 
 

@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from surefoot.cli.options import one_of, option, run_directory
-from surefoot.errors import ConfigError
+from surefoot.cli.options import RunOption, find_run, only_options
 
-_OPTIONS = {
-    "--checkpoint": "newest",
-    "--out": None,
-    "--weights": "auto",
-    "--layout": "own",
-    "--max-file": "5 GB",
-    "--model": "model",
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Export(RunOption):
+    """Write the weights of a checkpoint as safetensors that others load, checked first,
+    never more than one tensor in memory. A run that was made by several ranks becomes
+    whole. Averaged weights are taken where the run has them. Tokenizers of the run
+    are copied along.
+
+      surefoot export runs/mine
+      surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
+    """
+
+    checkpoint: str = "newest"
+    """newest, best, or that of a step."""
+    out: str | None = None
+    """Directory. Absent: export/ in the run's directory."""
+    weights: Literal["auto", "averaged", "trained"] = "auto"
+    """auto is averaged where the run has such."""
+    layout: Literal["own", "gpt2"] = "own"
+    """own: the model's names. gpt2: named and turned as transformers' GPT2LMHeadModel loads them, with config.json; for runs of
+    gpt with --model.family gpt2."""
+    max_file: str = "5 GB"
+    """More than this is several files and an index."""
+    model: str = "model"
+    """Of a run of several models, which."""
 
 
 def export(arguments: list[str]) -> None:
-    """`surefoot export RUN [--checkpoint newest|best|STEP] [--out DIR] [--weights trained|averaged] [--layout own|gpt2]`."""
-    run = run_directory(arguments)
-    rest, given = arguments[1:], dict[str, Any]()
-    for name, otherwise in _OPTIONS.items():
-        rest, value = option(rest, name)
-        given[name] = otherwise if value is None else value
-    if rest:
-        raise ConfigError(f"what is meant by {' '.join(rest)}? surefoot export RUN takes {', '.join(_OPTIONS)}")
-    one_of("--weights", given["--weights"], ("auto", "averaged", "trained"))
-    one_of("--layout", given["--layout"], ("own", "gpt2"))
+    """Write the weights of a run, and print what was written."""
+    options = only_options(Export, arguments, verb="export")
     from surefoot import exporting
     from surefoot.memory import in_words
 
     done = exporting.export(
-        run,
-        given["--out"],
-        checkpoint=given["--checkpoint"],
-        weights=given["--weights"],
-        layout=given["--layout"],
-        max_file=given["--max-file"],
-        model=given["--model"],
+        find_run(options.run),
+        options.out,
+        checkpoint=options.checkpoint,
+        weights=options.weights,
+        layout=options.layout,
+        max_file=options.max_file,
+        model=options.model,
     )
     for damage in done.damaged:
         print(f"warning: {damage}", file=sys.stderr)

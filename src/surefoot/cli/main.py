@@ -1,49 +1,48 @@
-"""`surefoot VERB ...`: which verb, and what an error looks like. Verbs import torch only where they need it."""
+"""`surefoot VERB ...`: which verb, and what an error looks like. Neither torch nor tyro is imported until a verb needs it."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.cli import (
-    compare,
-    data,
-    diagnose,
-    export,
-    finders,
-    help,
-    profiled,
-    replay,
-    report,
-    submit,
-    trained,
-    verbs,
-    verify,
-)
 from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
 from surefoot.launch.rank import started_by_launcher
 
-_VERBS = {
-    "train": verbs.train,
-    "plan": verbs.plan,
-    "find-lr": finders.find_lr,
-    "find-batch": finders.find_batch,
-    "profile": profiled.profile,
-    "resume": verbs.resume,
-    "submit": submit.submit,
-    "evaluate": trained.evaluate,
-    "predict": trained.predict,
-    "compare": compare.compare,
-    "diagnose": diagnose.diagnose,
-    "report": report.report,
-    "replay": replay.replay,
-    "verify": verify.verify,
-    "export": export.export,
-    "data": data.data,
-}
+VERBS = (
+    *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
+    *("diagnose", "report", "replay", "verify", "export", "data"),
+)
+"""Each is a function in a file of its name in this package, imported when it is called."""
+OVERVIEW = """surefoot trains PyTorch models without losing its footing.
+
+  surefoot train RECIPE           a ready-made run: gpt, translation, images
+  surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
+  surefoot plan ...               what train would run; trains nothing
+  surefoot find-lr ...            try learning rates, and suggest one
+  surefoot find-batch-size ...    measure micro-batch sizes, and recommend one
+  surefoot profile RECIPE         where a step's time goes, and what would be quicker
+  surefoot resume RUN             go on from the newest intact checkpoint
+  surefoot submit ...             train as a job of Slurm that goes on by itself
+  surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
+  surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
+  surefoot compare RECIPE ...     train variants side by side, one table and one plot
+  surefoot diagnose RUN           what is wrong with a run, and what to try
+  surefoot report RUN...          a page on a run, or several over each other
+  surefoot replay RUN --step N    make a past step again, and look into it
+  surefoot verify RUN             check its files, make steps again, compare bits
+  surefoot export RUN             write a run's weights as others load them
+  surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
+
+RUN is a run's directory, its name under runs/, or latest. --traceback shows
+where an error came from. surefoot VERB --help says more. Exit status: 0 done,
+2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
+of the run was lost, 8 steps made again came out otherwise (verify), 130 and 143
+stopped by a signal, saved; by a second signal at once, and not saved.
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -79,11 +78,8 @@ def _run(arguments: list[str] | None) -> None:
     shown = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
     if not given or given[0] in ("-h", "--help", "help"):
-        print(help.WHOLE, end="")
+        print(OVERVIEW, end="")
         sys.exit(0 if given else 2)
-    if given[1:] in (["-h"], ["--help"]) and given[0] in help.VERBS:
-        print(help.VERBS[given[0]], end="")
-        sys.exit(0)
     answered(lambda: _verb(given), shown=shown)
 
 
@@ -92,10 +88,10 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
     try:
         call()
     except SurefootError as problem:
-        found = _told_to_ranks(problem) or problem
-        if _speaks_of(found):
-            _say(found, shown)
-        sys.exit(found.exit_status)
+        error = _told_to_ranks(problem) or problem
+        if _speaks_of(error):
+            _say(error, shown)
+        sys.exit(error.exit_status)
     except KeyboardInterrupt:
         if "surefoot.sitting" not in sys.modules and not started_by_launcher():  # which says it for all
             print("\nnothing was begun", file=sys.stderr)
@@ -146,9 +142,16 @@ def _verb(given: list[str]) -> None:
 
         print(version("surefoot"))
         return
-    if given[0] not in _VERBS:
-        raise ConfigError(f"no verb {given[0]!r}: one of {', '.join(_VERBS)}")
-    _VERBS[given[0]](given[1:])
+    if given[0] not in VERBS:
+        raise ConfigError(f"no verb {given[0]!r}: one of {', '.join(VERBS)}")
+    verb_function(given[0])(given[1:])
+
+
+def verb_function(verb: str) -> Callable[[list[str]], None]:
+    """The function that a verb is: `find-lr` is `surefoot.cli.find_lr.find_lr`."""
+    name = verb.replace("-", "_")
+    function: Callable[[list[str]], None] = getattr(importlib.import_module(f"surefoot.cli.{name}"), name)
+    return function
 
 
 def _say(problem: BaseException, with_traceback: bool) -> None:

@@ -1,107 +1,258 @@
-"""Options of a verb's own among its arguments, their values, and the run that they are about."""
+"""Options of a verb: from a command line to the dataclass that describes them, by tyro; help, and what mistakes are answered.
+
+What is left are settings of the run that the verb is about: settings.py.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import inspect
+import io
 import math
-from collections.abc import Sequence
+import re
+import sys
+import typing
+from collections.abc import Collection, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from surefoot.config.paths import local_path, read_regular
+import tyro
+from tyro.conf import Positional, arg
+
+from surefoot.config import nearest
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
-RUN_CHANGED = "--run-changed-program"
-"""Of verbs that run the program of a run that is there: run it even if it has changed since, or others could have changed it."""
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+_WORDS = {  # how tyro and Python say it -> how a person does
+    r"Error parsing (--[\w.-]+): ": r"\1 ",
+    r"no type matching .*- <class '\w+'>: ": "",  # what the last of several types says
+    r"could not convert string to float: ('[^']*')": r"\1 is not a number",
+    r"invalid literal for int\(\) with base 10: ('[^']*')": r"\1 is not a whole number",
+    r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
+    r"Unrecognized options?: ": "what is meant by: ",
+}
+_WHICH_RUN = "which run? give its directory, its name under runs/, or latest"
 
 
-def option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:
-    """The arguments without one option of the verb's own, and its value."""
-    rest = list(arguments)
-    for place, argument in enumerate(rest):
-        if argument == name:
-            if place + 1 == len(rest):
-                raise ConfigError(f"{name} needs a value")
-            return rest[:place] + rest[place + 2 :], rest[place + 1]
-        if argument.startswith(f"{name}="):
-            return rest[:place] + rest[place + 1 :], argument.partition("=")[2]
-    return rest, None
+@dataclass(frozen=True, kw_only=True)
+class RunOption:
+    """The run that a verb is about."""
+
+    run: Positional[Annotated[str, arg(metavar="RUN")]]
+    """A run's directory, its name under runs/, or latest."""
 
 
-def options(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
-    """The arguments without an option that may be given several times, and its values."""
-    rest, found = list(arguments), list[str]()
-    while (taken := option(rest, name))[1] is not None:
-        rest, value = taken
-        found.append(str(value))
-    return rest, found
+@dataclass(frozen=True, kw_only=True)
+class ChangedProgramOption:
+    """Of a verb that executes the program of a run that is there."""
+
+    run_changed_program: bool = False
+    """Run the program of a run that is there even if it has changed since, or others could have changed it."""
 
 
-def switch(arguments: Sequence[str], name: str) -> tuple[list[str], bool]:
-    """The arguments without a flag that takes no value, and whether it was there."""
-    return [argument for argument in arguments if argument != name], name in arguments
+@dataclass(frozen=True, kw_only=True)
+class SavedRunOptions(ChangedProgramOption, RunOption):
+    """The run that a verb is about, where its program is executed."""
+
+    checkpoint: str | None = None
+    """newest, best, or that of a step; "average 5" is the mean of the weights of the last five."""
 
 
-def whole(option: str, text: str, *, least: int = 1) -> int:
-    """A whole number of `least` or more.
+@dataclass(frozen=True, kw_only=True)
+class ProgramOption:
+    """What makes the run that a verb is about."""
 
-    >>> whole("--jobs", "2")
-    2
+    what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
+    """gpt, translation or images; or a function of yours that returns a surefoot.Run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions(ProgramOption):
+    """What makes the run that a verb is about, with a file of its settings."""
+
+    config: str | None = None
+    """A TOML file of settings."""
+
+
+def limited(default: Any, *, least: float) -> Any:
+    """The field of an option that is a number of `least` or more."""
+    return dataclasses.field(default=default, metadata={"least": least})
+
+
+def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The arguments in groups: the name of each flag, with the flag and what follows it; "" names those before the first.
+
+    >>> by_flag(["gpt", "--seed", "3", "--optimizer.weight-decay=0.1"])
+    [('', ['gpt']), ('seed', ['--seed', '3']), ('optimizer.weight_decay', ['--optimizer.weight-decay=0.1'])]
     """
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise ConfigError(f"{option} {text!r} is not a whole number, {least} or more")
-    return int(text)
+    groups: list[tuple[str, list[str]]] = [("", [])]
+    for argument in arguments:
+        if argument == "-h" or argument.startswith("--"):
+            flag = "--help" if argument == "-h" else argument
+            groups.append((flag[2:].partition("=")[0].replace("-", "_"), [flag]))
+        else:
+            groups[-1][1].append(argument)
+    return groups
 
 
-def number(option: str, text: str, *, example: str) -> float:
-    """A finite number; `example` is one as it is typed.
+def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
+    """The arguments without some flags and their values.
 
-    >>> number("--target", "1.5", example="0.2")
-    1.5
+    >>> without(["gpt", "--seed", "3", "--report=False"], ["seed"])
+    ['gpt', '--report=False']
     """
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ConfigError(f"{option} {text!r} is not a number\n  write it as in {option} {example}")
-    return found
+    return [word for name, words in by_flag(arguments) if name not in names for word in words]
 
 
-def one_of(option: str, text: str, choices: tuple[Any, ...]) -> Any:
-    """One of some words."""
-    if text not in choices:
-        raise ConfigError(f"{option} {text!r} is none of {', '.join(choices)}")
+def flag_text(arguments: Sequence[str], name: str) -> str | None:
+    """The value of a flag as it was typed, the last one counts; None where the flag is absent.
+
+    >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
+    '0.9 0.95'
+    """
+    text = None
+    for flag, words in by_flag(arguments):
+        if flag == name:
+            _, equals, value = words[0].partition("=")
+            text = value if equals else " ".join(words[1:])
     return text
 
 
-def run_directory(arguments: list[str]) -> Path:
-    """The directory of the run that the first argument names: a path, a name below runs/, or latest."""
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError("which run? give its directory, its name under runs/, or latest")
-    given = arguments[0]
+def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = _WHICH_RUN) -> str:
+    """The first argument, what the verb is about; where there is none, help if that is asked for, else `ConfigError`."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0]
+    if "help" in dict(by_flag(arguments)):
+        _print_help(kind, verb)
+        sys.exit(0)
+    raise ConfigError(missing)
+
+
+def verb_options(
+    kind: type[T], arguments: Sequence[str], *, verb: str, but: Collection[str] = (), help_goes_on: bool = False
+) -> tuple[T, list[str]]:
+    """The options of a verb, and the other arguments, which are settings. Options `but` some, which are settings here.
+
+    Help of the verb is printed where it is asked for; then this leaves with 0, or `help_goes_on` with that of the settings.
+    Raises `ConfigError`.
+    """
+    groups = by_flag(arguments)
+    own = {"", *option_names(kind)} - set(but)
+    if "help" in dict(groups):
+        _print_help(kind, verb)
+        if not help_goes_on:
+            sys.exit(0)
+        print("Settings, which come before or after these:\n", flush=True)
+    words = [word for name, group in groups if name in own for word in group]
+    options = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
+    for field in dataclasses.fields(options):
+        _refuse_out_of_range(field, getattr(options, field.name))
+    return options, without(arguments, own)
+
+
+def run_options(
+    kind: type[T], arguments: Sequence[str], *, verb: str, help_goes_on: bool = False
+) -> tuple[T, list[str]]:
+    """The same for a verb that is about a run that is there."""
+    target(kind, arguments, verb=verb)
+    return verb_options(kind, arguments, verb=verb, help_goes_on=help_goes_on)
+
+
+def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = _WHICH_RUN) -> T:
+    """The options of a verb that takes no settings."""
+    target(kind, arguments, verb=verb, missing=missing)
+    options, rest = verb_options(kind, arguments, verb=verb)
+    refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
+    return options
+
+
+def option_names(kind: type[Any]) -> list[str]:
+    """The names of a verb's flags. A field ends in _ where its flag is a word of Python's."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    positional = {name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())}
+    return [field.name.removesuffix("_") for field in dataclasses.fields(kind) if field.name not in positional]
+
+
+def _print_help(kind: type[Any], verb: str) -> None:
+    print(f"{inspect.cleandoc(kind.__doc__ or '')}\n", flush=True)
+    try:
+        tyro.cli(kind, args=["--help"], prog=f"surefoot {verb}", description="", config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit:
+        sys.stdout.flush()
+
+
+def _refuse_out_of_range(field: dataclasses.Field[Any], value: Any) -> None:
+    flag = f"--{field.name.removesuffix('_').replace('_', '-')}"
+    least = field.metadata.get("least", -math.inf)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{flag} {str(value)!r} is not a number")
+    if isinstance(value, int | float) and value < least:
+        kind = "a whole number" if isinstance(value, int) else "a number"
+        raise ConfigError(f"{flag} {str(value)!r} is not {kind}, {least} or more")
+
+
+def find_run(given: str) -> Path:
+    """The directory of the run that is meant: by its path, its name below runs/, or latest."""
     local_path(given, setting="the run")
     if given == "latest":
-        found = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
-        if not found:
+        runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
+        if not runs:
             raise ConfigError(f"no run below {Path('runs').resolve()}")
-        return found[-1].parent
+        return runs[-1].parent
     for path in (Path(given), Path("runs") / given):
         if (path / "config.toml").is_file():
             return path
-    place = Path(given)
-    if place.parent.name == "checkpoints" and place.is_dir():
-        step = int("".join(filter(str.isdigit, place.name)) or 0)
-        raise ConfigError(f"{given} is a checkpoint: give its run, {place.parent.parent}, and --checkpoint {step}")
+    directory = Path(given)
+    if directory.parent.name == "checkpoints" and directory.is_dir():
+        step = int("".join(filter(str.isdigit, directory.name)) or 0)
+        raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
-    if place.is_dir():
+    if directory.is_dir():
         raise ConfigError(f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})")
     raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
 
 
-def file_text(path: Path) -> str:
-    """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
+def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
+    """What tyro makes of the arguments; `ConfigError` with its first sentence, in our words, and where all such `flags` stand."""
+    errors = io.StringIO()
     try:
-        return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
-    except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot read {path}: {why}") from problem
+        with redirect_stderr(errors):
+            options: T = tyro.cli(kind, args=list(arguments), prog=f"surefoot {verb}", **more)
+            return options
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise ConfigError(f"{_unboxed(errors.getvalue())}\n  all {flags}: surefoot {verb} --help") from None
+
+
+def _unboxed(text: str) -> str:
+    """What tyro says in the first part of its box, as one line; the box is of dashes where the terminal knows ASCII alone."""
+    lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
+    edges = [place for place, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
+    first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))
+    problem = " ".join(lines[first + 1 : last]) or text.strip()
+    for pattern, words in _WORDS.items():
+        problem = re.sub(pattern, words, problem)
+    choice = re.search(r"invalid choice '([^']*)' for argument '?(--[\w.-]+).* Expected one of \((.*)\)", problem)
+    if choice is not None:
+        choices = re.findall(r"'([^']*)'", choice[3])
+        meant = difflib.get_close_matches(choice[1].replace("_", "-"), choices, n=1)
+        problem = f"{choice[2]} {choice[1]!r} is none of {', '.join(choices)}"
+        problem += f". Did you mean {meant[0]}?" if meant else ""
+    return problem
+
+
+def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
+    """Raise where there are names of flags that are not known, with the nearest that are."""
+    if names:
+        meant = [(name.replace("_", "-"), nearest(name, known)) for name in names[:3]]
+        cures = [f": did you mean --{close.replace('_', '-')}?" if close else "" for _, close in meant]
+        problems = [f"unknown {flags[:-1]} --{name}{cure}" for (name, _), cure in zip(meant, cures, strict=True)]
+        raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

@@ -8,90 +8,65 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from surefoot.cli.options import option, whole
-from surefoot.cli.programs import Program
+from surefoot.cli.options import flag_text, without
 from surefoot.config import flatten, strategy
 from surefoot.durations import seconds
 from surefoot.errors import ConfigError
 from surefoot.launch.counts import Asked, Places, asked, sizes_of
 from surefoot.launch.rank import started_by_launcher
+from surefoot.recipes.program import Program
 
-_OWN = ("--nproc", "--max-restarts")
-_HELP = """Options of surefoot, besides the settings that build() takes:
-
-  --nproc N         train in N processes of this machine
-  --max-restarts N  start all of them again where one died, N times
-"""
+NAMES = ("nproc", "max_restarts")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Several:
-    """What a command says of processes: how many, and how often all of them are started again where one died."""
+    """What a command says of processes."""
 
     nproc: int | str = 1
+    """Processes on this machine; "1:4" is as many as divide a step, and fewer where one has died. Of a resumed run: as before."""
     max_restarts: int = 0
+    """How often to start all of them again where one died."""
 
     def recorded(self) -> dict[str, int | str]:
         """What of it config.toml is to say, so that a resume knows it; by name.
 
-        >>> Several("2").recorded(), Several(1).recorded()
-        ({'nproc': '2'}, {})
+        >>> Several(nproc=2).recorded(), Several().recorded()
+        ({'nproc': 2}, {})
         """
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        }
+        defaults = Several()
+        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(defaults, name)}
 
 
-def options(arguments: Sequence[str], before: Mapping[str, Any] = MappingProxyType({})) -> tuple[list[str], Several]:
-    """The arguments without the two options, and what these say; of one that is absent what was recorded `before`.
-
-    >>> options(["runs/mine", "--nproc", "2"])
-    (['runs/mine'], Several(nproc='2', max_restarts=0))
-    >>> options(["runs/mine"], {"nproc": "2"})
-    (['runs/mine'], Several(nproc='2', max_restarts=0))
-    """
-    rest, nproc = option(arguments, _OWN[0])
-    rest, restarts = option(rest, _OWN[1])
-    return rest, Several(
-        before.get("nproc", 1) if nproc is None else nproc,
-        whole(_OWN[1], str(before.get("max_restarts", 0)) if restarts is None else restarts, least=0),
-    )
-
-
-def taken(
-    program: Program, arguments: Sequence[str], before: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[list[str], Several]:
-    """The same where they are no settings of the program; where they are, its configuration will tell.
-
-    Help shows them where no configuration does.
-    """
-    if program.config is not None and "nproc" in _fields(program.config):
-        return list(arguments), Several()
-    if {"-h", "--help"} & set(arguments):
-        print(_HELP, flush=True)
-        if program.config is None:
-            sys.exit(0)
-        print("Settings of build():\n", flush=True)
-    return options(arguments, before)
+def among_settings(program: Program) -> tuple[str, ...]:
+    """The names of the options that are settings of the program: its configuration holds them."""
+    return NAMES if program.config is not None and "nproc" in _fields(program.config) else ()
 
 
 def settled(several: Several, config: Any) -> Several:
     """What the configuration says, where these are settings of it."""
     if config is None or "nproc" not in _fields(type(config)):
         return several
-    return Several(config.nproc, config.max_restarts)
+    return Several(nproc=config.nproc, max_restarts=config.max_restarts)
+
+
+def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, Any]) -> Several:
+    """What the arguments say, and where they do not, what was recorded `before`.
+
+    >>> as_before(Several(), ["runs/mine"], {"nproc": 2})
+    Several(nproc=2, max_restarts=0)
+    """
+    absent = {name: before[name] for name in NAMES if name in before and flag_text(arguments, name) is None}
+    return Several(**{name: getattr(several, name) for name in NAMES} | absent)
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str) -> None:
     """Raise where a verb that works in one process is asked for several."""
-    for name in _OWN:
-        if option(arguments, name)[1] is not None:
-            raise ConfigError(f"{verb} works in one process: leave {name} out")
+    for name in NAMES:
+        if flag_text(arguments, name) is not None:
+            raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
 
 
 def start_several(
@@ -104,7 +79,7 @@ def start_several(
     """
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
-        if not started_by_launcher() and option(flags, _OWN[0])[1] is not None:
+        if not started_by_launcher() and flag_text(flags, "nproc") is not None:
             raise ConfigError(
                 f"--nproc {wanted.text} in a process that a launcher has started (WORLD_SIZE={os.environ['WORLD_SIZE']})\n"
                 "  leave --nproc out, or start it without that launcher"
@@ -123,7 +98,7 @@ def start_several(
     def arguments(elapsed_s: float) -> list[str]:
         given = list(command)
         if limit_s is not None and elapsed_s > 1:  # what is left of it for a group that is started again
-            given = [*option(given, "--time-limit")[0], "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
+            given = [*without(given, ["time_limit"]), "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
         return ["-P", "-m", "surefoot", *given]  # the directory where it is started is no place to import from
 
     sys.stdout.flush()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from surefoot.cli.options import option, run_directory, whole
+from tyro.conf import Positional, arg
+
+from surefoot.cli.options import find_run, limited, only_options
 from surefoot.config.paths import local_path, open_regular, read_regular
 from surefoot.errors import ConfigError
 
@@ -17,34 +20,50 @@ if TYPE_CHECKING:
     from surefoot.reporting.recorded import ReportedRun
 
 _LAST_BYTES = 4096  # of the records, more than their last lines
-_FLAGS = ("--watch", "--png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one page on a run: how it went in a sentence, what is wrong with it, loss
+    and scores, rate, norms, speed, memory and time, layers, what the model does,
+    settings, and the commands to make it again. One file of HTML of at most a
+    megabyte that needs no network; every run leaves one in its directory when it
+    ends (--report False to leave it out). The run may be finished, running or dead.
+    Several runs: their curves over each other, and the settings that differ.
+
+    Nothing of the run's program is executed. What the model does is shown if the
+    run has left it; for one that was killed: surefoot evaluate RUN --panels.
+
+      surefoot report latest
+      surefoot report runs/a runs/b --out compared.html
+      surefoot report runs/mine --watch
+    """
+
+    runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN")]] = ()
+    """Runs' directories, their names under runs/, or latest."""
+    out: str | None = None
+    """The file. Absent: RUN/report.html; of several runs: report.html."""
+    png: bool = False
+    """The main curves as a picture too, .png and .svg beside the page."""
+    watch: bool = False
+    """Serve the page on this machine, made anew while the run goes on."""
+    port: int | None = limited(None, least=0)
+    """Of --watch. Absent: one that is free."""
 
 
 def report(arguments: list[str]) -> None:
-    """`surefoot report RUN... [--out FILE] [--png] [--watch [--port N]]`. Runs nothing of the run's author."""
-    place = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
-    if not place:
-        raise ConfigError("report on which run? give its directory, its name under runs/, or latest; or several")
-    runs = [run_directory([given]) for given in arguments[:place]]
-    rest, out = option(arguments[place:], "--out")
-    rest, port = option(rest, "--port")
-    flags = set(rest) & set(_FLAGS)
-    if unknown := [argument for argument in rest if argument not in _FLAGS]:
-        raise ConfigError(
-            f"what is meant by {' '.join(unknown)}? surefoot report takes --out, --port, {', '.join(_FLAGS)}"
-        )
-    if "--watch" in flags:
-        if out is not None or "--png" in flags:
+    """Write the page, or serve it."""
+    missing = "report on which run? give its directory, its name under runs/, or latest; or several"
+    options = only_options(Report, arguments, verb="report", missing=missing)
+    runs = [find_run(given) for given in options.runs]
+    if options.watch:
+        if options.out is not None or options.png:
             raise ConfigError("--watch serves the page and writes none: leave --out and --png out")
-        _watch(runs, port=0 if port is None else whole("--port", port, least=0))
+        _watch(runs, port=options.port or 0)
         return
-    if port is not None:
+    if options.port is not None:
         raise ConfigError("--port is for --watch")
-    _write(
-        runs,
-        None if out is None else local_path(out, setting="--out"),
-        png="--png" in flags,
-    )
+    _write(runs, None if options.out is None else local_path(options.out, setting="--out"), png=options.png)
 
 
 def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:

@@ -11,25 +11,26 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli import processes, programs
-from surefoot.cli.building import from_file, layers_below
-from surefoot.cli.flags import configured
-from surefoot.cli.help import VERBS
-from surefoot.cli.options import number, option, options, whole
+from tyro.conf import UseAppendAction
+
+from surefoot.cli import processes
+from surefoot.cli.options import ProgramOption, limited, option_names, target, verb_options, without
+from surefoot.cli.settings import program_settings
+from surefoot.cli.train import Train
 from surefoot.config import flatten
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
+from surefoot.recipes.program import find_program
 
 _SAVING_S = 120  # between the signal and the end of a job's time
 _SHORTEST_H = 0.1
 _SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # the one that surefoot answers by saving; submitit's own is USR2
-OWN = ("nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task", "hours", "partition", "requeues", "logs", "sbatch")
 
 
 @dataclass(frozen=True)
@@ -59,88 +60,110 @@ class Training:
         return _submitit("submitit.helpers").DelayedSubmission(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Submit(ProgramOption):
+    """Train as a job of Slurm, one process for each GPU, through submitit (extra
+    slurm). Before its time is over and when it is pre-empted it saves, is requeued,
+    and goes on to the same bits. Settings are those of surefoot train; --out is on
+    files that all machines share.
+
+      surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large
+      surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
+    """
+
+    hours: float | None = None
+    """Time of the job, each time it starts; it must be given."""
+    nodes: int = limited(1, least=1)
+    """Machines."""
+    gpus_per_node: int = limited(0, least=0)
+    """GPUs, and as many processes, on each."""
+    tasks_per_node: int | None = limited(None, least=1)
+    """Processes on each, where there are no GPUs. Absent: 1."""
+    cpus_per_task: int | None = limited(None, least=1)
+    """Cores of each process. Absent: the cluster's number."""
+    partition: str | None = None
+    """Where the job is queued. Absent: the cluster's choice."""
+    sbatch: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE, any other option of sbatch."""
+    requeues: int = limited(10, least=0)
+    """How often the job goes on when its time is over."""
+    logs: str = "slurm"
+    """Directory for logs and submitit's files, in DIR/JOB."""
+    local: bool = False
+    """On this machine instead, to try it."""
+
+    @property
+    def tasks(self) -> int:
+        """Processes on each machine."""
+        return self.tasks_per_node or max(self.gpus_per_node, 1)
+
+
 def submit(arguments: list[str]) -> None:
-    """`surefoot submit RECIPE|FILE.py:build --hours H [--nodes N] [--gpus-per-node N] [settings]`: train as a job of Slurm."""
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError("submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large")
-    if {"-h", "--help"} & set(arguments):
-        print(f"{VERBS['submit']}\nSettings, which come before or after these:\n", flush=True)
-    local = "--local" in arguments
-    rest, given = [argument for argument in arguments if argument != "--local"], dict[str, str | None]()
-    rest, further = options(rest, "--sbatch")
-    for name in OWN[:-1]:
-        rest, given[name] = option(rest, f"--{name}")
-    helped = {"-h", "--help"} & set(rest)
-    asked = _asked({"hours": "1"} | dict.fromkeys(OWN[:4]) if helped else given)
-    tasks = asked["nodes"] * asked["tasks_per_node"]
-    check_training(rest, tasks=tasks, local=local)
-    if local:
-        for name in ["--sbatch"] * bool(further) + ["--partition"] * (given["partition"] is not None):
+    """Submit a job that trains what the arguments say."""
+    missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
+    what = target(Submit, arguments, verb="submit", missing=missing)
+    options, flags = verb_options(Submit, arguments, verb="submit", help_goes_on=True)
+    tasks = options.nodes * options.tasks
+    check_training([what, *flags], tasks=tasks, local=options.local)
+    requested = _requested(options)
+    if options.local:
+        for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
             raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
     else:
-        asked |= {
-            "slurm_partition": given["partition"],
+        requested |= {
+            "slurm_partition": options.partition,
             "slurm_setup": [
                 f"export {'='.join(_SIGNAL)}",
                 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not take it over
             ],
             "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
-            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(further)},
+            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(options.sbatch)},
         }
-    requeues = whole("--requeues", given["requeues"] or "10", least=0)
-    job = _submitted(
-        Training(("train", *rest)),
-        asked,
-        local_path(given["logs"] or "slurm", setting="--logs"),
-        requeues=requeues,
-        local=local,
-    )
-    size = "1 process" if tasks == 1 else f"{asked['nodes']} x {asked['tasks_per_node']} processes"
-    hours = f"{given['hours']} hour{'s' * (given['hours'] != '1')}"
-    print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {requeues} times")
-    print(f"  command  {shlex.join(['surefoot', 'train', *rest])}")
+    logs = local_path(options.logs, setting="--logs")
+    training = Training(("train", what, *flags))
+    job = _submitted(training, requested, logs, requeues=options.requeues, local=options.local)
+    size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
+    hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
+    print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")
+    print(f"  command  {shlex.join(['surefoot', 'train', what, *flags])}")
     print(f"  look     tail -f {_short(job.paths.stdout)}")
-    print(f"  stop     {'kill -INT' if local else 'scancel'} {job.job_id}")
+    print(f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}")
 
 
-def _asked(given: Mapping[str, str | None]) -> dict[str, Any]:
-    """What is asked of any machine, as submitit calls it."""
-    if given["hours"] is None:
+def _requested(options: Submit) -> dict[str, Any]:
+    """What is requested of any machine, as submitit calls it."""
+    if options.hours is None:
         raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
-    hours = number("--hours", given["hours"], example="12")
-    if hours < _SHORTEST_H:
-        raise ConfigError(f"--hours {given['hours']} is too short to save before the end: {_SHORTEST_H} or more")
-    gpus = whole("--gpus-per-node", given["gpus-per-node"] or "0", least=0)
-    cores = given["cpus-per-task"]
+    if options.hours < _SHORTEST_H:
+        raise ConfigError(f"--hours {options.hours:g} is too short to save before the end: {_SHORTEST_H} or more")
     return {
         "name": "surefoot",
-        "timeout_min": round(hours * 60),
-        "nodes": whole("--nodes", given["nodes"] or "1"),
-        "tasks_per_node": whole("--tasks-per-node", given["tasks-per-node"] or str(max(gpus, 1))),
-        "gpus_per_node": gpus or None,
-        "cpus_per_task": None if cores is None else whole("--cpus-per-task", cores),
+        "timeout_min": round(options.hours * 60),
+        "nodes": options.nodes,
+        "tasks_per_node": options.tasks,
+        "gpus_per_node": options.gpus_per_node or None,
+        "cpus_per_task": options.cpus_per_task,
         "stderr_to_stdout": True,
     }
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
     """Raise where the run would be refused by its settings alone or by so many tasks, or could not go on."""
-    program = programs.found(arguments[0])
-    given, several = processes.taken(program, arguments[1:])
-    rest, in_file = from_file(program, given)
-    if program.config is None:
-        processes.refuse_tasks(tasks, several, None, local=local)
-        return
-    verb = f"surefoot submit {arguments[0]}"
-    config, _ = configured(program.config, layers_below(program, in_file, rest), rest, verb=verb, own=[*OWN, "local"])
-    program.check(config)
-    processes.refuse_tasks(tasks, processes.settled(several, config), config, local=local)
-    settings = flatten(config)
+    program = find_program(arguments[0])
+    options, flags = verb_options(
+        Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
+    )
+    flags += ["--help"] * ("--help" in arguments)
+    config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
+    if config is not None:
+        program.check(config)
+    processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
+    settings = {} if config is None else flatten(config)
     if "out" in settings and settings["out"] is None:
         raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
 
 
-def _submitted(training: Training, asked: dict[str, Any], logs: Path, *, requeues: int, local: bool) -> Any:
+def _submitted(training: Training, requested: dict[str, Any], logs: Path, *, requeues: int, local: bool) -> Any:
     submitit = _submitit("submitit")
     try:
         executor = submitit.AutoExecutor(
@@ -149,7 +172,7 @@ def _submitted(training: Training, asked: dict[str, Any], logs: Path, *, requeue
             slurm_max_num_timeout=requeues,
             local_max_num_timeout=requeues,
         )
-        executor.update_parameters(**asked)
+        executor.update_parameters(**requested)
         with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:

@@ -3,51 +3,79 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.building import alone, built, of_run
-from surefoot.cli.options import RUN_CHANGED, file_text, number, option, run_directory, switch, whole
+from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
 from surefoot.cli.processes import refuse_several
+from surefoot.cli.settings import saved_settings
 from surefoot.config import program as program_of
 from surefoot.errors import ConfigError, DataError
 from surefoot.placement import placed
+from surefoot.recipes.program import build_run, file_text, for_one_process, status_line
 
 if TYPE_CHECKING:
     from surefoot.verifying.files import Files
     from surefoot.verifying.verdict import Verdict
 
 _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
-_OWN = ("steps", "windows", "all", "seed", "tolerance", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(ChangedProgramOption, RunOption):
+    """Prove a run: every byte of its checkpoints and its records against their hashes,
+    records against each other and the schedule, data against their fingerprints;
+    then make steps again from checkpoints and compare losses, norms and tensors:
+    bit for bit on the machine that made them, to rounding elsewhere. Says first
+    what that costs; writes nothing; a run that goes on may be verified. Of a run
+    that a script has made only files are checked; in it: surefoot.load(run).verify().
+
+    Leaves with 0 where nothing is wrong, 4 where files are damaged or contradict
+    each other, 3 where data are others, 8 where steps come out otherwise.
+
+      surefoot verify latest
+      surefoot verify runs/mine --steps 200 --windows 3
+    """
+
+    all: bool = False
+    """Make all steps again. Without it: where that takes two minutes."""
+    steps: int | None = limited(None, least=1)
+    """Steps of a window, from a checkpoint on. Absent: 100."""
+    windows: int | None = limited(None, least=0)
+    """How many windows: the first, the last, and evenly between; 0: files only. Absent: 5."""
+    seed: int | None = limited(None, least=0)
+    """Draw the windows instead."""
+    tolerance: float | None = None
+    """Relative difference allowed on another machine. Absent: 0.01."""
+    json: bool = False
+    """The verdict for programs."""
 
 
 def verify(arguments: list[str]) -> None:
-    """`surefoot verify RUN [--steps N] [--windows K] [--all] [--seed S] [--tolerance X] [--json] [--run-changed-program] [settings]`.
-
-    Leaves with 0 where nothing is wrong, 4 for damaged files, 3 for other data, 8 where steps come out otherwise.
-    """
-    run_path = run_directory(arguments)
+    """Print the verdict on a run: leave with 4 for damaged files, 3 for other data, 8 where steps come out otherwise."""
+    options, flags = run_options(Verify, arguments, verb="verify")
+    run_path = find_run(options.run)
     refuse_several(arguments, verb="verify")
     if placed(os.environ).world_size > 1:
         raise ConfigError("verify works in one process: start it without torchrun or srun")
-    rest, run_changed = switch(arguments[1:], RUN_CHANGED)
-    rest, asked = _asked(rest)
-    rest, as_json = [argument for argument in rest if argument != "--json"], "--json" in rest
+    asked = _asked(options)
     from surefoot.verifying.files import checked  # imports torch
 
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
         files = checked(run_path)
         try:
-            verdict = _verdict(run_path, files, rest, asked, run_changed=run_changed)
+            verdict = _verdict(run_path, files, options, flags, asked)
         except _NotBuiltError as problem:
             _told(problem.verdict, as_json=False, stream=sys.stderr)
             raise problem.cause from None
-    _told(verdict, as_json=as_json, stream=sys.stdout)
+    _told(verdict, as_json=options.json, stream=sys.stdout)
     if verdict.exit_status:
         sys.exit(verdict.exit_status)
 
@@ -59,33 +87,28 @@ class _NotBuiltError(Exception):
         self.verdict, self.cause = verdict, cause
 
 
-def _asked(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without the verb's own options, and what these ask for."""
-    rest, steps = option(arguments, "--steps")
-    rest, windows = option(rest, "--windows")
-    rest, seed = option(rest, "--seed")
-    rest, tolerance = option(rest, "--tolerance")
-    everything = "--all" in rest
-    rest = [argument for argument in rest if argument != "--all"]
-    if everything and (steps is not None or windows is not None or seed is not None):
-        raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
+def _asked(options: Verify) -> dict[str, Any]:
+    """What is asked of `verify()`: nothing where its defaults are meant."""
+    windows = options.steps, options.windows, options.seed
     asked: dict[str, Any] = {}
-    if steps is not None or windows is not None or seed is not None:
+    if options.all:
+        if windows != (None, None, None):
+            raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
+        asked["steps"] = "all"
+    elif windows != (None, None, None):
         from surefoot.verifying.windows import STEPS, WINDOWS
 
-        asked["steps"] = STEPS if steps is None else whole("--steps", steps)
-        asked["windows"] = WINDOWS if windows is None else whole("--windows", windows, least=0)
-        asked["seed"] = None if seed is None else whole("--seed", seed, least=0)
-    if everything:
-        asked["steps"] = "all"
-    if tolerance is not None:
-        asked["tolerance"] = number("--tolerance", tolerance, example="0.01")
-        if asked["tolerance"] < 0:
-            raise ConfigError(f"--tolerance {tolerance}: a relative difference is 0 or more")
-    return rest, asked
+        asked["steps"] = STEPS if options.steps is None else options.steps
+        asked["windows"] = WINDOWS if options.windows is None else options.windows
+        asked["seed"] = options.seed
+    if options.tolerance is not None:
+        if options.tolerance < 0:
+            raise ConfigError(f"--tolerance {options.tolerance:g}: a relative difference is 0 or more")
+        asked["tolerance"] = options.tolerance
+    return asked
 
 
-def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, Any], *, run_changed: bool) -> Verdict:
+def _verdict(run_path: Path, files: Files, options: Verify, flags: Sequence[str], asked: dict[str, Any]) -> Verdict:
     from surefoot.verifying.whole import verify, verify_files, verify_without_data
 
     made_by = program_of(file_text(run_path / "config.toml"), where=str(run_path / "config.toml"))
@@ -93,47 +116,34 @@ def _verdict(run_path: Path, files: Files, flags: list[str], asked: dict[str, An
         why = "a script has made this run, and only that can build it again; there: print(surefoot.load(run).verify())"
         return verify_files(files, why=why)
     try:
-        program, config = of_run(run_path, flags, verb="surefoot verify RUN", own=_OWN, run_changed=run_changed)
-        run = built(program, alone(config, run_path), of=run_path)
+        program, config = saved_settings(run_path, options, flags, verb="verify")
+        run = build_run(program, for_one_process(config, run_path), of=run_path)
     except DataError as problem:
         return verify_without_data(files, problem)
     except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
         raise _NotBuiltError(verify_files(files, why="it cannot be built again"), problem) from problem
     if run.parts.directory is None:
         raise ConfigError(f"what made {run_path} builds a run without a directory now: was `out` changed?")
-    line = _Line()
-    try:
-        return verify(run, files=files, say=lambda text: print(text, flush=True), watch=line.show, **asked)
-    finally:
-        line.clear()
+    with status_line() as show:
+        watch = progress(show)
+        return verify(run, files=files, say=lambda text: print(text, flush=True), watch=watch, **asked)
 
 
-class _Line:
-    """How far it is, drawn again and again on one line of a terminal; elsewhere nothing."""
+def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+    """What shows how many of the steps are made again, and how long the others will take; not each time that it is called."""
+    from surefoot.sinks.console import duration
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self.now, self.begun, self.drawn = now, now(), -_BETWEEN_S
+    begun, drawn = now(), -math.inf
 
-    def show(self, made: int, of: int) -> None:
-        """So many of the steps are made."""
-        if not self.shown or self.now() - self.drawn < _BETWEEN_S:
-            return
-        from surefoot.sinks.console import duration
+    def watch(made: int, total: int) -> None:
+        nonlocal drawn
+        time_s = now()
+        if time_s - drawn >= _BETWEEN_S:
+            drawn = time_s
+            left_s = (time_s - begun) / max(made, 1) * (total - made)
+            show(f"{made:,} of {total:,} steps made again, {duration(left_s)} left")
 
-        self.drawn = self.now()
-        left_s = (self.drawn - self.begun) / max(made, 1) * (of - made)
-        print(
-            f"\r\x1b[2K{made:,} of {of:,} steps made again, {duration(left_s)} left",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    return watch
 
 
 def _told(verdict: Verdict, *, as_json: bool, stream: Any) -> None:

@@ -10,7 +10,8 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,20 +162,31 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
 
 def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
     """What a program builds; a terminal is told that this may take seconds. `of` is the run that it is built for again."""
-    in_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    if in_terminal:
-        print("reading the data and building the model ...", end="", file=sys.stderr, flush=True)
-    try:
-        return program.run() if config is None else program.run(config)
-    except DataError as problem:
-        from surefoot.directory import directory_of_start
+    with status_line() as show:
+        show("reading the data and building the model")
+        try:
+            return program.run() if config is None else program.run(config)
+        except DataError as problem:
+            from surefoot.directory import directory_of_start
 
-        started_in = None if of is None else directory_of_start(of)
-        if started_in in (None, os.getcwd()):
-            raise
-        raise DataError(
-            f"{problem}\n  this run was started in {started_in}: a relative path is from there"
-        ) from problem
+            started_in = None if of is None else directory_of_start(of)
+            if started_in in (None, os.getcwd()):
+                raise
+            where = f"this run was started in {started_in}: a relative path is from there"
+            raise DataError(f"{problem}\n  {where}") from problem
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """What shows a text on one line of a terminal, in the place of the text before; elsewhere nothing. It leaves no trace."""
+    in_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def show(text: str) -> None:
+        if in_terminal:
+            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
     finally:
         if in_terminal:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
@@ -220,7 +232,7 @@ def choose_checkpoint(run: Path, which: str | None) -> Contents:
     if which in (None, "newest"):
         return chosen
     if which == "best":
-        best = (chosen.state.get("watch") or {}).get("step")
+        best = chosen.saved.best_step
         if best is None:
             raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
         return store.at(best)

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.paths import make_no_follow, open_no_follow, open_regular, read_regular
-from surefoot.directory import RunDirectory
 from surefoot.record import Record
+
+if TYPE_CHECKING:
+    from surefoot.directory import RunDirectory  # imports torch
 
 Status = Literal["finished", "diverged", "out of memory", "failed", "pruned", "stopped"]
 RESULTS, LOGS = "results", "logs"

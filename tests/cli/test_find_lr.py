@@ -1,4 +1,4 @@
-"""find-lr and find-batch as a user types them; 6 seconds."""
+"""find-lr and find-batch-size as a user types them; 6 seconds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.cli.finders import meant
+from surefoot.cli.find_lr import tried_options, tried_run
 from surefoot.cli.main import main
+from surefoot.cli.profile import Profile
 
 PROGRAM = """
 from dataclasses import dataclass, field
@@ -73,7 +74,8 @@ def test_what_a_run_has_left_where_a_recipe_would_train_is_none_of_the_recipes()
     Path("runs/gpt/checkpoints/step-00000000").mkdir(parents=True)  # of a run with another tokenizer, or none
     Path("text.txt").write_text("to be or not to be " * 200)
     small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.context", "8"]
-    run, names = meant(["gpt", "--data.path", "text.txt", *small], "profile", own=["out"])
+    options, flags = tried_options(Profile, ["gpt", "--data.path", "text.txt", *small], verb="profile")
+    run, names = tried_run(options, flags, verb="profile")
     assert run.parts.directory is None
     assert "model.layers" in names
 
@@ -97,7 +99,7 @@ def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureF
     assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
 
 
-@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps N"), ("find-batch", "--memory SIZE")])
+@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory {None}|STR")])
 def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
     verb: str, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +118,7 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
 
 
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["find-batch", "program.py:build", "--target-batch", "32", "--memory", "1 GB"])
+    main(["find-batch-size", "program.py:build", "--target-batch", "32", "--memory", "1 GB"])
     said = capsys.readouterr().out
     found = re.search(r"^recommended  (--batch-size) (32) (--micro-batch-size) (\d+)$", said, re.MULTILINE)
     assert found, said
@@ -141,7 +143,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     assert "from step 0" in said
     assert "the test went to the highest rate, 10; the table shows 20 of 20 rates" in said
     assert "no suggestion" in said
-    main(["find-batch", "latest", "--memory", "1 GB"])
+    main(["find-batch-size", "latest", "--memory", "1 GB"])
     assert "recommended" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
     assert Store(Path("runs/mine/checkpoints")).steps()[-1] == 8
@@ -151,7 +153,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     ("arguments", "told"),
     [
         (["find-lr"], "find-lr of what?"),
-        (["find-batch", "--memory", "8GB"], "find-batch of what?"),
+        (["find-batch-size", "--memory", "8GB"], "find-batch-size of what?"),
         (["find-lr", "imagse"], "did you mean images?"),
         (["find-lr", "program.py:build", "--from", "1", "--to", "0.1"], "--from 0.1 --to 1"),
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
@@ -162,12 +164,12 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr", "program.py:build", "--form", "1e-4"], "did you mean --from?"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
         (["find-lr", "program.py:own_loop"], "no loss of its own"),
-        (["find-batch", "program.py:own_loop"], "no loss of its own"),
-        (["find-batch", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
-        (["find-batch", "program.py:build", "--memory", "90B"], "not even a micro-batch of 1"),
-        (["find-batch", "program.py:build", "--target-batch", "0"], "batch_size = 0"),
-        (["find-batch", "program.py:build", "--target-batch", "99 tokens"], "does not say how long"),
-        (["find-batch", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
+        (["find-batch-size", "program.py:own_loop"], "no loss of its own"),
+        (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
+        (["find-batch-size", "program.py:build", "--memory", "90B"], "not even a micro-batch of 1"),
+        (["find-batch-size", "program.py:build", "--target-batch", "0"], "batch_size = 0"),
+        (["find-batch-size", "program.py:build", "--target-batch", "99 tokens"], "does not say how long"),
+        (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
         (["find-lr", "images", "--precision", "fp16"], "--precision bf16"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
-from surefoot.cli import programs
-from surefoot.cli.building import from_file, layers_below
-from surefoot.cli.flags import configured, typed
-from surefoot.cli.options import RUN_CHANGED, number, one_of, option, options, switch, whole
+from tyro.conf import Positional, UseAppendAction, arg
+
+from surefoot.cli.options import by_flag, limited, option_names, without
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.programs import Program
+from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
+from surefoot.recipes.program import Program, program_again
 from surefoot.stopping import parsed
 from surefoot.tune.planned import Planned
 from surefoot.tune.search import Pruner, Sampler, corners, parameter
@@ -25,78 +25,88 @@ from surefoot.tune.variants import Variant, grid, names, refuse_twins
 _SHOWN = 3  # combinations that cannot be
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is not a setting of the runs."""
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
+    surefoot compare DIR                 go on with a comparison
+    surefoot compare RUN RUN...          compare runs that are there
+    surefoot compare --schedules LIST    draw schedules side by side; trains nothing
 
-    vary: Sequence[str]
-    variants: Sequence[str]
-    seeds: int
-    jobs: int
-    threads: int | None
-    target: float | None
-    reference: str
-    score: str | None
-    out: str | None
-    paired: bool
-    run_changed: bool
-    search: int | None
-    sampler: Sampler
-    pruner: Pruner
-    typed: frozenset[str]  # the options of this that were there, however their values
+    Train every combination of the varied settings on the same samples in the same
+    order, each as a run of its own below --out; then one table and one plot, with
+    what is inside the noise said. Stopped or killed, the same command goes on:
+    what is finished is not trained again. A test split is never scored by it.
+
+      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
+      surefoot compare images --search 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
+      surefoot compare runs/a runs/b --paired
+
+    With --schedules each is drawn with its peak, its lowest rate, the end of its
+    warm-up and the mean of its factors, which are printed too. Of a run of 1,000
+    steps, or of one of --length; of a recipe with that recipe's length, base rate
+    and the settings of its schedule. LIST has commas between schedules, a colon
+    before each setting, a slash between drops, and + and @ where one follows on
+    another; all is every shape.
+
+      surefoot compare --schedules cosine,linear,wsd,inverse-sqrt
+      surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
+      surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
+      surefoot compare --schedules all gpt --preset shakespeare --out rates
+    """
+
+    what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
+    """What to train, a comparison to go on with, or several runs."""
+    config: str | None = None
+    """A TOML file of settings."""
+    vary: UseAppendAction[tuple[str, ...]] = ()
+    """SETTING=A,B: values of a setting; several make a grid. Of a search also a range, SETTING=1e-4..1e-2."""
+    variant: UseAppendAction[tuple[str, ...]] = ()
+    """"S=A T=B": one combination more."""
+    seeds: int = limited(1, least=1)
+    """Train each combination this many times, with as many seeds from --seed on."""
+    jobs: int = limited(1, least=1)
+    """Runs that train at once."""
+    threads: int | None = limited(None, least=1)
+    """Threads of each run; kept in compare.toml. Absent: cores / jobs."""
+    target: float | None = None
+    """Tell how soon each reaches this score."""
+    reference: str = "best"
+    """What differences are taken to: best, first or a variant."""
+    score: str | None = None
+    """"min SPLIT/LOSS": judge by this instead of the score the runs watch."""
+    out: str | None = None
+    """Directory. Absent: runs/compare; of runs that are there runs/compared, written anew each time. Of schedules PATH.png and
+    PATH.svg. Absent: schedules."""
+    paired: bool = False
+    """Of runs that are there: score them again, batch by batch."""
+    run_changed_program: bool = False
+    """Run the programs even if they have changed since, or others could have changed them."""
+    search: int | None = limited(None, least=1)
+    """Search with this many trials in ranges."""
+    sampler: Sampler = "tpe"
+    """Of a search: how settings are chosen."""
+    pruner: Pruner = "median"
+    """Of a search: which trials are ended early."""
+    schedules: str | None = None
+    """Draw these schedules."""
 
 
-OWN = [
-    f"--{name}" for name in ("vary", "variant", "seeds", "jobs", "threads", "target", "reference", "score", "paired")
-]
-OWN += ["--search", "--sampler", "--pruner"]
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """The names of the options that are there, whatever their values."""
+    return {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
 
 
-def asked_of(arguments: Sequence[str]) -> tuple[list[str], Asked]:
-    """The arguments that are left, settings of the runs, and what is asked of the comparison."""
-    rest, paired = switch(arguments, "--paired")
-    rest, run_changed = switch(rest, RUN_CHANGED)
-    rest, vary = options(rest, "--vary")
-    rest, variants = options(rest, "--variant")
-    given: dict[str, str | None] = {}
-    for name in ("seeds", "jobs", "threads", "target", "reference", "score", "out", "search", "sampler", "pruner"):
-        rest, given[name] = option(rest, f"--{name}")
-    return rest, Asked(
-        vary=vary,
-        variants=variants,
-        seeds=whole("--seeds", given["seeds"] or "1"),
-        jobs=whole("--jobs", given["jobs"] or "1"),
-        threads=_given(lambda text: whole("--threads", text), given["threads"]),
-        target=_given(lambda text: number("--target", text, example="0.2"), given["target"]),
-        reference=given["reference"] or "best",
-        score=_score(given["score"]),
-        out=given["out"],
-        paired=paired,
-        run_changed=run_changed,
-        search=_given(lambda text: whole("--search", text), given["search"]),
-        sampler=one_of("--sampler", given["sampler"] or "tpe", get_args(Sampler)),
-        pruner=one_of("--pruner", given["pruner"] or "median", get_args(Pruner)),
-        typed=frozenset(
-            [*(f"--{name}" for name, value in given.items() if value is not None)]
-            + ["--vary"] * bool(vary)
-            + ["--variant"] * bool(variants)
-            + ["--paired"] * paired
-        ),
-    )
-
-
-def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb: str) -> tuple[Planned, Any]:
+def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> tuple[Planned, Any]:
     """The plan, and the configuration that its base is; `ConfigError` with every combination that cannot be trained."""
     if program.config is None:
         raise ConfigError(
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
             "  let it take a dataclass: def build(config: Config), with a field `out: str`"
         )
-    refuse_several(arguments, verb="compare")
-    rest, in_file = from_file(program, arguments)
+    refuse_several(flags, verb="compare")
     space = _space(asked) if asked.search is not None else None
     texts = _combinations(asked) if space is None else corners(space)
-    configurations = _configurations(program, in_file, rest, texts, verb=verb)
+    configurations = _configurations(program, file_values(asked.config), flags, texts, verb=verb)
     if space is None and len(texts) == 1:
         raise ConfigError(
             "one variant, and nothing to compare it with\n"
@@ -142,10 +152,10 @@ def planned_of(program: Program, arguments: Sequence[str], asked: Asked, *, verb
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     """The variant that a trial of a search is."""
-    program = programs.again(dict(plan.program), run=Path(name), run_changed=True)  # compare has looked
+    program = program_again(plan.program, run=Path(name), run_changed=True)  # compare has looked
     assert program.config is not None
     flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
-    meant = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="surefoot compare")[0])
+    meant = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="compare")[0])
     varied = {setting: meant[setting] for setting in _plain(chosen)}
     # what was typed for all trials stands beside what varies: no other optimizer makes it fall away
     by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
@@ -155,7 +165,7 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     return Variant(name, name, varied, unlike | varied)
 
 
-def _combinations(asked: Asked) -> list[dict[str, str]]:
+def _combinations(asked: Compare) -> list[dict[str, str]]:
     """Settings as texts: the grid, the single ones, and of each as many as there are seeds."""
     vary: dict[str, list[str]] = {}
     for text in asked.vary:
@@ -169,7 +179,7 @@ def _combinations(asked: Asked) -> list[dict[str, str]]:
             raise ConfigError(
                 f"--vary {text}: ranges are for a search\n  add --search 20, or give the values one by one"
             )
-    single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in asked.variants]
+    single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in asked.variant]
     combinations: list[dict[str, str]] = [*grid(vary), *single]
     if not combinations:
         if asked.seeds == 1:
@@ -185,18 +195,18 @@ def _combinations(asked: Asked) -> list[dict[str, str]]:
 
 
 def _configurations(
-    program: Program, in_file: dict[str, Any], rest: Sequence[str], texts: Sequence[Mapping[str, str]], *, verb: str
+    program: Program, in_file: dict[str, Any], flags: Sequence[str], texts: Sequence[Mapping[str, str]], *, verb: str
 ) -> list[tuple[Any, dict[str, str]]]:
     """The configuration of every combination, with origins; one `ConfigError` for all that cannot be."""
     kind = program.config
     assert kind is not None
-    found, problems, wrong = [], dict[str, str](), list[str]()
+    configurations, problems, wrong = [], dict[str, str](), list[str]()
     seeds: dict[str, int] = {}  # of each combination, without those of its repeats
 
     def made(text: Mapping[str, str]) -> tuple[Any, dict[str, str]]:
         own = [part for setting, value in text.items() for part in typed(kind, setting, value)]
-        flags = [*_without(rest, text), *own]
-        return configured(kind, layers_below(program, in_file, flags), flags, verb=verb, own=[name[2:] for name in OWN])
+        given = [*without(flags, _plain(text)), *own]  # what varies wins
+        return configured(kind, layers_below(program, in_file, given), given, verb=verb, own=option_names(Compare))
 
     for combination in texts:
         text = dict(combination)
@@ -206,8 +216,8 @@ def _configurations(
                 if repr(alone) not in seeds:
                     seeds[repr(alone)] = _seed(made(alone)[0])
                 text = {**alone, "seed": str(seeds[repr(alone)] + int(text["seed"]))}
-            found.append(made(text))
-            program.check(found[-1][0])
+            configurations.append(made(text))
+            program.check(configurations[-1][0])
         except ConfigError as problem:
             if not alone:
                 raise
@@ -219,7 +229,7 @@ def _configurations(
         lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
         more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise ConfigError("\n  ".join([*lines[:_SHOWN], *more]) + "\n  nothing was trained")
-    return found
+    return configurations
 
 
 def _seed(config: Any) -> int:
@@ -233,17 +243,6 @@ def _repeat(setting: str, value: str) -> bool:
     return setting == "seed" and value.startswith("+")
 
 
-def _without(rest: Sequence[str], varied: Mapping[str, str]) -> list[str]:
-    """The flags for all runs without those that are varied: what varies wins."""
-    kept, dropping = [], False
-    for argument in rest:
-        if argument.startswith("--"):
-            dropping = argument[2:].partition("=")[0].replace("-", "_") in _plain(varied)
-        if not dropping:
-            kept.append(argument)
-    return kept
-
-
 def _named(varied: Sequence[Mapping[str, Any]], seeds: int) -> list[tuple[str, str]]:
     """(name, group) of each combination."""
     if seeds == 1:
@@ -254,8 +253,8 @@ def _named(varied: Sequence[Mapping[str, Any]], seeds: int) -> list[tuple[str, s
     ]
 
 
-def _space(asked: Asked) -> dict[str, dict[str, Any]]:
-    if asked.variants or asked.seeds > 1:
+def _space(asked: Compare) -> dict[str, dict[str, Any]]:
+    if asked.variant or asked.seeds > 1:
         raise ConfigError("--search chooses its combinations itself: leave --variant and --seeds out")
     pairs = [_setting(text, "--vary") for text in asked.vary]
     if not pairs:
@@ -283,15 +282,11 @@ def _cores() -> int:
     return min(cores, int(told)) if told.isdigit() and int(told) else cores
 
 
-def _score(text: str | None) -> str | None:
+def check_score(text: str | None) -> None:
+    """Raise `ConfigError` where the score to judge by is none."""
     try:
         direction, score = (None, None) if text is None else parsed(text)
     except ConfigError as problem:
         raise ConfigError(f"--score {text!r}: {problem}") from problem
     if score is not None and not all(score.partition("/")):
         raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} held-out/loss'")
-    return text
-
-
-def _given(value: Callable[[str], Any], text: str | None) -> Any:
-    return None if text is None else value(text)

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.cli.compare_plan import Compare
+from surefoot.cli.options import find_run
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, SurefootError
+from surefoot.recipes.program import build_run, in_directory, program_and_config
 
 if TYPE_CHECKING:
-    from surefoot.cli.asked import Asked
     from surefoot.tune.comparison import Compared, Comparison
     from surefoot.tune.trained import Trained
 
@@ -21,9 +23,8 @@ _NAMED = 4  # runs of a comparison
 _DIFFERENT = 8  # settings shown that runs differ in
 
 
-def compare_runs(names: Sequence[str], asked: Asked) -> None:
+def compare_runs(asked: Compare) -> None:
     """Compare runs that are there; nothing in them is changed."""
-    from surefoot.cli.options import run_directory
     from surefoot.directory import RunDirectory
     from surefoot.sinks.console import Said
     from surefoot.tune.comparison import Compared
@@ -31,8 +32,8 @@ def compare_runs(names: Sequence[str], asked: Asked) -> None:
     from surefoot.tune.trained import read_run
     from surefoot.tune.variants import Variant
 
-    _refuse_comparisons(names)
-    paths = [run_directory([name]) for name in names]
+    _refuse_comparisons(asked.what)
+    paths = [find_run(name) for name in asked.what]
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("one of these runs is named twice")
     runs = [read_run(path, score=asked.score) for path in paths]
@@ -44,7 +45,9 @@ def compare_runs(names: Sequence[str], asked: Asked) -> None:
     found = []
     for path, run in zip(paths, runs, strict=True):
         settings = {name: run.settings.get(name) for name in unlike}
-        batches = _scored_again(path, run, run_changed=asked.run_changed) if asked.paired else _scored_then(path, run)
+        batches = (
+            _scored_again(path, run, run_changed=asked.run_changed_program) if asked.paired else _scored_then(path, run)
+        )
         found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
     out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
     out.open()
@@ -102,16 +105,12 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
 
 def _scored_again(path: Path, run: Any, *, run_changed: bool) -> dict[str, Any]:
     """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
-    from surefoot.cli.building import built, of_run
-    from surefoot.errors import SurefootError
     from surefoot.tune.batches import scores_by_batch
 
     print(f"scoring {path} batch by batch", file=sys.stderr)
     try:
-        program, config = of_run(path, [], verb="surefoot compare", run_changed=run_changed)
-        if config is not None:
-            config = dataclasses.replace(config, out=str(path))
-        return scores_by_batch(built(program, config, of=path), run)
+        program, config = program_and_config(path, run_changed=run_changed)
+        return scores_by_batch(build_run(program, in_directory(config, path), of=path), run)
     except SurefootError as problem:
         return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
 

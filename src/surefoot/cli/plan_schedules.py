@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from surefoot.cli import programs
-from surefoot.cli.building import built, from_file, layers_below
-from surefoot.cli.flags import configured
-from surefoot.cli.options import option
+from surefoot.cli.compare_plan import Compare
+from surefoot.cli.options import flag_text
+from surefoot.cli.settings import configured, file_values, layers_below, read_settings
 from surefoot.config import flatten, nearest
 from surefoot.durations import Length, in_steps, planned
 from surefoot.errors import ConfigError
+from surefoot.recipes.program import Program, build_run, find_program
 from surefoot.recipes.settings import Schedule
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.lr_schedule import Joined, join
 from surefoot.schedules.lr_schedule import Schedule as Single
-
-if TYPE_CHECKING:
-    from surefoot.cli.programs import Program
 
 _FACTORS = ("floor", "power", "drop_factor", "start", "cycle_growth")
 _FORM = "as in cosine,linear:floor=0.1,wsd:cooldown=30%,constant+linear@50%"
@@ -45,24 +42,25 @@ class Basis:
     rate: float | None
 
 
-def compare_schedules(arguments: list[str]) -> None:
-    """`surefoot compare --schedules LIST [RECIPE|FILE.py:build] [--out PATH] [settings]`: a picture and a table; trains nothing."""
-    rest, written = option(arguments, "--schedules")
-    if not written:
+def compare_schedules(options: Compare, flags: Sequence[str], *, given: Collection[str]) -> None:
+    """Draw the schedules of a list, and print their table; nothing is trained."""
+    unused = sorted(set(given) - {"schedules", "out", "config"})
+    if unused:
+        raise ConfigError(f"--{unused[0].replace('_', '-')}: --schedules trains nothing\n  leave it out")
+    if not options.schedules:
         raise ConfigError(f"compare which schedules? --schedules LIST, {_FORM}")
-    rest, out = option(rest, "--out")
-    if option(rest, "--schedule.name")[1] is not None:
+    if flag_text(flags, "schedule.name") is not None:
         raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
-    found = _basis(rest, given=written)
-    chosen = schedules(written, found.length, shared=found.settings)
+    basis = _basis(options, flags)
+    chosen = schedules(options.schedules, basis.length, shared=basis.settings)
 
     from surefoot.tune.schedule_pictures import drawn
     from surefoot.tune.schedule_traces import table, traced
 
-    traces = traced(chosen, found.length)
-    rate = "" if found.rate is None else f", base learning rate {found.rate:g}"
-    print(f"schedules of a run of {found.length.steps:,} steps{rate}\n\n{table(traces, rate=found.rate)}\n")
-    files = drawn(traces, out="schedules" if out is None else out, rate=found.rate)
+    traces = traced(chosen, basis.length)
+    rate = "" if basis.rate is None else f", base learning rate {basis.rate:g}"
+    print(f"schedules of a run of {basis.length.steps:,} steps{rate}\n\n{table(traces, rate=basis.rate)}\n")
+    files = drawn(traces, out=options.out or "schedules", rate=basis.rate)
     print(f"drawn in {' and '.join(str(file) for file in files)}")
 
 
@@ -143,34 +141,30 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{name} = {value!r} is not a number") from None
 
 
-def _basis(arguments: list[str], *, given: str) -> Basis:
+def _basis(options: Compare, flags: Sequence[str]) -> Basis:
     """The run that the arguments besides the list mean."""
-    own = ["schedules", "out"]
-    verb = "surefoot compare --schedules LIST"
-    if not arguments or arguments[0].startswith("-"):
-        plain = configured(Plain, [], arguments, verb=verb, own=own)[0]
+    own, verb = ["schedules", "out"], "compare --schedules LIST"
+    if not options.what:
+        plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
         from surefoot.tune.schedule_pictures import steps_alone
 
         return Basis(steps_alone(plain.length), _settings(flatten(plain)), None)
-    program = programs.found(arguments[0])
-    rest, in_file = from_file(program, arguments[1:])
-    if program.config is None:
-        return _of_run(program)
-    layers = layers_below(program, in_file, rest)
-    config = configured(program.config, layers, rest, verb=f"{verb} {arguments[0]}", own=own)[0]
+    program = find_program(options.what[0])
+    layers = layers_below(program, file_values(options.config), flags)
+    config, _ = read_settings(program, layers, flags, verb=f"{verb} {options.what[0]}", own=own)
     if program.described["kind"] != "recipe":
         return _of_run(program, config)
     values = flatten(config)
     settings = _settings(values)
-    length = _known(str(values["length"]), f"{given} {settings}")
+    length = _known(str(values["length"]), f"{options.schedules} {settings}")
     if length is None:  # in passes over data, which must be read to know how many steps that is
-        length = built(program, config).parts.length
+        length = build_run(program, config).parts.length
     return Basis(length, settings, float(config.optimizer.spec().lr))
 
 
-def _of_run(program: Program, *config: Any) -> Basis:
+def _of_run(program: Program, config: Any) -> Basis:
     """The basis that is a run of the user's own making: its schedule's warm-up and floor are taken over."""
-    parts = built(program, *(config or (None,))).parts
+    parts = build_run(program, config).parts
     settings: dict[str, Any] = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
         settings["floor"] = parts.schedule.floor

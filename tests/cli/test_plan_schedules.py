@@ -9,7 +9,7 @@ import pytest
 
 import surefoot as sf
 from surefoot.cli.main import main
-from surefoot.cli.pictures import schedules
+from surefoot.cli.plan_schedules import schedules
 from surefoot.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES

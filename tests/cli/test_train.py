@@ -116,10 +116,10 @@ def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_i
     ],
 )
 def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied: bool, deterministic: bool) -> None:
-    from surefoot.cli.flags import configured
+    from surefoot.cli.settings import configured
     from surefoot.recipes.gpt import Config
 
-    config, _ = configured(Config, [], flags, verb="surefoot train gpt")
+    config, _ = configured(Config, [], flags, verb="train gpt")
     assert (config.model.tied, config.deterministic) == (tied, deterministic)
 
 
@@ -282,10 +282,10 @@ def test_a_checkpoint_that_does_not_exist_is_named_with_those_that_do(
 def test_resuming_a_script_s_run_names_its_command(
     program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from surefoot.cli.programs import found
+    from surefoot.recipes.program import find_program
 
     monkeypatch.setattr(sys, "argv", ["my script.py", "--fast"])
-    found("program.py:plain").build().train()  # as a script does
+    find_program("program.py:plain").build().train()  # as a script does
     assert tomllib.loads(Path("runs/plain/config.toml").read_text())["program"]["kind"] == "script"
     for verb in ("resume", "evaluate", "predict"):
         assert refused(verb, "plain") == 2
@@ -410,9 +410,9 @@ def interrupted_at(step: int) -> Any:
 
 
 def main_unguarded(*arguments: str) -> None:
-    from surefoot.cli.main import _VERBS
+    from surefoot.cli.main import verb_function
 
-    _VERBS[arguments[0]](list(arguments[1:]))
+    verb_function(arguments[0])(list(arguments[1:]))
 
 
 def test_a_program_named_by_a_relative_path_is_not_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

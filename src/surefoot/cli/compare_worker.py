@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import programs
 from surefoot.cli.main import answered
 from surefoot.config import flatten, layered, to_toml
 from surefoot.errors import ConfigError
+from surefoot.recipes.program import program_again
 from surefoot.tune import planned
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _PATIENCE_S = 20.0
 def command(what: str, directory: Path, name: str) -> list[str]:
     """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
     own = [str(os.getpid()), sys.argv[0], what, str(directory.resolve()), name]
-    return [sys.executable, "-m", "surefoot.cli.variant", *own]
+    return [sys.executable, "-m", "surefoot.cli.compare_worker", *own]
 
 
 def train(plan: Planned, directory: Path, name: str) -> None:
@@ -83,7 +83,7 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     import torch
 
     torch.set_num_threads(plan.threads)
-    program = programs.again(dict(plan.program), run=directory / name, run_changed=True)  # compare has looked
+    program = program_again(plan.program, run=directory / name, run_changed=True)  # compare has looked
     if program.config is None:
         raise ConfigError(f"{program.described['path']}: build() takes no settings any more")
     settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}
@@ -117,7 +117,7 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
 
 
 def main() -> None:
-    """`python -m surefoot.cli.variant PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
+    """`python -m surefoot.cli.compare_worker PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
     parent, typed, what, directory, name = sys.argv[1:]
     from surefoot.tune.tether import die_with
 

@@ -1,0 +1,151 @@
+"""`surefoot evaluate RUN`: a checkpoint scored, on splits of the run or on files; and the panels of its page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import UseAppendAction
+
+from surefoot.cli import processes
+from surefoot.cli.options import SavedRunOptions, find_run, run_options, without
+from surefoot.cli.settings import saved_settings
+from surefoot.config.paths import write_whole
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.placement import placed
+from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory, note
+from surefoot.recipes.questions import named
+
+if TYPE_CHECKING:
+    from surefoot.checkpoint import Contents
+    from surefoot.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(processes.Several, SavedRunOptions):
+    """Score a checkpoint on everything that its run scores; changes nothing in the run.
+    --on SPLIT scores one of the run's splits alone. --on NAME=FILE (or FILE alone)
+    asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
+    WinoGrande or LAMBADA as JSON lines, gzipped or not.
+
+      surefoot evaluate runs/mine --checkpoint best
+      surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
+      surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
+    """
+
+    on: UseAppendAction[tuple[str, ...]] = ()
+    """A split of the run, or NAME=FILE."""
+    panels: bool = False
+    """Make what the report shows of the task, with the best checkpoint, and write it into the run."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Print the scores of a checkpoint, or write the run's panels."""
+    options, flags = run_options(Evaluate, arguments, verb="evaluate")
+    run_path, on = find_run(options.run), options.on
+    program, config = saved_settings(run_path, options, flags, verb="evaluate")
+    config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written
+    if options.panels:
+        if on or options.checkpoint is not None:
+            raise ConfigError("--panels shows the best checkpoint, or the newest: leave --on and --checkpoint out")
+        processes.refuse_several(arguments, verb="evaluate --panels")
+        _write_panels(program, config_here, run_path)
+        return
+    of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
+    files = _files(program, of_files, run_path)
+    splits = [given for given in on if given not in of_files]
+    if files:
+        processes.refuse_several(arguments, verb="evaluate --on FILE")
+        if placed(os.environ).world_size > 1:
+            raise ConfigError("evaluate --on FILE works in one process: start it without torchrun or srun")
+    command = ["evaluate", *without(arguments, processes.NAMES)]
+    processes.start_several(command, options, config=config, flags=arguments, out=run_path)
+    chosen = choose_checkpoint(run_path, options.checkpoint)
+    scored = _Scored.of(run_path, options.checkpoint, chosen)
+    if splits or not on:
+        run = build_run(program, config_here, of=run_path)
+        _evaluate_splits(run, splits, run_path=run_path, chosen=chosen, scored=scored)
+    if files:
+        note(f"scoring {scored.words} of {run_path} on {', '.join(files)}")
+        for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
+            print(f"{scored.key} {name}={value!r}", flush=True)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Whose scores they are: in words, and as a line of scores begins."""
+
+    words: str
+    key: str
+
+    @classmethod
+    def of(cls, run: Path, which: str | None, chosen: Contents) -> _Scored:
+        """Of what `--checkpoint` asked for, and what that came to."""
+        from surefoot.checkpoint import Store, last_steps
+
+        match (which or "").split():
+            case ["average", count]:
+                steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
+                return cls(f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}")
+        words = f"step {chosen.step}" + (", the best," if which == "best" else "")
+        return cls(words, f"step={chosen.step}")
+
+
+def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: Contents, scored: _Scored) -> None:
+    """Print the scores of a run's own splits, or of some of them."""
+    scoring = run.parts.scoring
+    unknown = [name for name in only if name not in scoring.splits]
+    if unknown:
+        there = ", ".join(scoring.splits) or "none"
+        raise ConfigError(
+            f"--on {unknown[0]}: no split of this run, which has: {there}, nor a file here\n  a file: --on NAME=FILE"
+        )
+    at_end = scoring.names(at_end=True)
+    names = only or scoring.names(at_end=False) or at_end
+    note(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}")
+    if at_end and not only and names != at_end:
+        note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
+    if run.load(chosen):
+        note("warning: the data are others than the run was trained on: these scores are of those")
+    scores = run.scores(*names)
+    if run.parts.world.is_main:
+        for name, value in scores.items():
+            print(f"{scored.key} {name}={value!r}")
+
+
+def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
+    """The files of `--on NAME=FILE` and `--on FILE` by name."""
+    files = named(given, setting="--on")
+    if files and "judged" not in program.names:
+        raise ConfigError(
+            f"--on {given[0]}: files of questions are scored by runs of gpt, and {run} is none\n"
+            "  --on SPLIT names one of the run's own splits"
+        )
+    return files
+
+
+def _write_panels(program: Program, config: Any, run_path: Path) -> None:
+    """Make what the report shows of the task, with the best checkpoint, or the newest if none is best; write it into the run."""
+    from surefoot.panels import FILE
+    from surefoot.report.write import is_running
+
+    if is_running(run_path):
+        raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")
+    run = build_run(program, config, of=run_path)
+    if run.parts.settings.panels_fn is None:
+        raise ConfigError(f"what made {run_path} has no panels_fn: give Run(panels_fn=...)")
+    try:
+        chosen = choose_checkpoint(run_path, "best")
+    except CheckpointError:  # no score was watched, or that checkpoint is damaged
+        chosen = choose_checkpoint(run_path, "newest")
+    run.load(chosen)
+    try:
+        write_whole(run_path / FILE, run.make_panels().to_json().encode())
+    except OSError as problem:
+        raise CheckpointError(f"cannot write {run_path / FILE}: {problem.strerror or problem}") from problem
+    print(
+        f"written: {run_path / FILE}, with the weights of step {chosen.step:,}; to see them: surefoot report {run_path}"
+    )

@@ -1,0 +1,43 @@
+"""`surefoot find-batch-size`: memory and throughput of micro-batch sizes, measured; leaves nothing behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.batching import batching
+from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
+from surefoot.recipes.program import status_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindBatchSize(TriedRunOptions):
+    """Measure memory and throughput of the micro-batch sizes that divide the batch,
+    and recommend the smallest that is about as fast as the fastest, with the
+    accumulation that keeps the batch. Trains nothing and writes nothing.
+
+      surefoot find-batch-size gpt --batch-size 64
+      surefoot find-batch-size images --preset cifar10 --data.path DIR --memory 4GB
+    """
+
+    target_batch: str | None = None
+    """Divide this batch instead of --batch-size; "4096 tokens" where the run's is in tokens."""
+    memory: str | None = None
+    """What may be used, such as 8GB; a tenth of it is left free. Absent: what is free."""
+
+
+def find_batch_size(arguments: list[str]) -> None:
+    """Print what was measured, and the sizes that are recommended."""
+    options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
+    if options.target_batch is not None:
+        batching(options.target_batch, None)
+    if options.memory is not None:
+        from surefoot.memory import parsed_bytes  # imports torch
+
+        parsed_bytes(options.memory, setting="memory")
+    run, _ = tried_run(options, flags, verb="find-batch-size")
+    from surefoot.tune import find_batch
+
+    with status_line() as watch:
+        sizes = find_batch.find_batch_size(run, target_batch=options.target_batch, memory=options.memory, watch=watch)
+    print(sizes)
+    print(f"  {find_batch.what_changes_with_it(run)}")

@@ -1,0 +1,167 @@
+"""`surefoot find-lr`: learning rates tried, and one suggested. And the run that a verb tries settings on, leaving nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from tyro.conf import Positional, arg
+
+from surefoot.cli.options import (
+    ChangedProgramOption,
+    ProgramOptions,
+    find_run,
+    flag_text,
+    limited,
+    target,
+    verb_options,
+)
+from surefoot.cli.processes import refuse_several
+from surefoot.cli.settings import program_settings, saved_settings
+from surefoot.config import TrainSettings, flatten, values
+from surefoot.config.paths import local_path
+from surefoot.errors import ConfigError
+from surefoot.recipes import NAMES
+from surefoot.recipes.program import (
+    build_run,
+    choose_checkpoint,
+    file_text,
+    find_program,
+    in_directory,
+    refuse_fp16_on_a_cpu,
+)
+
+if TYPE_CHECKING:
+    from surefoot.run import Run
+
+_SHOWN = 20  # rows of losses, of a test of any length
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedRunOptions(ChangedProgramOption, ProgramOptions):
+    """The run that settings are tried on: at its start, or where a run that is there stands."""
+
+    what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
+    """gpt, translation or images; a function of yours that returns a surefoot.Run; or a run that is there."""
+    checkpoint: str | None = None
+    """Of a run that is there: newest, best, or that of a step."""
+
+
+T = TypeVar("T", bound=TriedRunOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindLr(TriedRunOptions):
+    """Try learning rates from the lowest to the highest, each for one step on the data
+    that training would see next, and suggest the one at which the loss falls
+    steepest. Settings are those of surefoot train; of a RUN, its newest checkpoint
+    is where the steps begin. Trains nothing and writes nothing but --out. Leaves
+    with 1 where no rate can be suggested.
+
+      surefoot find-lr images --optimizer.name sgd --out pictures/
+      surefoot find-lr gpt --batch-size 32 --from 1e-5 --to 1 --steps 60
+    """
+
+    from_: Annotated[float, arg(name="from")] = 1e-6
+    """The lowest rate."""
+    to: float = 10.0
+    """The highest rate; ends where the loss diverges."""
+    steps: int = limited(100, least=1)
+    """How many rates."""
+    out: str | None = None
+    """Draw the curve: DIR/find-lr.svg and DIR/find-lr.png; not the directory of a run, as --out is elsewhere."""
+
+
+def find_lr(arguments: list[str]) -> None:
+    """Print the rates tried and the one suggested; leave with 1 where none can be."""
+    options, flags = tried_options(FindLr, arguments, verb="find-lr")
+    lowest, highest, count, out = options.from_, options.to, options.steps, options.out
+    from surefoot.tune.range_test import check_range, written
+
+    check_range(lowest, highest, count)
+    run, settings = tried_run(options, flags, verb="find-lr")
+    from surefoot.drawing import made
+    from surefoot.tune.lr_search import find_lr as range_test
+    from surefoot.tune.range_picture import draw
+
+    if out is not None:
+        made(local_path(out, setting="--out"))  # before the test, which may take long
+
+    stride, seen = max(1, count // _SHOWN), 0
+
+    def watch(rate: float, loss: float) -> None:
+        nonlocal seen
+        if seen == 0:  # what is refused is refused before there is a table
+            print(f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {start:,}")
+            print("  rate     loss after it")
+        if seen % stride == 0:
+            print(f"  {written(rate):<8} {loss:.4g}", flush=True)
+        seen += 1
+
+    start = run.state.step
+    test = range_test(run, low=lowest, high=highest, steps=count, watch=watch)
+    flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
+    print(f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates")
+    print(f"suggested  {flag}{written(test.suggested)}" if test.suggested is not None else "no suggestion")
+    print(f"  {test.reason}")
+    if out is not None:
+        files = draw(test, Path(out), title=f"surefoot find-lr {options.what}")
+        print(f"drawn  {', '.join(str(file) for file in files)}")
+    if test.suggested is None:
+        sys.exit(1)
+
+
+def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
+    """The options of a verb that tries settings, and the settings."""
+    examples = f"surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
+    target(kind, arguments, verb=verb, missing=f"{verb} of what? {examples}")
+    options, flags = verb_options(kind, arguments, verb=verb, help_goes_on=True)
+    refuse_several(flags, verb=verb)
+    return options, flags
+
+
+def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
+    """The run that the arguments of a verb mean, not opened, and the names of its settings.
+
+    A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.
+    """
+    what = options.what
+    is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
+    if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
+        return _saved_run(find_run(what), options, flags, verb=verb)
+    program = find_program(what)
+    if options.checkpoint is not None or options.run_changed_program:
+        raise ConfigError(f"--checkpoint and --run-changed-program are of a run that is there, and {what} is none")
+    config, _ = program_settings(program, options, flags, verb=verb)
+    if isinstance(config, TrainSettings):  # what another run has left there, a tokenizer say, is not this one's
+        config = replace(config, out=None, trackers=None)
+    run = build_run(program, config)
+    if config is None:
+        return run, set()
+    refuse_fp16_on_a_cpu(run)
+    return run, set(flatten(config))
+
+
+def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
+    if options.config is not None:
+        raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
+    if verb == "find-lr":
+        _refuse_another_optimizer(path, flags)
+    program, config = saved_settings(path, options, flags, verb=verb)
+    run = build_run(program, in_directory(config, path), of=path)
+    run.load(choose_checkpoint(path, options.checkpoint))
+    return run, set() if config is None else set(flatten(config))
+
+
+def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
+    """Raise where a run that is there is to be tried with an optimizer whose state it does not hold."""
+    asked = flag_text(flags, "optimizer.name")
+    trained_with = values(file_text(run / "config.toml")).get("optimizer.name")
+    if asked is not None and trained_with is not None and asked != trained_with:
+        raise ConfigError(
+            f"--optimizer.name {asked}: {run} was trained with {trained_with}, and its state is that one's\n"
+            "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
+        )

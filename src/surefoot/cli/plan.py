@@ -1,0 +1,202 @@
+"""`surefoot plan ...`: what `train` would run; with `--world N` what it would need on so many GPUs, computed and not made."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli.options import ProgramOptions, limited, target, verb_options
+from surefoot.cli.processes import Several, among_settings, planned, settled
+from surefoot.cli.settings import program_settings
+from surefoot.config import flatten
+from surefoot.errors import ConfigError
+from surefoot.recipes.program import Program, build_run, find_program, refuse_fp16_on_a_cpu
+
+if TYPE_CHECKING:
+    from surefoot.paper import Assumed
+    from surefoot.run import Run
+
+_H100 = "H100 SXM's data sheet"
+_FLOPS = {"fp8": 1979e12, "bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}  # without sparsity
+_USUAL = {
+    "mfu": (0.4, "as Grattafiori et al. 2024 report, table 4"),
+    "gpu_memory": (80e9, _H100),
+    "bandwidth": (50e9, "an adapter of 400 Gb/s for each GPU"),
+    "node_bandwidth": (450e9, f"{_H100}, NVLink one way"),
+    "node_size": (8, "as is usual"),
+}
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The GPUs that a run is planned for on paper. Text keeps the unit that was typed."""
+
+    world: int | None = limited(None, least=1)
+    """How many GPUs: the plan is on paper, and nothing is allocated."""
+    flops: float | None = None
+    """FLOP per second of one GPU. Absent: 989e12 in bf16, an H100's."""
+    mfu: float | None = None
+    """Fraction of these that training uses. Absent: 0.4."""
+    gpu_memory: str | None = None
+    """Memory of one GPU. Absent: "80 GB"."""
+    bandwidth: str | None = None
+    """A GPU's to other nodes. Absent: "50 GB/s"."""
+    node_bandwidth: str | None = None
+    """A GPU's to others of its node. Absent: "450 GB/s"."""
+    node_size: int | None = limited(None, least=1)
+    """GPUs of a node. Absent: 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(MachineOptions, Several, ProgramOptions):
+    """Show what train would run with the same arguments: settings and where each came
+    from, parameters, how a batch is cut, learning rates, memory and time measured
+    with one micro-batch, and whether the loss is the mean that it must be. Trains
+    nothing and writes nothing.
+
+    With --world it is about that many GPUs, and on paper: memory of each, bytes
+    sent and the time of a step, for the run's --parallel and --sharding and for
+    others, computed from shapes; nothing is allocated, and recipes read no data.
+
+      surefoot plan gpt --batch-size 64 --micro-batch-size 8
+      surefoot plan gpt --preset gpt2-1558m --world 512 --parallel fsdp
+    """
+
+
+def plan(arguments: list[str]) -> None:
+    """Print what `train` would run."""
+    missing = "plan what? surefoot plan gpt, or surefoot plan FILE.py:build"
+    program = find_program(target(Plan, arguments, verb="plan", missing=missing))
+    options, flags = verb_options(Plan, arguments, verb="plan", but=among_settings(program), help_goes_on=True)
+    numbers = _numbers(options)
+    if options.world is not None and options.recorded():
+        raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
+    config, origins = program_settings(program, options, flags, verb="plan")
+    if options.world is not None:
+        _print_configuration(config, origins)
+        _plan_on_paper(program, config, numbers, world=options.world)
+        return
+    if config is not None:
+        program.check(config)
+    run = _planned(program, config, settled(options, config))
+    if config is not None:
+        refuse_fp16_on_a_cpu(run)
+        _print_configuration(config, origins)
+    from surefoot import plan as planning
+    from surefoot.loss_contract import loss_contract
+
+    for section in planning.sections(run.parts):
+        print(f"\n{section}")
+    holds, words = loss_contract(run.parts)
+    if not holds:
+        raise ConfigError(words)
+    print(f"\nloss contract\n  {words}")
+
+
+def _planned(program: Program, config: Any, several: Several) -> Run:
+    """The run that one of so many processes would train; raises `ConfigError` where they would be refused."""
+    ranks = planned(several, config)
+    if ranks == 1:
+        return build_run(program, config)
+    from surefoot.world import planned_for
+
+    with planned_for(ranks):
+        return build_run(program, config)
+
+
+def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
+    if config is not None:
+        values = {name: value for name, value in flatten(config).items() if value is not None}
+        lines = [f"  {name} = {value!r}  [{origins[name]}]" for name, value in values.items()]
+        print("\n".join(["configuration", *lines]))
+
+
+def _plan_on_paper(program: Program, config: Any, numbers: Mapping[str, float], *, world: int) -> None:
+    from surefoot import paper
+    from surefoot.world import on_paper
+
+    with on_paper(world):
+        run = program.on_paper(*([] if config is None else [config]))
+        for section in paper.sections(run.parts, _assumed(numbers, precision=run.parts.whole.precision.name)):
+            print(f"\n{section}")
+
+
+def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
+    """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
+    from surefoot.paper import Assumed
+    from surefoot.scaling import Machine
+
+    usual = {"flops": (_FLOPS[precision], f"{_H100}, dense {precision}"), **_USUAL}
+    values = {name: value for name, (value, _) in usual.items()} | dict(numbers)
+    origins = {
+        name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")
+        for name, (_, origin) in usual.items()
+    }
+    machine = Machine(
+        flops=values["flops"],
+        mfu=values["mfu"],
+        memory_bytes=int(values["gpu_memory"]),
+        bandwidth=values["bandwidth"],
+        node_bandwidth=values["node_bandwidth"],
+        node_size=int(values["node_size"]),
+    )
+    return Assumed(machine, origins)
+
+
+def _numbers(options: MachineOptions) -> dict[str, float]:
+    """The machine's numbers that were given, by name; raises one `ConfigError` for all that are none."""
+    names = [field.name for field in dataclasses.fields(MachineOptions) if field.name != "world"]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if given and options.world is None:
+        raise ConfigError(
+            f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world 8"
+        )
+    if not given:
+        return {}
+    from surefoot.memory import parsed_bytes  # imports torch
+
+    readers: dict[str, Callable[[Any], float]] = {
+        "flops": _flops,
+        "mfu": _fraction,
+        "gpu_memory": lambda text: parsed_bytes(text, setting="--gpu-memory"),
+        "bandwidth": lambda text: bytes_per_s("--bandwidth", text),
+        "node_bandwidth": lambda text: bytes_per_s("--node-bandwidth", text),
+        "node_size": float,
+    }
+    numbers, problems = dict[str, float](), list[str]()
+    for name, value in given.items():
+        try:
+            numbers[name] = readers[name](value)
+        except ConfigError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return numbers
+
+
+def _flops(number: float) -> float:
+    if number <= 0:
+        raise ConfigError(f"--flops '{number:g}': how many a second, such as 989e12")
+    return number
+
+
+def _fraction(number: float) -> float:
+    if not 0 < number <= 1:
+        raise ConfigError(f"--mfu '{number:g}': which fraction of the FLOP/s is used, above 0 and at most 1")
+    return number
+
+
+def bytes_per_s(option: str, text: str) -> float:
+    """Bytes a second from a text with its unit, in which b are bits.
+
+    >>> bytes_per_s("--bandwidth", "50 GB/s"), bytes_per_s("--bandwidth", "400 Gb/s")
+    (50000000000.0, 50000000000.0)
+    """
+    speed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(b|B|bit)/s", text.strip(), re.ASCII)
+    if speed is None or not float(speed[1]):
+        raise ConfigError(f'{option} {text!r}: write it with a unit, as in "50 GB/s", or "400 Gb/s" in bits')
+    return float(speed[1]) * _UNITS[speed[2].lower()] / (1 if speed[3] == "B" else 8)

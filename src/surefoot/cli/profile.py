@@ -1,0 +1,62 @@
+"""`surefoot profile`: where a step's time goes, and what would make it quicker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
+from surefoot.cli.options import limited
+from surefoot.config.paths import local_path
+from surefoot.recipes.program import status_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(TriedRunOptions):
+    """Measure where the time of a step goes, its operators, memory and arithmetic, and
+    try what may make it quicker, each in turn with the run as it is. Settings are
+    those of surefoot train. Trains nothing; takes about half a minute.
+
+      surefoot profile gpt
+      surefoot profile images --preset cifar10 --data.path DIR --tries all
+      surefoot profile gpt --preset gpt2-124m --data.path shards/ --peak 989e12
+    """
+
+    tries: str = "usual"
+    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile (not usual:
+    compiling takes 20 seconds or more)."""
+    steps: int = limited(12, least=4)
+    """Steps that are timed, after a warm-up."""
+    limit: float = 20.0
+    """About how many seconds all of it may take."""
+    peak: str | None = None
+    """Operations per second of this device. Absent: measured."""
+    shapes: bool = False
+    """Tell operators apart by the shapes of their inputs."""
+    out: str = "runs/profile"
+    """Directory for profile.json and .txt, trace.json.gz (for ui.perfetto.dev), memory.png and .svg."""
+
+
+def profile(arguments: list[str]) -> None:
+    """Print the profile of a run."""
+    options, flags = tried_options(Profile, arguments, verb="profile")
+    from surefoot.profiling.peak import given_peak
+    from surefoot.profiling.tries import tries_of
+
+    tries = tries_of(options.tries)
+    peak = None if options.peak is None else given_peak(options.peak)
+    run, _ = tried_run(options, flags, verb="profile")
+    from surefoot.profile.profile import measure
+
+    with status_line() as watch:
+        measured = measure(
+            run,
+            what=options.what,
+            out=local_path(options.out, setting="--out"),
+            steps=options.steps,
+            tries=tries,
+            peak=peak,
+            shapes=options.shapes,
+            limit_s=options.limit,
+            watch=watch,
+        )
+    print(measured)

@@ -1,0 +1,60 @@
+"""`surefoot resume RUN`: go on from the newest intact checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.cli.options import RunOption, find_run, flag_text, option_names, target, verb_options
+from surefoot.cli.processes import Several, among_settings, as_before
+from surefoot.cli.settings import read_settings
+from surefoot.cli.train import AcceptChange, start
+from surefoot.config import TrainSettings
+from surefoot.config import origins as origins_in
+from surefoot.config import program as program_of
+from surefoot.config.train_settings import names_of
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.recipes.program import file_text, read_program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(AcceptChange, Several, RunOption):
+    """Go on from the newest intact checkpoint of a run, to the same bits as if it had
+    never stopped. Settings that change no result may change: --workers,
+    --log-every, --save-every, --keep-last, --stop-after, --time-limit, --max-restarts,
+    and --length as far as the schedule allows it exactly. So may --nproc and
+    --parallel: the same samples in the same order, and equal to rounding.
+
+      surefoot resume latest
+      surefoot resume runs/mine --time-limit "2 h"
+    """
+
+
+def resume(arguments: list[str]) -> None:
+    """Go on with the run that the arguments name."""
+    run = find_run(target(Resume, arguments, verb="resume"))
+    program, before = read_program(run, resuming=True)
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
+    options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
+    of_recipes = ("preset", "init") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    for name in of_recipes:
+        if flag_text(flags, name) is not None:
+            raise ConfigError(
+                f"--{name} is for the start of a run, and {run} has begun\n"
+                f"  another run: surefoot train ... --{name} ... --out DIR"
+            )
+    held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
+    layers = [("file", held | ({"out": str(run)} if "out" in held or of_recipes else {}))]
+    config, origins = read_settings(program, layers, flags, verb="resume RUN", own=option_names(Resume))
+    text = file_text(run / "config.toml")
+    before = origins_in(text)
+    start(
+        program,
+        config,
+        {name: before.get(name, origin) if origin == "file" else origin for name, origin in origins.items()},
+        flags,
+        command=["resume", *arguments],
+        several=as_before(options, arguments, program_of(text)),
+        accepted=options.accept_change,
+        only=run,
+    )

@@ -1,0 +1,173 @@
+"""Settings of the run that a verb is about: flags over files over defaults, and where every value came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from surefoot.cli.options import (
+    ChangedProgramOption,
+    ProgramOptions,
+    by_flag,
+    flag_text,
+    option_names,
+    parse,
+    refuse_unknown,
+)
+from surefoot.config import flatten, layered, values
+from surefoot.config.paths import local_path
+from surefoot.errors import ConfigError
+from surefoot.recipes.program import Program, file_text, read_program
+
+Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
+
+
+def program_settings(
+    program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Collection[str] = ()
+) -> tuple[Any, dict[str, str]]:
+    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none.
+
+    `own` are options beside those of `options` that may have been meant by a flag that is unknown.
+    """
+    layers = layers_below(program, file_values(options.config), flags)
+    own = [*own, *option_names(type(options))]
+    return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
+
+
+def file_values(file: str | None) -> dict[str, Any]:
+    """The values in a user's TOML file."""
+    return {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
+
+
+def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
+    """What stands below the flags: the preset that the flags or the file name, and the file."""
+    if program.config is None:
+        return [("file", in_file)]
+    flagged = flag_text(flags, "preset")
+    name = in_file.get("preset") if flagged is None else flagged
+    preset = program.preset(name if isinstance(name, str) else None)
+    return [layer for layer in (("preset", preset), ("file", in_file)) if layer[1]]
+
+
+def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
+    """What made a run, and its configuration with some flags changed (None where it takes none).
+
+    A program that has changed since, or that others could have changed, is refused but for --run-changed-program.
+    """
+    program, in_file = read_program(run, run_changed=options.run_changed_program)
+    own = option_names(type(options))
+    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=own)
+    if not options.run_changed_program:
+        program.refuse_changed_files(config, run=run)
+    return program, config
+
+
+def read_settings(
+    program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Collection[str] = ()
+) -> tuple[Any, dict[str, str]]:
+    """`configured` for a program; (None, {}) where it takes no settings."""
+    if program.config is None:
+        refuse_settings(program, [*flags, *(f"--config ({origin})" for origin, held in layers if held)])
+        return None, {}
+    return configured(program.config, layers, flags, verb=verb, own=own)
+
+
+def refuse_settings(program: Program, arguments: Sequence[str]) -> None:
+    """Raise where there are settings for a program that takes none; leave with 0 where help is asked for."""
+    if "--help" in arguments:
+        print("build() takes no settings.")
+        sys.exit(0)
+    if arguments:
+        raise ConfigError(
+            f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
+        )
+
+
+def configured(
+    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
+) -> tuple[Any, dict[str, str]]:
+    """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
+
+    `own` are options of the verb's own, which may have been meant by a flag that is unknown.
+    Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
+    """
+    flags = [name for name, _ in by_flag(arguments) if name]
+    known = {name: required for name, _, required in _fields(kind)}
+    refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)
+    below = {name: value for _, held in layers for name, value in held.items()}
+    asked = [name for name, required in known.items() if required and name in flags and name not in below]
+    base = _with_gaps(kind, below) if asked else layered(kind, layers)[0]  # a gap is filled by its flag
+    truths = {name for name, hint, _ in _fields(kind) if hint is bool or bool in typing.get_args(hint)}
+    written = _with_truth(arguments, truths)
+    parsed = flatten(parse(kind, written, verb=verb, default=base, config=(tyro.conf.FlagConversionOff,)))
+    return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
+
+
+def typed(kind: type[Any], setting: str, text: str) -> list[str]:
+    """The arguments that give a setting the value that one text is; the parts of a list stand in it between blanks.
+
+    >>> from surefoot.recipes.gpt import Config
+    >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
+    (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
+    """
+    hint = {name: hint for name, hint, _ in _fields(kind)}.get(setting.replace("-", "_"))
+    members = [hint, *typing.get_args(hint)]
+    lists = any(typing.get_origin(member) in (tuple, Sequence) for member in members)
+    many = lists and str not in members and text != "None"
+    return [f"--{setting}", *(text.split() if many else [text])]
+
+
+def _fields(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Dotted names of all settings, their types, and whether each must be given."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint, name = hints[field.name], f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hint):
+            yield from _fields(typing.cast("type[Any]", hint), f"{name}.")
+        else:
+            yield name, hint, _has_no_default(field)
+
+
+def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
+    """The arguments with True and False as tyro writes them: `--compile` alone and `--compile=true` mean `--compile True`.
+
+    >>> _with_truth(["--compile", "--tied=false", "--seed", "true"], {"compile", "tied"})
+    ['--compile', 'True', '--tied=False', '--seed', 'true']
+    """
+    written: list[str] = []
+    for name, (flag, *words) in [(name, words) for name, words in by_flag(arguments) if words]:
+        if name not in truths:
+            written += [flag, *words]
+        elif "=" in flag:
+            written += [f"{flag.partition('=')[0]}={_as_truth(flag.partition('=')[2])}", *words]
+        else:
+            written += [flag, *map(_as_truth, words[:1] or ["True"]), *words[1:]]
+    return written
+
+
+def _as_truth(value: str) -> str:
+    return value.capitalize() if value.lower() in ("true", "false", "none") else value
+
+
+def _with_gaps(kind: type[Any], held: Mapping[str, Any], prefix: str = "") -> Any:
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hints[field.name]):
+            given[field.name] = _with_gaps(hints[field.name], held, f"{name}.")
+        elif name in held:
+            given[field.name] = held[name]
+        elif _has_no_default(field):
+            given[field.name] = tyro.MISSING
+    return kind(**given)
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

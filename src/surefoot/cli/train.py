@@ -1,0 +1,98 @@
+"""`surefoot train RECIPE|FILE.py:build`: a run from its start, or from where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.cli.options import ProgramOptions, target, verb_options
+from surefoot.cli.processes import Several, among_settings, settled, start_several
+from surefoot.cli.settings import program_settings
+from surefoot.config import to_toml
+from surefoot.errors import ConfigError
+from surefoot.recipes.program import Program, build_run, find_program, refuse_fp16_on_a_cpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptChange:
+    """What may have changed in a run that goes on."""
+
+    accept_change: str | None = None
+    """Go on although this computes something else than before: loss, model, collate, data, optimizer, or several: "loss,data"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(AcceptChange, Several, ProgramOptions):
+    """Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt,
+    translation, images. Every setting is a flag and a key of a TOML file: surefoot
+    train gpt --help shows all with their defaults. The later wins: defaults,
+    --preset, --config, flags. Ctrl-C saves and ends; the same command goes on. In
+    FILE.py, build() may take one argument, a dataclass whose fields are then
+    settings.
+
+      surefoot train gpt --data.path my.txt --out runs/mine
+      surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
+      surefoot train images --preset fashion-mnist --data.path DIR
+    """
+
+
+def train(arguments: list[str]) -> None:
+    """Train what the arguments say."""
+    missing = "train what? surefoot train gpt, or surefoot train FILE.py:build"
+    program = find_program(target(Train, arguments, verb="train", missing=missing))
+    options, flags = verb_options(Train, arguments, verb="train", but=among_settings(program), help_goes_on=True)
+    config, origins = program_settings(program, options, flags, verb="train")
+    start(
+        program, config, origins, flags, command=["train", *arguments], several=options, accepted=options.accept_change
+    )
+
+
+def start(
+    program: Program,
+    config: Any,
+    origins: Mapping[str, str],
+    flags: Sequence[str],
+    *,
+    command: list[str],
+    several: Several,
+    accepted: str | None,
+    only: Path | None = None,
+) -> None:
+    """Build and train, or have `command` do so in several processes; `accepted` are changes that the run goes on with.
+
+    `only` is the directory that a resumed run must have.
+    """
+    if only is not None:
+        program.refuse_changed_files(config, run=only, resuming=True)
+    if config is not None:
+        program.check(config)
+    accept_change = _accepted(accepted)
+    start_several(command, settled(several, config), config=config, flags=flags, out=only)
+    run = build_run(program, config, of=only)
+    run.configuration = to_toml(config or Nothing(), origins, program.described | several.recorded())
+    if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
+        raise ConfigError(
+            f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
+            "  was `out` changed, or is it relative to another directory than this one?"
+        )
+    refuse_fp16_on_a_cpu(run)
+    if run.parts.example is None and {"predict", "Predict"} <= program.names.keys():
+        run.parts = dataclasses.replace(run.parts, example="INPUT")
+    run.parts = dataclasses.replace(run.parts, accept_change=(*run.parts.accept_change, *accept_change))
+    run.train()
+
+
+def _accepted(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    from surefoot.checkpoint.changes import change_names  # imports torch
+
+    return change_names(text)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The configuration of a program that takes none."""
