@@ -7,12 +7,12 @@ the score that early stopping watches, and a value of the user's own that draws 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ranks import Ranks
 from small_runs import outcome
 from zygote import Zygote
 
@@ -20,9 +20,8 @@ SIGKILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as held:
-        yield held
+def zygote(ranks: Ranks) -> Zygote:
+    return Zygote(ranks)
 
 
 @pytest.fixture(scope="module")
