@@ -237,7 +237,7 @@ def loss(model, batch):
 build(loss=loss, length="2000 steps", check_state=False).train()
 """
 # one that runs handlers, and says each time that it has
-ENDLESS_STEP = SLEEPING_STEP.replace("time.sleep(3)", 'exec("while True: time.sleep(0.01); mark(\'awake\')")')
+ENDLESS_STEP = SLEEPING_STEP.replace("time.sleep(3)", "exec(\"while True: time.sleep(0.01); mark('awake')\")")
 
 SHORT_STEPS = """
 def loss(model, batch):
