@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DATA ?= data
+FAST := not slow and not campaign and not gpu and not timing
+WORKERS := -n 2 --dist loadfile
 
-.PHONY: train check test test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench clean
+.PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --out runs/first
@@ -15,10 +17,13 @@ check: .venv/ready  ## format, lint, types, import contract
 	$(BIN)/lint-imports
 
 test: .venv/ready  ## the fast suite; DATA=DIRECTORY holds the data sets that some tests read (data/ by default)
-	DATA="$(DATA)" $(BIN)/python -m pytest -n 2 -m "not slow and not campaign and not gpu and not timing"
+	DATA="$(DATA)" $(BIN)/python -m pytest $(WORKERS) -m "$(FAST)"
 
-test-slow: .venv/ready
-	DATA="$(DATA)" $(BIN)/python -m pytest -m "slow and not campaign and not timing"
+test-cost: .venv/ready  ## the fast suite, then its CPU seconds over all processes and the ten dearest files
+	DATA="$(DATA)" $(BIN)/python tests/cost.py $(WORKERS) -m "$(FAST)"
+
+test-slow: .venv/ready  ## what docs/testing.md lists: long trainings, many more cases of each law
+	DATA="$(DATA)" $(BIN)/python -m pytest $(WORKERS) -m "slow and not campaign and not timing"
 
 test-timing: .venv/ready  ## what measures time, one test after the other: give it a machine that does nothing else
 	DATA="$(DATA)" $(BIN)/python -m pytest -m "timing and not campaign"

@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from ranks import Ranks
 from small_runs import outcome
 from zygote import Zygote
 
@@ -54,7 +55,8 @@ def main() -> None:
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
     done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    with Zygote() as zygote, tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, Ranks(Path(directory)) as ranks:
+        zygote = Zygote(ranks)
         out = Path(directory) / "reference"
         assert zygote.run(out) == 0
         reference = outcome(out)

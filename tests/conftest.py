@@ -10,6 +10,7 @@ os.environ["RES_OPTIONS"] = (
     "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
 )
 
+import pytest
 import torch  # reads the variable when it is imported
 from hypothesis import HealthCheck, settings
 
@@ -23,11 +24,31 @@ gc.disable()  # until all tests are imported
 # what a process inherits it does not collect: a store would wait for its thread, which is not there
 os.register_at_fork(after_in_child=gc.freeze)
 
-from ranks import ranks  # noqa: E402, F401  # a fixture: processes that find each other
+from ranks import SERVER, Ranks, ranks  # noqa: E402, F401  # a fixture: processes that find each other
 
 
-def pytest_collection_finish() -> None:
-    """Leave what all tests have imported out of every later collection."""
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Where a test names its fast cases, all others are slow."""
+    named = item.get_closest_marker("fast")
+    case = getattr(item, "callspec", None)
+    if named is not None and case is not None and case.id not in named.args:
+        item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what all tests have imported out of every later collection; fork ranks from a process that has run no test."""
     gc.collect()
     gc.freeze()
     gc.enable()
+    if not session.config.option.collectonly and any("ranks" in _fixtures(item) for item in session.items):
+        session.config.stash[SERVER] = Ranks().__enter__()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what was forked."""
+    if SERVER in config.stash:
+        config.stash[SERVER].__exit__()
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])

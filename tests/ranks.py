@@ -1,30 +1,37 @@
-"""Functions called by several ranks, each a process of its own that finds the others over gloo.
+"""Several ranks on gloo, each a process of its own that finds the others.
 
-A process that has imported torch forks them, because importing it costs seconds; it holds the store at which ranks meet, as
-torchrun's agent does. A function is named by its file and its name, its arguments are JSON, and what it returns comes back
-through `torch.save`.
+All are forked from a process that has imported torch, because importing it costs seconds. There are two ways.
+`ranks(2, function, ...)`: a server forked before the first test forks them, and holds the store at which they meet, as torchrun's
+agent does. A function is named by its file and its name, its arguments are JSON, and what it returns comes back through `torch.save`.
+`on_ranks(2, work)`: the process of the test forks them, so that `work` may be any closure; they meet at rank 0.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import inspect
 import json
 import os
+import select
 import signal
-import subprocess
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, NoReturn, Self
 
 import pytest
 
-from waiting import HangLimit
+from waiting import HANG_S, HangLimit
+
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+SERVER = pytest.StashKey["Ranks"]()
 
 
 @dataclass
@@ -39,28 +46,36 @@ class Outcome:
 class Ranks:
     """`ranks(2, function, argument=...)` returns what each of two ranks came to, by rank."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path | None = None) -> None:
         self.scratch, self.calls = scratch, 0
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        questions, answers = os.pipe(), os.pipe()
+        sys.stdout.flush()
+        with warnings.catch_warnings(action="ignore"):
+            self.server = os.fork()
+        if self.server == 0:
+            status = 1
+            try:
+                os.close(questions[1])
+                os.close(answers[0])
+                _serve(os.fdopen(questions[0]), os.fdopen(answers[1], "w"))
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(questions[0])
+        os.close(answers[1])
+        self.questions, self.answers = os.fdopen(questions[1], "w"), os.fdopen(answers[0])
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.questions.close()
+        self.answers.close()
+        os.waitpid(self.server, 0)
 
     def start(self, size: int, function: Callable[..., Any], *, environment: Any = None, **arguments: Any) -> Path:
         """Begin; returns the directory in which `outcomes` finds how it ended, and `pid-RANK` from the start."""
+        assert self.scratch is not None
         self.calls += 1
         place = self.scratch / f"call-{self.calls}"
         place.mkdir()
@@ -72,11 +87,9 @@ class Ranks:
             "environment": environment or {},
             "place": str(place),
         }
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        pids = json.loads(self.process.stdout.readline())
+        self.questions.write(json.dumps(asked) + "\n")
+        self.questions.flush()
+        pids = json.loads(self.answers.readline())
         for rank, pid in enumerate(pids):
             (place / f"pid-{rank}").write_text(str(pid))
         return place
@@ -120,26 +133,76 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with Ranks(tmp_path_factory.mktemp("ranks")) as made:
-        yield made
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    server = request.config.stash[SERVER]  # forked when the tests had been collected
+    server.scratch = tmp_path_factory.mktemp("ranks")
+    return server
 
 
-def _serve() -> None:
-    """One JSON object a line: what to call on how many ranks; answered with their process ids."""
-    import torch._dynamo  # what FSDP imports in its first step and every run when it begins: here it is once for all
-    import torch.utils.tensorboard
-    from torch.distributed import TCPStore
+def on_ranks(
+    count: int,
+    work: Callable[[int], object],
+    *,
+    environment: Callable[[int], Mapping[str, str]] | None = None,
+    patience_s: float = HANG_S,
+) -> list[int]:
+    """Do `work(rank)` on so many ranks, each a process with the environment of a launcher, or another; their exit statuses.
+
+    A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard error), or minus a signal.
+    Ranks that stand still are killed after `patience_s`; shortly before, each writes to standard error where its threads are.
+    """
+    _import_for_all()
+    if environment is None:
+        port = _free_port()
+
+        def environment(rank: int) -> Mapping[str, str]:
+            return _of_launcher(rank, count, port)
+
+    sys.stdout.flush()
+    processes: list[int] = []
+    for rank in range(count):
+        process = os.fork()
+        if process == 0:
+            faulthandler.dump_traceback_later(0.9 * patience_s, file=sys.__stderr__)
+            _be(environment(rank), lambda rank=rank: work(rank))  # type: ignore[misc]
+        processes.append(process)
+    statuses: dict[int, int] = {}
+    limit = HangLimit(patience_s)
+    while len(statuses) < count:
+        for rank, process in enumerate(processes):
+            if rank not in statuses:
+                found, status = os.waitpid(process, os.WNOHANG)
+                if found:
+                    statuses[rank] = os.waitstatus_to_exitcode(status)
+        if limit.is_over:
+            for rank, process in enumerate(processes):
+                if rank not in statuses:
+                    os.kill(process, signal.SIGKILL)
+            limit = HangLimit(float("inf"))
+        time.sleep(0.01)
+    return [statuses[rank] for rank in range(count)]
+
+
+def _import_for_all() -> None:
+    """Import what FSDP imports in its first step and every run when it begins: here it is once for all."""
 
     import surefoot.fully_sharded
-    import surefoot.run
+    import surefoot.run  # noqa: F401
 
-    del torch, surefoot
-    gc.freeze()  # or each process would copy what a collection touches
+
+def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:
+    several = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "RANK": rank, "LOCAL_RANK": rank} if count > 1 else {}
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **several}
+    return {name: str(value) for name, value in names.items()}
+
+
+def _serve(questions: IO[str], answers: IO[str]) -> None:
+    """One JSON object a line: what to call on how many ranks; answered with their process ids."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks says when it is over
     children: dict[int, Path] = {}
     stores: list[Any] = []
 
-    def note_ends(*_: object) -> None:
+    def note_ends() -> None:
         for pid in list(children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -148,47 +211,52 @@ def _serve() -> None:
                 beside.write_text(str(os.waitstatus_to_exitcode(status)))
                 beside.replace(place)
 
-    import select
-
     while True:
-        ready, _, _ = select.select([sys.stdin], [], [], 0.01)
+        ready, _, _ = select.select([questions], [], [], 0.01 if children else None)
         note_ends()
         if not ready:
             continue
-        line = sys.stdin.readline()
+        line = questions.readline()
         if not line:
             break
         asked = json.loads(line)
+        _import_for_all()
+        from torch.distributed import TCPStore
+
+        gc.freeze()  # or each process would copy what a collection touches
         stores.clear()  # its thread could hold a lock while a rank is forked, which would wait for it for ever
         ports, told = os.pipe()
         pids = []
         for rank in range(asked["size"]):
             pid = os.fork()
             if pid == 0:
-                _be(rank, asked, port=int(os.read(ports, 8)))
+                questions.close()
+                answers.close()
+                _be_asked(rank, asked, port=int(os.read(ports, 8)))
             pids.append(pid)
             children[pid] = Path(asked["place"]) / f"status-{rank}"
         stores.append(TCPStore("127.0.0.1", 0, asked["size"], is_master=True, wait_for_workers=False))
         os.write(told, b"%8d" % stores[0].port * asked["size"])
         os.close(ports)
         os.close(told)
-        print(json.dumps(pids), flush=True)
+        answers.write(json.dumps(pids) + "\n")
+        answers.flush()
     for pid in children:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _be(rank: int, asked: dict[str, Any], *, port: int) -> None:
-    place, status = Path(asked["place"]), 1
+def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
+    """Be a rank that the server forks: what it prints, and what its function returns, lie beside its exit status."""
+    place = Path(asked["place"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     text = os.open(place / f"text-{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(text, 1)
     os.dup2(text, 2)
-    size = str(asked["size"])
-    if asked["size"] > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    os.environ |= {"TORCHELASTIC_RESTART_COUNT": "0", **asked["environment"]}
-    try:
+    sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+
+    def call() -> None:
         import torch
 
         sys.path.insert(0, str(Path(asked["file"]).parent))
@@ -198,31 +266,42 @@ def _be(rank: int, asked: dict[str, Any], *, port: int) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-        call, given = getattr(module, asked["function"]), asked["arguments"]
-        result = [call(**case) for case in given["cases"]] if "cases" in given else call(**given)
+        function, given = getattr(module, asked["function"]), asked["arguments"]
+        result = [function(**case) for case in given["cases"]] if "cases" in given else function(**given)
         torch.save(result, place / f"result-{rank}.pt")
+
+    _be({**_of_launcher(rank, asked["size"], port), **agent, **asked["environment"]}, call, at_exit=True)
+
+
+def _be(environment: Mapping[str, str], call: Callable[[], object], *, at_exit: bool = False) -> NoReturn:
+    """Be a process that does this, and end as Python would, without what this process has inherited."""
+    status = 1
+    try:
+        os.environ.update(environment)
+        call()
         status = 0
-    except SystemExit as problem:
-        status = int(problem.code or 0)
+    except SystemExit as end:
+        status = _status(end)
     except BaseException:
-        status = _uncaught()
+        try:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+        except SystemExit as end:
+            status = _status(end)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        import atexit
+        if at_exit:
+            import atexit
 
-        atexit._run_exitfuncs()
+            atexit._run_exitfuncs()
         os._exit(status)
 
 
-def _uncaught() -> int:
-    """What Python does with an exception that a script does not catch; the exit status."""
-    try:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
-    except SystemExit as problem:
-        return int(problem.code or 0)
-    return 1
+def _status(end: SystemExit) -> int:
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
-if __name__ == "__main__":
-    _serve()
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -211,40 +210,3 @@ def outcome(out: Path) -> dict[str, Any]:
         ],
         "ids": dict(lines),
     }
-
-
-def serve() -> None:
-    """Read one JSON specification a line, fork for each, answer with its exit status: importing torch costs seconds."""
-    torch.set_num_threads(1)
-    import jinja2
-    from torch.utils.tensorboard import writer
-
-    assert jinja2
-    assert writer
-    assert sf.Run.__name__ == "Run"  # imported here, and not in each fork
-
-    for line in sys.stdin:
-        spec = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                sitting(spec)
-                status = 0
-            except SystemExit as end:
-                status = int(end.code or 0)
-            except BaseException as problem:
-                print(repr(problem), file=sys.stderr, flush=True)
-            finally:
-                os._exit(status)
-        if "after_s" in spec:
-            import time
-
-            time.sleep(spec["after_s"])
-            os.kill(child, spec.get("signal", signal.SIGKILL))
-        _, status = os.waitpid(child, 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
-
-
-if __name__ == "__main__":
-    serve()

@@ -133,6 +133,7 @@ def test_a_text_shorter_than_the_context_is_a_data_error(refused: Refused, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_installed_command_gives_status_and_message_too(tmp_path: Path) -> None:
     for arguments, status in ((["train", "gpt", "--lenght", "3"], 2), ([*GPT, "--data.path", "nowhere"], 3)):
         done = subprocess.run(

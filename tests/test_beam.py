@@ -114,6 +114,7 @@ def plain_search(model: Seq2Seq, source: list[int], *, beam: int, alpha: float, 
     return max(ended)[1][:-1] if ended else opened[0][1]
 
 
+@pytest.mark.fast("2-0.6")
 @pytest.mark.parametrize(
     ("beam", "alpha"),
     [(2, 0.6), (3, 0.0), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((5, 1.0), (2, 4.0), (4, 4.0)))],

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from on_ranks import forks, on_ranks
+from ranks import forks, on_ranks
 from surefoot import opening
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
@@ -382,6 +382,7 @@ def test_the_command_line_accepts_a_change(
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("fsdp")
 @forks
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(strategy: str, place: Path) -> None:

@@ -52,6 +52,7 @@ LONG = (
 )  # many runs; their verbs have tests
 
 
+@pytest.mark.fast("first-run.md", "verify.md")
 @pytest.mark.parametrize(
     "page",
     [

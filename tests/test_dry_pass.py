@@ -188,6 +188,7 @@ def test_a_loss_that_needs_numbers_is_refused_in_words(loss: Any) -> None:
         pass_of(loss=loss)
 
 
+@pytest.mark.slow
 def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
     shape = sf.models.GPTShape(layers=32, heads=32, width=4096, context=64, vocabulary=50_257)
     with on_paper(512):

@@ -190,6 +190,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.fast("3-gpt2")
 @pytest.mark.parametrize("layout", ["own", "gpt2"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_more_than_one_tensor_is_in_memory(

@@ -128,6 +128,7 @@ class Stale:
         return getattr(self.disk, name)
 
 
+@pytest.mark.slow
 def test_saves_that_fail_on_a_server_are_said_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

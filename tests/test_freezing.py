@@ -271,6 +271,7 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
         torch.testing.assert_close(held, plain.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.fast("adamw", "muon")
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
 )
@@ -671,6 +672,9 @@ def with_spare() -> nn.Module:
     return net
 
 
+@pytest.mark.fast(
+    "freezes-says1", "unused-1 parameter gets no gradient, and other processes would wait for it: hidden.spare"
+)
 @pytest.mark.parametrize(
     ("what", "says"),
     [

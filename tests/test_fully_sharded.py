@@ -42,6 +42,7 @@ def test_gathered_in_bfloat16_outputs_and_gradients_are_float32(ranks: Ranks) ->
             assert 0 < found["error"] < 0.1, kind
 
 
+@pytest.mark.slow
 def test_blocks_of_torchs_own_classes_are_compiled_too(ranks: Ranks) -> None:
     ((operations, difference),) = ranks(1, sharded_models.compiled_graphs)
     assert operations >= 6

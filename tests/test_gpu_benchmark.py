@@ -84,6 +84,7 @@ def test_a_line_for_which_no_time_is_left_has_failed(gpu: ModuleType, tmp_path: 
     assert "no time was left" in out.read_text()
 
 
+@pytest.mark.slow
 def test_the_machine_that_has_no_gpu_is_told_how_to_make_a_dry_run(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -193,6 +193,7 @@ def uninterrupted(
     return request.param, outcome(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills", [[1], *(pytest.param(kills, marks=pytest.mark.slow) for kills in ([31, 17], [18], [60], [95]))], ids=str
 )
@@ -253,6 +254,7 @@ def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str,
             assert float(step.skipped) == skipped  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_gan_finds_the_ring() -> None:
     gan = example("gan")
     run = gan.build(console=False, length="400 steps", evaluate_every="400 steps")

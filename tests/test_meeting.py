@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,11 +15,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from forked_ranks import alive
+from ranks import forks, on_ranks
 from surefoot import meeting, placement, world
 from surefoot.errors import ConfigError, RankLostError
 from surefoot.heartbeat import Heartbeat
-from waiting import HANG_S, wait_until
+from waiting import wait_until
 
+pytestmark = forks
 START_S = 5  # who has not met for so long is given up
 STEP = {
     "SLURM_JOB_ID": str(os.getpid()),
@@ -46,21 +47,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], 
 
 def both(call: Callable[[int], None], environments: list[dict[str, str]]) -> list[int]:
     """How two ranks end that do something, each in its environment."""
-    pids = []
-    for rank in range(2):
-        pids.append(os.fork())
-        if pids[-1] == 0:
-            os.environ.update(environments[rank])
-            signal.alarm(int(HANG_S))  # who waits for ever ends all the same
-            status = 1
-            try:
-                call(rank)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return on_ranks(2, call, environment=lambda rank: environments[rank])
 
 
 @pytest.fixture

@@ -268,6 +268,7 @@ def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(w
     assert left(tmp_path / "run") == whole
 
 
+@pytest.mark.fast("7")
 @pytest.mark.parametrize("first", [6, 7])  # 7: evaluated too, but only because the run ends there
 def test_a_run_made_longer_is_one_of_that_length(first: int, tmp_path: Path) -> None:
     plain = {"schedule": None, "save_every": "1 steps"}

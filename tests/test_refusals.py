@@ -244,6 +244,7 @@ def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path
     assert not any("Traceback" in line or line.startswith("  File") for line in lines)
 
 
+@pytest.mark.slow
 def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(tmp_path: Path) -> None:
     body = "return torch.zeros(1)"
     code = script_of(body, optimizer="lambda groups: torch.optim.AdamW(groups, betas=(0.9, 1.0))")
@@ -253,6 +254,7 @@ def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(
     assert len(lines) == 4
 
 
+@pytest.mark.fast("-0")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("option", ["", "-c"])
 def test_an_error_in_the_users_own_code_keeps_its_frames(tmp_path: Path, option: str, workers: int) -> None:

@@ -188,6 +188,7 @@ CASES: dict[int, list[tuple[Any, int, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.fast("2")
 @pytest.mark.parametrize("size", CASES)
 def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
     names, work = ("kind", "micro_batches", "settings"), work_of()

@@ -66,6 +66,7 @@ def judged_by(*, out: str) -> list[Any]:
     return [run.state.step]
 
 
+@pytest.mark.slow
 def test_what_the_judge_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(2, judged_by, out=str(tmp_path / "run")) == [[4], [4]]
 
@@ -118,6 +119,7 @@ def followed(*, out: str) -> list[Any]:
     return [runs[0] == runs[2], runs[0] != runs[1]]
 
 
+@pytest.mark.slow
 def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(2, followed, out=str(tmp_path)) == [[True, True]] * 2
 
@@ -142,6 +144,7 @@ def stopped(*, out: str, how: str) -> dict[str, Any]:
     return {"steps": steps}
 
 
+@pytest.mark.fast("stop")
 @pytest.mark.parametrize("how", ["stop", "save", "signal"])
 def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: Path, how: str) -> None:
     out = tmp_path / "run"
@@ -178,6 +181,7 @@ def limited_and_scored(*, out: str) -> int:
     return run.state.step
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks.outcomes(ranks.start(2, limited_and_scored, out=str(tmp_path / "run")))
     assert [outcome.status for outcome in found] == [0, 0]
@@ -193,6 +197,7 @@ def answering(*, out: str) -> None:
                 time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_rank_0_answers_a_signal_and_the_others_in_their_logs(ranks: Ranks, tmp_path: Path) -> None:
     first, second = refused(ranks, 2, answering, out=str(tmp_path / "run"))
     assert first.status == second.status == 143
@@ -210,6 +215,7 @@ def told_on_one(*, out: str) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) -> None:
     first, _ = refused(ranks, 2, told_on_one, out=str(tmp_path / "run"))
     assert first.status == 143
@@ -249,6 +255,7 @@ def plainly(**changes: Any) -> None:
     world_runs.built(**changes)
 
 
+@pytest.mark.fast("3-changes0-3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly")
 @pytest.mark.parametrize(
     ("size", "changes", "said"),
     [
@@ -267,6 +274,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(
     assert said in outcomes[0].text
 
 
+@pytest.mark.slow
 def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
     settings = {"micro_batch_size": None, "out": str(tmp_path / "run")}
     ranks(4, world_runs.trained, **settings, stop_after="5 steps")
@@ -291,6 +299,7 @@ def diverging(*, out: str) -> None:
     world_runs.built(out=out, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps").train()
 
 
+@pytest.mark.slow
 def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
     refused(ranks, 2, diverging, out=str(tmp_path / "run"))
     kept = sorted(path.name for path in (tmp_path / "run" / "crash").iterdir())

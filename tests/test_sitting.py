@@ -88,6 +88,7 @@ def test_a_finished_run_has_no_note_of_another_machine(tmp_path: Path, monkeypat
 
 
 # after 7 steps nothing is due; after 8 a checkpoint, 9 a record, 15 a record and scores; 26 is the end
+@pytest.mark.fast("6", "25")
 @pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 25])
 def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
     with small_runs.build(tmp_path / "run") as run:
@@ -726,6 +727,7 @@ def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_thread_are_taken(tmp_path):
     alone = small_runs.build(tmp_path / "alone")
     alone.train()

@@ -15,7 +15,7 @@ import torch
 
 import surefoot as sf
 from forked import Forked
-from on_ranks import forks
+from ranks import forks
 from small_runs import build
 from two_machines import ADDRESSES, Machines, two_machines
 from waiting import HANG_S, wait_until
@@ -91,6 +91,7 @@ def is_one_run_of_both(told_by_each: list[Any], program: str) -> None:
     assert (Path(program).parent / "run" / "checkpoints" / "step-00000013").is_dir()
 
 
+@pytest.mark.slow
 @forks
 def test_srun_alone(machines: Machines, program: str, tmp_path: Path) -> None:
     said = [tmp_path / f"said-{place}" for place in range(2)]

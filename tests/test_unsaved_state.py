@@ -685,6 +685,7 @@ def broken_on_ranks(out: str, parallel: str, where: str) -> str:
     return ""
 
 
+@pytest.mark.fast("ddp-model", "fsdp-loss")
 @pytest.mark.parametrize("where", ["model", "loss"])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_pass_that_fails_on_ranks_fails_in_the_step_with_its_own_error(
@@ -730,6 +731,7 @@ def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_p
         assert all(torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True))
 
 
+@pytest.mark.fast("ddp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
     cases = [

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from module_protocols import WIDTH, Cloning, Quantised, Transposed, TwoKeys, equal_bits
-from on_ranks import forks, on_ranks
+from ranks import forks, on_ranks
 from surefoot.errors import CheckpointError
 
 pytestmark = forks
@@ -59,6 +59,7 @@ def nets(parallel: str) -> nn.Module:
     return nn.Sequential(*own, Counting(), Quantised(), nn.Linear(WIDTH, WIDTH))
 
 
+@pytest.mark.fast("fsdp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(parallel: str, tmp_path: Path) -> None:
     def train(rank: int) -> None:

@@ -357,6 +357,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [pytest.param("idle", marks=pytest.mark.slow), "saving"])
 def test_the_interpreter_ends_by_itself_and_finishes_the_save_in_flight(state: str, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", _EXIT, str(tmp_path), state], timeout=HANG_S, check=False)

@@ -223,6 +223,7 @@ def test_a_comparison_tells_what_is_shared_what_differs_and_nothing_of_the_test_
         assert (whole / f"comparison.{suffix}").stat().st_size > 0
 
 
+@pytest.mark.fast("15-143")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, number: int, status: int) -> None:
     with begun(*SLOW, "--step-s", "0.2", "--jobs", "2", "--out", "stopped") as parent:
@@ -237,6 +238,7 @@ def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, n
         assert int(weights(run)[""].removeprefix("step-")) == steps_of(run) > 0
 
 
+@pytest.mark.slow
 def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_never(here: Path) -> None:
     grid = ["program.py:build", "--vary", "optimizer.lr=0.01,0.02", "--length", "2 steps", "--out", "again"]
     compare(*grid)
@@ -249,6 +251,7 @@ def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_nev
     assert sittings(here / "again" / "lr=0.01") == 1
 
 
+@pytest.mark.slow
 def test_what_ends_a_process_after_it_has_said_that_it_finished_is_no_failure(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +298,7 @@ def test_seeds_go_on_from_the_seed_of_the_run_whoever_has_set_it(here: Path) -> 
     assert not any("shared" in note for note in found["notes"])  # there are no two of one seed
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare(
         *("program.py:build", "--optimizer.name", "sgd", "--variant", "optimizer.lr=0.01"),
@@ -311,6 +315,7 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
     assert "out of memory" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare("program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths")
     assert "not shared: the initial weights" in found["notes"]

@@ -103,6 +103,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
     assert sf.load("runs/stopped").panels() is not None
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--data.path=text.txt", *SETTINGS["gpt"][1:], "--out=runs/wrong", "--precision=fp32"]
     main(["train", "gpt", *settings, "--length=120 steps", "--log-every=1 steps", "--optimizer.lr=1e-9"])

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from forked import Forked
-from on_ranks import forks
-from ranks import Ranks
+from ranks import Ranks, forks
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.sinks import records

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fake_slurm import Job, installed, submitted
+from ranks import forks, on_ranks
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main
 from surefoot.cli.submit import Training
@@ -135,31 +135,20 @@ def test_what_is_called_after_a_requeue_is_the_same_command() -> None:
     assert training.checkpoint().function == training
 
 
-def forked_ranks(ranks: int, arguments: list[str], environment: Callable[[int], dict[str, str]]) -> None:
-    """A command line in so many processes, to their good end."""
-    pids = []
-    for rank in range(ranks):
-        pids.append(os.fork())
-        if pids[-1] == 0:
-            os.environ.update(environment(rank))
-            try:
-                main(arguments)
-                os._exit(0)
-            finally:
-                os._exit(1)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * ranks
-
-
 def of_two(rank: int) -> dict[str, str]:
     numbers = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 29517}
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
 
 
+@forks
 @pytest.mark.slow
 def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys) -> None:
     main(["submit", "program.py:build", *TWO, "--pause-s", "0.05"])
     job = submitted(cluster / "slurm", capsys.readouterr().out)
-    forked_ranks(2, ["train", "program.py:build", "--out", "left-alone"], of_two)
+    assert on_ranks(2, lambda _: main(["train", "program.py:build", "--out", "left-alone"]), environment=of_two) == [
+        0,
+        0,
+    ]
     assert wait_until(lambda: Path("run/metrics.jsonl").exists())
     job.signal_tasks(signal.SIGTERM)
     job.wait()
@@ -170,6 +159,7 @@ def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys
     assert weights(Path("run")) == weights(Path("left-alone"))
 
 
+@forks
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves the job to itself
 def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
@@ -189,7 +179,10 @@ def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
         ]
     )
     job = Job(cluster, int(capsys.readouterr().out.split()[2].rstrip(":")))
-    forked_ranks(2, ["train", "program.py:build", "--out", "left-alone"], of_two)
+    assert on_ranks(2, lambda _: main(["train", "program.py:build", "--out", "left-alone"]), environment=of_two) == [
+        0,
+        0,
+    ]
     assert wait_until(lambda: Path("run/metrics.jsonl").exists())
     os.kill(job.number, signal.SIGTERM)
     assert wait_until(lambda: os.waitpid(job.number, os.WNOHANG)[0] != 0)

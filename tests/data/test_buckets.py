@@ -187,6 +187,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_bat
             sf.update(step)
 
 
+@pytest.mark.fast("7")
 @pytest.mark.parametrize("stopped_at", [1, 7, 13])
 def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_at: int, tmp_path: Path) -> None:
     whole = built(tmp_path / "whole")

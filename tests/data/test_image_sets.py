@@ -335,6 +335,7 @@ def test_a_path_that_is_no_directory_is_told(path: str, says: str, tmp_path: Pat
         load_images(tmp_path / path)
 
 
+@pytest.mark.slow
 @needs("fashion-mnist")
 def test_fashion_mnist_is_read_whole() -> None:
     found = load_images(DATA / "fashion-mnist")
@@ -344,6 +345,7 @@ def test_fashion_mnist_is_read_whole() -> None:
     assert found.std == pytest.approx((0.3530,), abs=5e-4)
 
 
+@pytest.mark.slow
 @needs("cifar10")
 def test_a_tree_of_real_jpegs_is_read(tmp_path: Path) -> None:
     with tarfile.open(DATA / "cifar10" / "cifar10-jpeg-subset.tar.gz") as archive:

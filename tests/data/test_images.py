@@ -134,6 +134,7 @@ def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
         Images(wrong, np.zeros(3), mean=(0.5,), std=(0.5,))
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("killed_at", [1, 3, 5])
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: int, tmp_path: Path) -> None:
     def trained(out: Path, stop_after: str | None) -> dict[str, torch.Tensor]:

@@ -232,6 +232,7 @@ def test_shards_below_the_directory_that_is_read_are_gone_on_with(tmp_path: Path
     assert "undamaged: nothing to do" in said[-1]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
     inputs: list[Path], tmp_path: Path
 ) -> None:

@@ -213,6 +213,7 @@ def test_workers_end_when_the_run_is_killed(tmp_path):
     assert wait_until(lambda: all(ended(pid) for pid in pids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", ["pass", *(pytest.param(body, marks=pytest.mark.slow) for body in ("sys.exit(3)", "raise ValueError(3)"))]
 )
@@ -238,6 +239,7 @@ LEFT = """
 """
 
 
+@pytest.mark.slow
 def test_what_a_worker_inherits_is_not_its_to_end(tmp_path):
     process, pids = started(tmp_path, "print(feed.micro_batches(1)[0].batch, gc.isenabled())", first=LEFT.strip())
     with process:

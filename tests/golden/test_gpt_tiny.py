@@ -31,6 +31,7 @@ def text() -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.fast("modern")
 @pytest.mark.parametrize("family", GOLDEN)
 def test_the_first_losses_are_what_they_were(family: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(text())

@@ -25,6 +25,7 @@ DIGITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", GOLDEN)
 def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
     for language, names in DIGITS.items():

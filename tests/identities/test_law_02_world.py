@@ -29,6 +29,7 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
     return [step[name] for step in found["steps"]]
 
 
+@pytest.mark.fast("adamw-2-4")
 @pytest.mark.parametrize(("size", "micro_batch_size"), SPLITS)
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
@@ -52,6 +53,7 @@ def test_in_float32_the_first_gradients_are_equal_to_1e_6(ranks: Ranks) -> None:
             torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
     settings = {"optimizer": "sgd", "double": False, "ema": None}
     (alone,) = ranks(1, world_runs.trained, **settings)
@@ -61,6 +63,7 @@ def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks
         assert largest(together["weights"], alone["weights"]) < 1e-5
 
 
+@pytest.mark.slow
 def test_workers_and_when_gradients_are_added_up_change_nothing(ranks: Ranks) -> None:
     (alone,) = ranks(1, world_runs.trained)
     for found in ranks.each(2, world_runs.trained_with, [{"workers": 2}, {"strategy": "every"}]):

@@ -52,6 +52,7 @@ OF_TWO: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.fast("two")
 @pytest.mark.parametrize(
     ("size", "ways"),
     [(1, [{"sharding": {}}]), (2, OF_TWO), (4, [{"sharding": {"replicas": 2, "synchronise": "last"}}])],
@@ -66,6 +67,7 @@ def test_however_a_model_is_spread_it_makes_the_same_run(
             assert_same(together, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["blocks", pytest.param("selective", marks=pytest.mark.slow)])
 def test_sharded_blocks_that_are_computed_again_make_the_same_run(
     ranks: Ranks, alone: dict[str, Any], how: str
@@ -112,6 +114,7 @@ def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(ra
             assert largest(found["weights"], alone[clip]["weights"]) < 1e-9, clip
 
 
+@pytest.mark.slow
 def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks: Ranks, tmp_path: Path) -> None:
     (alone,) = ranks(1, strategy_runs.sampled, out=str(tmp_path / "alone"))
     together = ranks(2, strategy_runs.sampled, sharding={}, out=str(tmp_path / "together"))
@@ -132,12 +135,14 @@ def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks) -> None:
         assert max(largest(together, alone) for together in found) < 1e-9
 
 
+@pytest.mark.slow
 def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_same(ranks: Ranks) -> None:
     for found in ranks(2, strategy_runs.of_gathered_halves):
         assert found["halved"]["model out.weight"].dtype is found["plain"]["model out.weight"].dtype
         assert 0 < largest(found["halved"], found["plain"]) < 0.2
 
 
+@pytest.mark.slow
 def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
     settings = {"optimizer": "sgd", "double": False, "ema": None, "steps": 10}
     (alone,) = ranks(1, strategy_runs.trained, **settings)
@@ -146,6 +151,7 @@ def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks
         assert largest(together["weights"], alone["weights"]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "optimizer"),
     [
@@ -189,6 +195,7 @@ def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(ra
         assert resumed["steps"] == whole[rank]["steps"][4:]
 
 
+@pytest.mark.slow
 def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks) -> None:
     names = [{"name": "sam"}, {"name": "gan"}]
     together = ranks.each(2, world_runs.of_example, names, parallel="fsdp")

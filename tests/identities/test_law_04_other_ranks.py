@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from on_ranks import forks, on_ranks
+from ranks import forks, on_ranks
 from small_runs import FEATURES, Augmented, build
 from surefoot.checkpoint import Disk, Store
 from surefoot.sinks import records
@@ -139,6 +139,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.fast("fsdp-2-fsdp-3")
 @pytest.mark.parametrize(("first", "then"), WAYS, ids=lambda start: "-".join(map(str, start)))
 def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -160,6 +161,7 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)  # Adam amplifies rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [("fsdp", 2), pytest.param(("fsdp", 3), marks=slow), pytest.param(("ddp", 2), marks=slow)],

@@ -7,12 +7,12 @@ the score that early stopping watches, and a value of the user's own that draws 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ranks import Ranks
 from small_runs import outcome
 from zygote import Zygote
 
@@ -20,9 +20,8 @@ SIGKILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as held:
-        yield held
+def zygote(ranks: Ranks) -> Zygote:
+    return Zygote(ranks)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +31,7 @@ def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> d
     return outcome(out)
 
 
+@pytest.mark.fast("10-0", "41-2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "killed_at_pass", [1, 10, 41, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 26, 51))]
@@ -45,6 +45,7 @@ def test_killed_in_a_step_or_inside_an_accumulation_window(
     assert outcome(out) == uninterrupted
 
 
+@pytest.mark.fast("17", "75")
 @pytest.mark.parametrize(
     "operation",
     [1, 3, 17, 24, 47, 75, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 23, 25, 31, 60))],
@@ -69,6 +70,7 @@ def test_several_kills_in_one_run_and_another_number_of_workers_each_time(
     assert outcome(out) == uninterrupted
 
 
+@pytest.mark.slow
 def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "run"
     for after_s in (0.05, 0.2, 0.35, 0.3, 0.25):
@@ -77,6 +79,7 @@ def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str,
     assert outcome(out) == uninterrupted
 
 
+@pytest.mark.fast("0-15-143", "2-2-130")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
@@ -102,6 +105,7 @@ def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygo
     assert outcome(tmp_path / "killed") == expected
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
     """Killed in the evaluation that ends it, in a step, and twice in its last save; once it has stopped it makes no step."""
     stopping = {"watch": "min held-out/loss", "patience": 2, "minimum_improvement": 0.5}

@@ -109,6 +109,7 @@ def counted_by_itself(model: Any, batch: Any) -> sf.Mean:
 EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every": "3 steps", "save_every": "4 steps"}
 
 
+@pytest.mark.fast("micro_batch_size,clip", "optimizer,ema,schedule")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -164,6 +164,7 @@ def test_a_save_killed_before_any_operation_leaves_the_old_or_the_new_checkpoint
             assert_law(scene, scene.disk, saved=True)
 
 
+@pytest.mark.fast("the first")
 @pytest.mark.parametrize("name", [SCENES[0], pytest.param(SCENES[1], marks=pytest.mark.slow), *SCENES[2:]])
 def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_not_flushed(name: str) -> None:
     generator = random.Random(name)
@@ -179,6 +180,7 @@ def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_n
             assert_law(scene, scene.disk.after_power_cut(fate), saved=saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SCENES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCENES[1:3])])
 def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoint(name: str) -> None:
     generator = random.Random(name)
@@ -234,6 +236,7 @@ def damaged_copies(data: bytes) -> Iterator[bytes]:
     yield bytes(len(data))
 
 
+@pytest.mark.fast("model.safetensors", "optimizer.safetensors")
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
 def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str) -> None:
     medium = Medium()
@@ -304,6 +307,7 @@ def forked(work: Callable[[], object]) -> int:
     return child
 
 
+@pytest.mark.fast("another of the same step")
 @posix
 @forks
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_rank_killed_alone_leaves_the_old_checkpoint_where_its_piece_is_not_wr
     assert not ended
 
 
+@pytest.mark.fast("the first-the other first")
 @pytest.mark.parametrize(
     "late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["the other first", "rank 0 first"]
 )

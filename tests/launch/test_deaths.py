@@ -74,6 +74,7 @@ def test_rank_0_that_is_stopped_is_named_too(out: Path, tmp_path: Path) -> None:
     assert "rank 0 (" in errors(group.said)[0]
 
 
+@pytest.mark.slow
 def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path, tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--out", str(out)) as group:
         assert group.wait() == 3

@@ -43,6 +43,7 @@ def theirs(tmp_path: Path) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_a_model_that_transformers_saved_gives_its_logits(tmp_path: Path) -> None:
     there = theirs(tmp_path)
     for place in (tmp_path / "theirs", tmp_path / "theirs" / "model.safetensors"):

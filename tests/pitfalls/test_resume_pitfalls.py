@@ -476,6 +476,7 @@ def test_parameters_frozen_before_a_resume_are_trained_as_the_checkpoint_says(
         assert torch.equal(ours, reference)
 
 
+@pytest.mark.slow
 def test_where_a_run_began_from_may_be_left_out_or_named_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     assert scores["held-out/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_learned_something_answers_the_questions(path: Path) -> None:
     """Eight languages of eight letters each take turns every 200 words: an ending is mostly in the language before it."""
     generator = np.random.default_rng(0)
@@ -152,6 +153,7 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
         trained(config(path, out=str(tmp_path / "run"), **{"data.vocabulary": 280}))
 
 
+@pytest.mark.fast(".")
 @pytest.mark.parametrize("where", [".", "checkpoints/step-00000006", "checkpoints/step-00000006/model.safetensors"])
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     where: str, path: Path, tmp_path: Path

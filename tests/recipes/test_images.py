@@ -313,6 +313,7 @@ def test_a_program_that_came_with_the_run_is_never_run(
         assert "names a program by a relative path, through a link or inside the run" in capsys.readouterr().err
 
 
+@pytest.mark.fast("run/evil.py-as it was", "evil.py-missing")
 @pytest.mark.parametrize("kept", ["as it was", "missing", "of the file"])
 @pytest.mark.parametrize("where", ["run/evil.py", "evil.py"])
 def test_a_network_that_came_with_the_run_is_never_run(
@@ -389,6 +390,7 @@ def test_a_network_of_timm_or_what_to_install(tmp_path: Path) -> None:
         images.build(config(**{"model.name": "timm:resnet18x", "model.width": None}))
 
 
+@pytest.mark.fast("resnet18-cifar-8")
 @pytest.mark.parametrize(
     ("name", "stem", "side"), [("simple_cnn", None, 8), ("resnet18", "cifar", 8), ("resnet18", "imagenet", 32)]
 )
@@ -533,6 +535,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_picture_of_any_size_and_colour_is_named(shades: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("dark", "light"):
         lines = [line.split() for line in said(capsys, str(shades / "run"), str(shades / f"{name}.png")).splitlines()]
@@ -589,6 +592,7 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
         pictures.kept(run)
 
 
+@pytest.mark.slow
 def test_digits_are_learned() -> None:
     """97 % in a third of the time; what the whole preset reaches stands in docs/images.md."""
     quick = {"out": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}

@@ -134,6 +134,7 @@ def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
     assert_close(whole.value, gathered.value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_no_update(folder: Path) -> None:
     plain = {"optimizer.name": "sgd", "optimizer.lr": 0.1}
     whole, cut = (weights(trained(config(folder, micro_batch_size=size, **plain))) for size in (16, 4))
@@ -187,6 +188,7 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
     assert 0 <= ends[0]["test/bleu"] <= 100
 
 
+@pytest.mark.slow
 def test_it_learns_to_translate(folder: Path) -> None:
     changes = {"model.width": 32, "model.hidden": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
     scores = trained(config(folder, length="200 steps", batch_size=32, **changes)).scores()
@@ -197,6 +199,7 @@ def test_it_learns_to_translate(folder: Path) -> None:
 # --- law 5 ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("{'sample_every': '1 steps'}")
 @pytest.mark.parametrize(
     "changes", [{"sample_every": "1 steps"}, {"evaluate_every": "1 steps", "validation_beam": 3}], ids=str
 )
@@ -250,6 +253,7 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_pa
         trained(config(folder, out=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
 
 
+@pytest.mark.slow
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
     first = trained(config(folder, out=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))

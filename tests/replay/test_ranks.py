@@ -41,6 +41,7 @@ def of_rank_1(**changes: Any) -> tuple[Config, int]:
     raise AssertionError
 
 
+@pytest.mark.fast("fsdp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -254,6 +254,7 @@ def test_no_text_turns_round_the_words_after_it(tmp_path: Path) -> None:
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
 
 
+@pytest.mark.slow
 def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path) -> None:
     values = {f"value {n}": 1.0 for n in range(200)}
     told: list[dict[str, Any]] = []

@@ -67,6 +67,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert labels(again) == ["width=8", "width=16"]
 
 
+@pytest.mark.slow
 def test_the_picture_has_the_same_bytes_each_time(runs: list[Path], tmp_path: Path) -> None:
     drawn = charts(read_reported_run(runs[0]))[:2]
     first = [file.read_bytes() for file in draw(drawn, tmp_path / "one", title="slow")]

@@ -236,7 +236,8 @@ def loss(model, batch):
 
 build(loss=loss, length="2000 steps", check_state=False).train()
 """
-ENDLESS_STEP = SLEEPING_STEP.replace("sleep(3)", "sleep(10_000)")
+# one that runs handlers, and says each time that it has
+ENDLESS_STEP = SLEEPING_STEP.replace("time.sleep(3)", "exec(\"while True: time.sleep(0.01); mark('awake')\")")
 
 SHORT_STEPS = """
 def loss(model, batch):
@@ -368,6 +369,8 @@ def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(
     assert wait_until((tmp_path / "begun").exists)
     process.press(b"\x03")
     process.until("finishing this step")
+    (tmp_path / "awake").unlink(missing_ok=True)
+    assert wait_until((tmp_path / "awake").exists)  # or both would be one signal: Python's handlers do not count
     process.press(b"\x03")
     assert process.end() == 130
     assert "Ctrl-C again: ending at once; the newest checkpoint is of step 0" in " ".join(process.screen.lines)

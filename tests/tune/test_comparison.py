@@ -227,6 +227,7 @@ def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:
     assert json.loads(as_json(compared([run("a", [(10, float("inf"))])])))["variants"][0]["best"] is None
 
 
+@pytest.mark.slow
 def test_the_same_comparison_gives_the_same_picture(tmp_path: Path) -> None:
     found = compared([run(f"lr={place}") for place in range(9)] + [run("none", [])])
     files = [file.read_bytes() for name in "ab" for file in draw(found, tmp_path / name)]

@@ -190,6 +190,7 @@ def flat() -> RangeTest:
     return judged(RATES, np.full(len(RATES), 2.3), end="highest")
 
 
+@pytest.mark.fast("fall")
 @pytest.mark.parametrize(
     "found",
     [

@@ -40,6 +40,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return files
 
 
+@pytest.mark.slow
 def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path) -> None:
     other = drawn(tmp_path / "two" / "other.svg")
     assert [path.name for path in (*one, *other)] == ["one.png", "one.svg", "other.png", "other.svg"]

@@ -44,6 +44,7 @@ class Made:
         return [trial.state.name for trial in self.search.study.get_trials()]
 
 
+@pytest.mark.fast("random")
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_search_that_is_cut_anywhere_tries_what_it_would_have_tried(tmp_path: Path, sampler: str) -> None:
     (tmp_path / "whole").mkdir()

@@ -486,6 +486,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     assert re.search(r"environment.json tells of no sitting that went on from step \d+", lost.text)
 
 
+@pytest.mark.fast("loss scale and quantile")
 @pytest.mark.parametrize(
     "changes",
     [
