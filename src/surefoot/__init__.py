@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefoot import beam, checkpoint, data, generate, losses, models, scaling
     from surefoot.checkpoint.gpt2 import load_gpt2, save_gpt2
-    from surefoot.checks import check_settings
     from surefoot.classification import Classified, classification_scores, classified, top_k_accuracy
     from surefoot.config.strategy import ddp, fsdp
     from surefoot.data.augmentation import Augmentation
@@ -141,7 +140,6 @@ __all__ = [
     "adamw",
     "adamw8bit",
     "beam",
-    "check_settings",
     "checkpoint",
     "choice_accuracy",
     "classification_panels",
@@ -222,7 +220,6 @@ __all__ = [
 _HOME = {
     "errors": ("CheckpointError", "ConfigError", "DataError", "DivergedError", "RankLostError", "SurefootError"),
     "checkpoint.gpt2": ("load_gpt2", "save_gpt2"),
-    "checks": ("check_settings",),
     "config.strategy": ("ddp", "fsdp"),
     "classification": ("Classified", "classification_scores", "classified", "top_k_accuracy"),
     "data.augmentation": ("Augmentation",),
