@@ -38,7 +38,7 @@ from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.scoring import Scoring
 from surefoot.seeding import stream_key
 from surefoot.shardable import gathered
-from surefoot.sinks import RankLog, screen
+from surefoot.sinks import RankLog, Screen, screen
 from surefoot.sinks.tracking.names import trackers_of
 from surefoot.snapshot import Whole
 from surefoot.stopping import Watch, watched
@@ -63,13 +63,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Models:
-    """The models, and how each is trained."""
+    """The models, how they compute, and how each is trained."""
 
     by_name: dict[str, nn.Module]
+    precision: Precision
+    compiling: Compiling
+    parallel: Strategy
     decisions: dict[str, Decided]  # parameter groups
     architecture: dict[str, str]
     recomputed: str | None  # which blocks, in words
     notes: list[str]
+    fsdp: Fsdp | None = None  # what has sharded them
 
 
 def build(settings: RunSettings) -> Parts:
@@ -82,52 +86,14 @@ def build(settings: RunSettings) -> Parts:
     plan = plan_data(settings, world)
     log = None if world.is_main else RankLog()
     console = screen(plan.times.length.steps, log) if settings.console else None
-    models = build_models(settings, plan.supply)
-    precision, compiles = chosen_precision(settings.precision, world.device), compiling(settings.compile)
-    check_first_batch(settings, models, plan.supply, parallel, precision)
-    fsdp, models = shard_models(models, plan.supply, parallel)
-    clip = clipping(settings.clip)
-    state = assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
+    models = build_models(settings, world, parallel, plan)
+    check_first_batch(settings, models, plan.supply)
+    models = shard_models(models, plan.supply)
+    state = build_state(settings, models, world)
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
             console.say(f"note: {line}")
-    laid = layout(settings.channels_last, [*state.models.values(), *(each.model for each in state.averages.values())])
-    task = wrap_models(settings, state, plan, parallel, precision, compiles, fsdp)
-    directory = None if settings.out is None else RunDirectory(Path(settings.out))
-    options: dict[str, Any] = {"keep_last": settings.keep_last, "disk": settings.disk, "console": console}
-    return Parts(
-        settings=settings,
-        task=task,
-        whole=Whole(state, precision, plan.watch, plan.lowering),
-        supply=plan.supply,
-        scoring=Scoring(
-            state,
-            plan.supply,
-            splits=settings.evaluate or {},
-            loss=settings.loss,
-            precision=precision,
-            compiling=compiles,
-            ranks=task.ranks,
-        ),
-        timetable=plan.times,
-        schedule=plan.schedule,
-        world=world,
-        parallel=parallel,
-        compiling=compiles,
-        layout=laid,
-        described=run_identity(settings, plan, models, state, precision, compiles, laid),
-        architecture=models.architecture,
-        scored={name: fingerprint(split.dataset) for name, split in (settings.evaluate or {}).items()},
-        directory=directory,
-        saving=None if directory is None else Saving(directory, plan.times, world=world, **options),
-        console=console,
-        rank_log=log,
-        computed_again=models.recomputed,
-        files=checked_files(settings.files or {}),
-        example=settings.example,
-        trackers=trackers_of(settings.trackers, out=settings.out),
-        accept_change=change_names(settings.accept_change),
-    )
+    return assemble(settings, plan, models, state, console, log)
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:
@@ -151,39 +117,38 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     samples_per_epoch, samples_per_step = ordering.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
     schedule = (settings.schedule or constant()).resolved(times.length)
-    for name, split in (settings.evaluate or {}).items():
+    splits = settings.evaluate or {}
+    for name, split in splits.items():
         check_split(name, split.dataset, seed=seed)
-    steering = [name for name, split in (settings.evaluate or {}).items() if not split.at_end]
+    steering = [name for name, split in splits.items() if not split.at_end]
     watch = watched(settings.best, settings.early_stopping, splits=steering)
     lowering = feedback(settings.plateau, settings.early_stopping, splits=steering)
     supply = Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate)
     return Plan(supply, times, schedule, watch, lowering)
 
 
-def build_models(settings: RunSettings, supply: Supply) -> Models:
+def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
     """Build the models under the run's seed, with rank 0's weights, and decide who is trained how. Collective."""
-    optimizer, world = settings.optimizer, supply.world
-    models = assembly.built_models(
-        settings.model, seed=settings.seed, device=world.device, fp8=settings.precision == "fp8"
-    )
+    optimizer, fp8 = settings.optimizer, settings.precision == "fp8"
+    models = assembly.built_models(settings.model, seed=settings.seed, device=world.device, fp8=fp8)
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if settings.sync_batch_norm:
-        models, more = assembly.with_synchronised_norms(models, supply.sizes, world)
+        models, more = assembly.with_synchronised_norms(models, plan.supply.sizes, world)
         notes += more
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
     architecture = {name: assembly.printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
     if how != "off":  # after averages have copied the models: these compute no gradient
         recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
-    return Models(models, decisions, architecture, recomputed, notes)
+    precision, compiles = chosen_precision(settings.precision, world.device), compiling(settings.compile)
+    return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 
-def check_first_batch(
-    settings: RunSettings, models: Models, supply: Supply, parallel: Strategy, precision: Precision
-) -> None:
+def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> None:
     """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
-    world, is_sharded = supply.world, parallel.kind == "fsdp"
+    world, parallel = supply.world, models.parallel
+    is_sharded = parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
         return
     by_itself = [part for model in models.by_name.values() for part in gathered(model, parallel)] if is_sharded else ()
@@ -191,62 +156,90 @@ def check_first_batch(
         models.by_name,
         settings.loss,
         supply.first(),
-        precision=precision,
+        precision=models.precision,
         world=world,
         allow_unused=parallel.unused,
         gathered=by_itself,
     )
 
 
-def shard_models(models: Models, supply: Supply, parallel: Strategy) -> tuple[Fsdp | None, Models]:
-    """Spread the models over the ranks, if that was asked for; how each is trained is then about the rank's own part. Collective."""
+def shard_models(models: Models, supply: Supply) -> Models:
+    """Spread the models over the ranks, if that was asked for: each is then trained as far as a rank holds it. Collective."""
+    parallel, nominal = models.parallel, float(supply.sizes.batch_size)
     if parallel.kind != "fsdp" or supply.world.on_paper:
-        return None, models
-    nominal = float(supply.sizes.batch_size)
+        return models
     fsdp, decisions = assembly.spread_models(
         models.by_name, models.decisions, world=supply.world, parallel=parallel, nominal=nominal
     )
-    return fsdp, replace(models, decisions=decisions)
+    return replace(models, decisions=decisions, fsdp=fsdp)
 
 
-def wrap_models(
-    settings: RunSettings,
-    state: State,
-    plan: Plan,
-    parallel: Strategy,
-    precision: Precision,
-    compiles: Compiling,
-    fsdp: Fsdp | None,
-) -> Task:
-    """What a step computes with: the models as the loss calls them, compiled and shared with the other ranks."""
+def build_state(settings: RunSettings, models: Models, world: World) -> State:
+    """Build optimizers and averages: all that steps change."""
+    clip = clipping(settings.clip)
+    return assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
+
+
+def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
+    """Compile the models and share them with the other ranks: what a step computes with."""
     ranks, called = spread(
         state.models,
-        compiled(state.models) if compiles.on else state.models,
+        compiled(state.models) if models.compiling.on else state.models,
         world=plan.supply.world,
-        parallel=parallel,
+        parallel=models.parallel,
         nominal=float(plan.supply.sizes.batch_size),
-        fsdp=fsdp,
+        fsdp=models.fsdp,
     )
     return Task(
         forward=called["model"] if list(called) == ["model"] else called,
         loss=settings.loss,
         key=stream_key(settings.seed, "train"),
-        precision=precision,
+        precision=models.precision,
         factors=plan.schedule.factors(plan.times.length),
         settings=settings,
         ranks=ranks,
     )
 
 
-def run_identity(
-    settings: RunSettings,
-    plan: Plan,
-    models: Models,
-    state: State,
-    precision: Precision,
-    compiles: Compiling,
-    laid: Layout,
-) -> dict[str, Any]:
+def assemble(
+    settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
+) -> Parts:
+    """Put the components together."""
+    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
+    averaged = [average.model for average in state.averages.values()]
+    laid = layout(settings.channels_last, [*state.models.values(), *averaged])
+    task = wrap_models(settings, plan, models, state)
+    more: dict[str, Any] = {"precision": precision, "compiling": models.compiling, "ranks": task.ranks}
+    directory = None if settings.out is None else RunDirectory(Path(settings.out))
+    own: dict[str, Any] = {"disk": settings.disk, "console": console, "world": supply.world}
+    return Parts(
+        settings=settings,
+        task=task,
+        whole=Whole(state, precision, plan.watch, plan.lowering),
+        supply=supply,
+        scoring=Scoring(state, supply, splits=splits, loss=settings.loss, **more),
+        timetable=times,
+        schedule=plan.schedule,
+        world=supply.world,
+        parallel=models.parallel,
+        compiling=models.compiling,
+        layout=laid,
+        described=run_identity(settings, plan, models, state, laid),
+        architecture=models.architecture,
+        scored={name: fingerprint(split.dataset) for name, split in splits.items()},
+        directory=directory,
+        saving=None if directory is None else Saving(directory, times, **own),
+        console=console,
+        rank_log=log,
+        computed_again=models.recomputed,
+        files=checked_files(settings.files or {}),
+        example=settings.example,
+        trackers=trackers_of(settings.trackers, out=settings.out),
+        accept_change=change_names(settings.accept_change),
+    )
+
+
+def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout) -> dict[str, Any]:
     """What makes it this run and no other, as it is compared at a resume: settings as they were resolved, and the data."""
     times, supply, lowering = plan.times, plan.supply, plan.lowering
     plateau = None
@@ -254,28 +247,23 @@ def run_identity(
         split = (settings.evaluate or {})[lowering.plateau.score.split("/")[0]]
         every = times.every["evaluate_every"].described()
         plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": fingerprint(split.dataset)}
+    optimizers = {name: _optimizer(each, state.trained[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
         "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
         **supply.sizes.described(),
-        "optimizer": _optimizers(models.decisions, state),
+        "optimizer": optimizers["model"] if list(optimizers) == ["model"] else optimizers,
         "schedule": plan.schedule.described(),
         "plateau": plateau,
-        "precision": precision.name,
+        "precision": models.precision.name,
         "channels_last": laid.channels_last,
-        "compile": compiles.on,
+        "compile": models.compiling.on,
         "settings": json_settings(settings.settings or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
-
-
-def _optimizers(decisions: Mapping[str, Decided], state: State) -> dict[str, Any]:
-    """Names and settings of the optimizers; by model if there are several."""
-    found = {name: _optimizer(decision, state.trained[name].optimizer) for name, decision in decisions.items()}
-    return found["model"] if list(found) == ["model"] else found
 
 
 def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:

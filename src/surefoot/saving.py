@@ -28,19 +28,12 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self,
-        directory: RunDirectory,
-        times: Timetable,
-        *,
-        keep_last: int,
-        disk: Files,
-        console: Screen | None,
-        world: World,
+        self, directory: RunDirectory, times: Timetable, *, disk: Files, console: Screen | None, world: World
     ) -> None:
         self.world = world
         self.store = Store(
             directory.checkpoints,
-            keep_last=keep_last,
+            keep_last=times.settings.keep_last,
             keep_every=self._is_kept,
             guard=directory.refuse_links,
             disk=disk,

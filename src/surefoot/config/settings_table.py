@@ -1,4 +1,4 @@
-"""The table of all settings in docs/settings.md, made of the fields. To write it anew: `python -m surefoot.config.settings_table FILE`."""
+"""The table of all settings in docs/settings.md, made of the fields: `python docs/write_settings.py` writes it anew."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import ast
 import dataclasses
 import inspect
 import re
-import sys
 import textwrap
-from pathlib import Path
 
 from surefoot.config.train_settings import Declared
 
@@ -46,9 +44,6 @@ def settings_table(kind: type[Declared]) -> str:
     return _HEAD + "".join(rows)
 
 
-if __name__ == "__main__":
-    from surefoot import Run
-
-    file = Path(sys.argv[1])
-    text = re.sub(re.escape(_HEAD) + r"(\|.*\n)*", lambda _: settings_table(Run), file.read_text())
-    file.write_text(text)
+def with_table(text: str, kind: type[Declared]) -> str:
+    """A page with the table of a class in the place of the one that it has."""
+    return re.sub(re.escape(_HEAD) + r"(\|.*\n)*", lambda _: settings_table(kind), text)

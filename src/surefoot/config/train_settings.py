@@ -29,13 +29,6 @@ _ANY_LENGTH = Length(
 )  # whether a text is a duration depends on none
 
 
-@dataclass(frozen=True)
-class Default:
-    """Another default for an inherited setting."""
-
-    value: Any
-
-
 def setting(
     default: Any = MISSING,
     *,
@@ -70,7 +63,7 @@ def setting(
 
 def default(value: Any) -> Any:
     """Give an inherited setting another default; its check, text and role stay."""
-    return Default(value)
+    return dataclasses.field(default=value)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -81,12 +74,13 @@ class Declared:
         inherited = {field.name: field for field in dataclasses.fields(cls)}
         for name, annotation in inspect.get_annotations(cls).items():
             own, where = cls.__dict__.get(name), f"{cls.__name__}.{name}"
-            if isinstance(own, Default) and name in inherited and annotation == inherited[name].type:
-                setattr(cls, name, dataclasses.field(default=own.value, metadata=inherited[name].metadata))
-            elif isinstance(own, Default) or name in inherited:
-                raise TypeError(f"{where}: of an inherited setting only the default may change, by default(...)")
-            elif not isinstance(own, dataclasses.Field) or "role" not in own.metadata:
+            is_declared = isinstance(own, dataclasses.Field) and "role" in own.metadata
+            if name not in inherited and not is_declared:
                 raise TypeError(f"{where} is not declared by setting(...): what would a resume do with it?")
+            if name in inherited:
+                if is_declared or not isinstance(own, dataclasses.Field) or annotation != inherited[name].type:
+                    raise TypeError(f"{where}: of an inherited setting only the default may change, by default(...)")
+                own.metadata = inherited[name].metadata
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__ and name in {field.name for field in dataclasses.fields(self)}:
@@ -113,9 +107,6 @@ def ordered(kind: type[T]) -> type[T]:
     kind.__dataclass_fields__ = {name: fields[name] for name in order}  # type: ignore[attr-defined]
     kind.__signature__ = signature.replace(parameters=[signature.parameters[name] for name in order])  # type: ignore[attr-defined]
     return kind
-
-
-# --- what the fields say ----------------------------------------------------------------------------------------------
 
 
 def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
@@ -167,9 +158,6 @@ def problems_of(settings: Declared) -> list[str]:
                 problem = str(wrong)
         problems += [] if problem is None else [problem]
     return problems
-
-
-# --- checks of single settings ----------------------------------------------------------------------------------------
 
 
 def at_least(limit: int, what: str) -> Check:
@@ -233,9 +221,6 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
         "  write it as 'norm 1.0' (of all of it), 'value 0.5' (of each number), 'adaptive 0.01' (of each unit, as a fraction\n"
         "  of its weights), 'auto 0.9' (of all of it, that quantile of the last 100 norms) or 'off'"
     )
-
-
-# --- the list ---------------------------------------------------------------------------------------------------------
 
 
 @ordered
