@@ -139,7 +139,7 @@ def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpoint", ["newest", 2, "4"])
 def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weights: Any, checkpoint: Any) -> None:
     step = 4 if checkpoint == "newest" else int(checkpoint)
-    found = sf.checkpoint.Store(of_script / "checkpoints").at(step).files["model" if weights == "trained" else "ema"]
+    found = sf.checkpoint.Store(of_script / "checkpoints").at(step).tensors("model" if weights == "trained" else "ema")
     own = linear()
     model = sf.load(of_script).load_model(own, checkpoint=checkpoint, weights=weights)
     assert model is own

@@ -106,6 +106,13 @@ def test_errors_and_configuration_are_free_of_torch(tmp_path: Path) -> None:
     assert "torch" not in probed(code, tmp_path)["heavy"]
 
 
+def test_a_saved_run_is_read_and_diagnosed_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')
+    reading = "run = surefoot.load('.'); run.step, run.status, run.settings, run.metrics, run.records(), run.panels(), run.diagnose()"
+    assert "torch" not in probed(f"import surefoot; {reading}; run.report()", tmp_path)["heavy"]
+    assert (tmp_path / "report.html").exists()
+
+
 def test_the_public_names_are_all_there() -> None:
     import surefoot
 
