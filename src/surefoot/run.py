@@ -224,7 +224,7 @@ class Run:
 
         log = None if world.is_main else RankLog()
         said = screen(times.length.steps, log) if console else None
-        models = assembly.built_models(model, seed=seed, device=place, fp8=precision == "fp8")
+        models = assembly.built_models(model, seed=seed, device=place, precision=precision)
         equal_from_main(models, world)
         notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
         if sync_batch_norm:

@@ -14,7 +14,8 @@ from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
 
 if TYPE_CHECKING:
-    OptimizerName = ShapeName = str
+    OptimizerName = str
+    ShapeName = str
 else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
