@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot import fp8
+from surefoot import precision as formats
+from surefoot.checkpoint import Store
 
 SHAPE = sf.models.GPTShape(2, 2, 32, 16, 48, family="gpt2")  # whose head does not begin at zero
 
@@ -44,7 +46,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU may do what only some GPUs can; torchao emulates it there."""
     pytest.importorskip("torchao", reason="torchao is not installed: pip install surefoot[fp8]")
-    monkeypatch.setattr("surefoot.precision._refuse_fp8", lambda device: None)
+    monkeypatch.setitem(formats.FORMATS, "fp8", replace(formats.FORMATS["fp8"], refuse=None))
 
 
 def test_a_device_that_does_not_multiply_in_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +66,14 @@ def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(fp8, "import_module", absent)
+    monkeypatch.setattr(formats, "import_module", absent)
     with pytest.raises(sf.ConfigError, match=r"needs torchao.*\n.*pip install surefoot\[fp8\]"):
-        fp8.with_fp8(sf.models.GPT(SHAPE), torch.device("cpu"))
+        formats.with_fp8(sf.models.GPT(SHAPE), torch.device("cpu"))
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match=r"Sequential has no hidden nn\.Linear whose sizes are multiples of 16"):
-        fp8.with_fp8(nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 16)), torch.device("cpu"))
+        formats.with_fp8(nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 16)), torch.device("cpu"))
 
 
 @pytest.mark.slow  # torchao takes seconds to import
@@ -80,7 +82,7 @@ class TestEmulated:
     def test_hidden_layers_are_taken_and_nothing_else(self, emulated: None) -> None:
         model = sf.models.GPT(SHAPE)
         before = dict(model.named_parameters())
-        fp8.with_fp8(model, torch.device("cpu"))
+        formats.with_fp8(model, torch.device("cpu"))
         kinds = {name: type(part).__name__ for name, part in model.named_modules() if isinstance(part, nn.Linear)}
         assert {name for name, kind in kinds.items() if kind == "Linear"} == {"head"}
         after = dict(model.named_parameters())

@@ -16,7 +16,6 @@ from surefoot.batch_statistics import BatchStatistics
 from surefoot.batching import Batching
 from surefoot.config.strategy import Strategy
 from surefoot.errors import ConfigError, first_line
-from surefoot.fp8 import with_fp8
 from surefoot.loop import State
 from surefoot.optim import sharding
 from surefoot.optim.build import Built, Decided, Trained, limited, trained_by
@@ -27,6 +26,8 @@ from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.registry import kind_named, kind_of
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.optim.trainable import Trainable
+from surefoot.plateau import Plateau
+from surefoot.precision import FORMATS
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.sharding import holders
@@ -40,11 +41,11 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def built_models(
-    model: Model | Mapping[str, Model], *, seed: int, device: torch.device, fp8: bool = False
+    model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> dict[str, nn.Module]:
     """The models by name ("model" where there is one), on their device; a callable is called under the run's seed.
 
-    With `fp8` their linear layers multiply in 8 bits.
+    They are converted where the number format needs that.
     """
     named = model if isinstance(model, Mapping) else {"model": model}
     key = stream_key(seed, "model")
@@ -63,7 +64,8 @@ def built_models(
                 f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
                 "  pass one batch through it before it is returned"
             )
-        built[name] = with_fp8(found, device).to(device) if fp8 and device.type != "meta" else found.to(device)
+        convert = FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
+        built[name] = (found if convert is None else convert(found, device)).to(device)
     return built
 
 

@@ -129,8 +129,8 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
     """Build the models under the run's seed, with rank 0's weights, and decide who is trained how. Collective."""
-    optimizer, fp8 = settings.optimizer, settings.precision == "fp8"
-    models = assembly.built_models(settings.model, seed=settings.seed, device=world.device, fp8=fp8)
+    optimizer, precision = settings.optimizer, settings.precision
+    models = assembly.built_models(settings.model, seed=settings.seed, device=world.device, precision=precision)
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if settings.sync_batch_norm:

@@ -17,8 +17,7 @@ from surefoot.memory import peak, tensor_bytes
 from surefoot.on_paper import OnPaper
 from surefoot.optim.clipping import clear
 from surefoot.parts import Parts
-
-_NARROW = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+from surefoot.precision import FORMATS
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = Fa
     loss that cannot be computed without numbers.
     """
     batch, samples = _first_batch(parts, rows)
-    narrow = torch.bfloat16 if weights_narrow else _NARROW.get(parts.whole.precision.name)
+    narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.whole.precision.name].autocast
     clear(parts.state.parameters)
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)

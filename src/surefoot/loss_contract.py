@@ -16,7 +16,7 @@ from surefoot.micro_batch import MicroBatch
 from surefoot.parts import Parts
 from surefoot.train.scratch import preserved
 
-_TOLERANCES = {"fp32": 1e-4, "tf32": 1e-3}  # relative, for sums in float32; narrower formats have 1e-2
+from surefoot.precision import FORMATS
 
 
 def loss_contract(parts: Parts) -> tuple[bool, str]:
@@ -38,7 +38,7 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
             means.append(_mean(parts, one, seed))
             put_back()  # as in a step, of which each micro-batch begins with the same buffers
     together, again, apart = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
-    tolerance = _TOLERANCES.get(parts.whole.precision.name, 1e-2) * max(1.0, abs(together))
+    tolerance = FORMATS[parts.whole.precision.name].tolerance * max(1.0, abs(together))
     if not math.isfinite(together) or abs(together - apart) <= tolerance:
         return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
     if abs(together - again) > tolerance:

@@ -2,25 +2,47 @@
 
 This is the only file that knows a gradient scaler. It does what `torch.amp.GradScaler` does, on the device: that class reads
 its overflow flag on the host in every step (law 12) and passes over the gradients once more than the step has to.
+A new format is an entry of `FORMATS`, and a choice of `precision` in the settings.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from importlib import import_module
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.config.speed_table import CUDA_BF16_FROM
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
+from surefoot.optim.param_groups import hidden_matrices
 
-Name = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # of fp8: all but linear layers
 _FP8_FROM = (8, 9)  # Ada and Hopper
+_FP8_MULTIPLE = 16  # both sizes of a matrix: what the devices' instructions take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One number format; an entry of `FORMATS`."""
+
+    autocast: torch.dtype | None = None
+    """What a forward pass computes in where autocast allows it. None: float32 throughout."""
+    tf32: bool = False
+    """Whether float32 products and convolutions may round to TF32 on CUDA."""
+    scaled: bool = False
+    """Whether gradients need a loss scale."""
+    convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
+    """Changes a model that has just been built, in place. None: models stay as they are."""
+    refuse: Callable[[torch.device], None] | None = None
+    """Raises `ConfigError` for a device that cannot compute in it. None: all can."""
+    tolerance: float = 1e-2
+    """How far, relatively, two sums of the same losses may be apart."""
+    h100_flops: float
+    """Operations per second, dense, by the data sheet of H100 SXM."""
 
 
 @dataclass
@@ -48,13 +70,13 @@ class LossScale:
 class Precision:
     """One number format on one device; weights stay float32 in all of them."""
 
-    name: Name
+    name: str
     device: torch.device
     loss_scale: LossScale | None = None
     open: bool = False  # "auto", until a run begins: see `pace.settle_choices`
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
 
-    def settle(self, name: Name) -> None:
+    def settle(self, name: str) -> None:
         """Compute in this format from now on, if that was left open; else nothing changes."""
         if self.open:
             self.name, self.open = name, False
@@ -70,9 +92,8 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which a forward pass runs."""
-        if self.name in _AUTOCAST:
-            return torch.autocast(self.device.type, dtype=_AUTOCAST[self.name])
-        return self._plain
+        dtype = FORMATS[self.name].autocast
+        return self._plain if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
@@ -80,9 +101,10 @@ class Precision:
         if self.device.type != "cuda":
             yield
             return
+        tf32 = FORMATS[self.name].tf32
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
         try:
             yield
         finally:
@@ -134,24 +156,62 @@ def precision(name: str, device: torch.device) -> Precision:
         if not capable and device.type != "meta":
             return Precision("fp32", device, open=True)
         name = "bf16"
-    match name:
-        case "fp32" | "tf32" | "bf16":
-            if name == "tf32" and device.type not in ("cuda", "meta"):
-                raise ConfigError(
-                    f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32"
-                )
-            return Precision(name, device)
-        case "fp8":
-            _refuse_fp8(device)
-            return Precision(name, device)
-        case "fp16":
-            scale = LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device))
-            return Precision(name, device, scale)
-    raise ConfigError(f"unknown precision {name!r}: one of auto, fp32, tf32, bf16, fp16, fp8")
+    if name not in FORMATS:
+        raise ConfigError(f"unknown precision {name!r}: one of auto, {', '.join(FORMATS)}")
+    chosen = FORMATS[name]
+    if chosen.refuse is not None:
+        chosen.refuse(device)
+    if not chosen.scaled:
+        return Precision(name, device)
+    return Precision(name, device, LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device)))
+
+
+def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with its hidden linear layers multiplying in float8, forward and backward; changed in place.
+
+    Each tensor is scaled by its own largest number (e4m3 forwards, e5m2 for gradients; Micikevicius et al. 2022, section 3:
+    https://arxiv.org/abs/2209.05433). Parameters keep their names and stay the same objects. Taken are layers of class
+    `nn.Linear` whose sizes are multiples of 16, but not heads and what shares its weight with an embedding. On the CPU the 8 bits are
+    emulated, which shows the rounding and is slow. Raises `ConfigError` without torchao, and where there is no such layer.
+    """
+    hidden = hidden_matrices(model)
+    taken = [name for name, part in model.named_modules() if _is_taken(part, hidden)]
+    if not taken:
+        raise ConfigError(
+            f"precision = fp8: {type(model).__name__} has no hidden nn.Linear whose sizes are multiples of {_FP8_MULTIPLE}\n"
+            "  try: --precision bf16"
+        )
+    torchao = _torchao()
+    config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
+    evaluating = [name for name, part in model.named_modules() if not part.training]
+    torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)
+    for name in evaluating:  # what torchao makes is in training mode
+        model.get_submodule(name).training = False
+    return model
+
+
+def _is_taken(part: nn.Module, hidden: set[nn.Parameter]) -> bool:
+    if type(part) is not nn.Linear or part.weight not in hidden:
+        return False
+    return part.in_features % _FP8_MULTIPLE == 0 and part.out_features % _FP8_MULTIPLE == 0
+
+
+def _torchao() -> Any:
+    try:
+        return import_module("torchao.float8")
+    except Exception as problem:  # a build for another torch raises what it likes
+        raise ConfigError(
+            f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
+            "  install it: pip install surefoot[fp8]"
+        ) from problem
+
+
+def _refuse_tf32(device: torch.device) -> None:
+    if device.type not in ("cuda", "meta"):
+        raise ConfigError(f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32")
 
 
 def _refuse_fp8(device: torch.device) -> None:
-    """Raise where a device does not multiply in 8 bits."""
     if device.type == "meta":
         return
     found = device.type
@@ -164,3 +224,14 @@ def _refuse_fp8(device: torch.device) -> None:
         f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
         "  try: --precision bf16"
     )
+
+
+FORMATS: dict[str, Format] = {
+    "fp32": Format(tolerance=1e-4, h100_flops=67e12),
+    "tf32": Format(tf32=True, refuse=_refuse_tf32, tolerance=1e-3, h100_flops=494e12),
+    "bf16": Format(autocast=torch.bfloat16, h100_flops=989e12),
+    "fp16": Format(autocast=torch.float16, scaled=True, h100_flops=989e12),
+    # all but linear layers are bf16 autocast's, and weights stay float32
+    "fp8": Format(autocast=torch.bfloat16, convert=with_fp8, refuse=_refuse_fp8, h100_flops=1979e12),
+}
+"""All formats, by the name that a flag gives them; "auto" is one of them when a run begins."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from surefoot.run import Run
 
 _H100 = "H100 SXM's data sheet"
-_FLOPS = {"fp8": 1979e12, "bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}  # without sparsity
 _USUAL = {
     "mfu": (0.4, "as Grattafiori et al. 2024 report, table 4"),
     "gpu_memory": (80e9, _H100),
@@ -130,7 +129,7 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
     from surefoot.paper import Assumed
     from surefoot.scaling import Machine
 
-    usual = {"flops": (_FLOPS[precision], f"{_H100}, dense {precision}"), **_USUAL}
+    usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}
     values = {name: value for name, (value, _) in usual.items()} | dict(numbers)
     origins = {
         name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")

@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 
 from surefoot.errors import ConfigError
+from surefoot.precision import FORMATS
 
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 _LONG_S = 1.0
@@ -21,7 +22,7 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LON
     >>> measured_peak(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True
     """
-    dtype = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    dtype = FORMATS[precision].autocast or torch.float32
     best, sizes = 0.0, _SIZES.get(device.type, _SIZES["cpu"])
     for size in sizes:
         left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +68,8 @@ def stepping(
 
 def _precisions(parts: Parts) -> list[Variant]:
     precision, device = parts.whole.precision, parts.device
-    names: tuple[Literal["fp32", "tf32", "bf16"], ...] = ("fp32", "bf16")
-    if device.type == "cuda":
-        names = ("fp32", "tf32", "bf16")
-    if precision.name == "fp16":  # whose loss scale would be in the way
+    names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
+    if precision.loss_scale is not None:  # it would be in the way
         return []
 
     return [
@@ -82,7 +80,7 @@ def _precisions(parts: Parts) -> list[Variant]:
 
 
 @contextmanager
-def _using(precision: Precision, name: Literal["fp32", "tf32", "bf16"]) -> Iterator[None]:
+def _using(precision: Precision, name: str) -> Iterator[None]:
     before = precision.name
     precision.name = name
     try:

@@ -1,0 +1,59 @@
+"""An optimizer as somebody would add it: the class with its `OptimizerKind`, and the declared function that specifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from identities import strategy_runs
+from surefoot.optim.in_place import replace, subtract
+from surefoot.optim.registry import OptimizerKind, copies
+from surefoot.optim.specs import OptimizerSpec, named
+from surefoot.optim.validation import DECLARED, at_least, declared
+
+
+class HeavyBall(Optimizer):
+    """ball = friction * ball + gradient; weight -= lr * (ball + weight_decay * weight)."""
+
+    def __init__(self, params: Any, lr: float, friction: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "friction": friction, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        found_inf = vars(self).get("found_inf")
+        for group in self.param_groups:
+            for parameter in [each for each in group["params"] if each.grad is not None]:
+                state = self.state[parameter]
+                ball = state.setdefault("ball", torch.zeros_like(parameter, requires_grad=False))
+                replace(ball, ball * group["friction"] + parameter.grad, found_inf=found_inf)
+                subtract([parameter], [ball], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+
+
+KINDS = (
+    OptimizerKind(name="heavy-ball", made=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),
+)
+
+
+def heavy_ball(lr: float, *, weight_decay: float = 0.0, friction: float = 0.9) -> OptimizerSpec:
+    return named("heavy-ball", lr=lr, weight_decay=weight_decay, settings={"friction": friction})
+
+
+@contextmanager
+def added() -> Iterator[None]:
+    """With the optimizer among the others, as an import of `specs.py` would leave it."""
+    declared("optim.heavy_ball", first_run=(0.02, 0.1), checks={"friction": at_least(0, below=1)})(heavy_ball)
+    try:
+        yield
+    finally:
+        del DECLARED["heavy-ball"]
+
+
+def trained(**changes: Any) -> dict[str, Any]:
+    """What few steps come to, of which one is bad; on every rank."""
+    strategy_runs.OPTIMIZERS = {"heavy-ball": lambda: heavy_ball(0.01)}
+    with added():
+        return strategy_runs.trained(optimizer="heavy-ball", steps=5, bad=40, **changes)

@@ -1,0 +1,60 @@
+"""The table of number formats: complete, and enough to add one that trains, is planned and is named by a setting. (2 s)"""
+
+from __future__ import annotations
+
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+import small_runs
+import surefoot as sf
+from surefoot.cli.paper import _assumed
+from surefoot.config.settings import Settings
+from surefoot.dry_pass import dry_pass
+from surefoot.precision import FORMATS, Format
+from surefoot.profiling.peak import measured_peak
+from surefoot.world import on_paper
+
+
+def halved(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Weights as they are in bfloat16."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Format(autocast=torch.bfloat16, scaled=True, convert=halved, h100_flops=1e12)
+    monkeypatch.setitem(FORMATS, "rounded", new)
+
+
+def test_the_choices_of_the_setting_are_the_formats_and_auto() -> None:
+    assert set(get_args(get_type_hints(Settings)["precision"])) == {"auto", *FORMATS}
+
+
+def test_a_format_that_is_added_trains_and_is_part_of_the_run(added: None) -> None:
+    run = small_runs.build(None, precision="rounded", length="2 steps")
+    weights = list(run.state.models["model"].parameters())
+
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
+    assert run.parts.whole.precision.loss_scale is not None
+    run.train()
+    assert run.parts.described["precision"] == "rounded"
+
+
+def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> None:
+    def kept_bytes(precision: str) -> int:
+        with on_paper(1):
+            return dry_pass(small_runs.build(None, precision=precision).parts).kept_bytes
+
+    assert kept_bytes("rounded") == kept_bytes("bf16") < kept_bytes("fp32")
+    assert measured_peak(torch.device("cpu"), "rounded", limit_s=0.001) > 0
+    assert _assumed({}, precision="rounded").machine.flops == 1e12
+
+
+def test_a_format_that_is_not_there_is_refused_with_those_that_are(added: None) -> None:
+    with pytest.raises(sf.ConfigError, match="one of auto, fp32, tf32, bf16, fp16, fp8, rounded"):
+        small_runs.build(None, precision="rounder")
