@@ -123,7 +123,7 @@ class _Line:
         """So many of the steps are made."""
         if not self.shown or self.now() - self.drawn < _BETWEEN_S:
             return
-        from surefoot.sinks.console import duration
+        from surefoot.tracking.format import duration
 
         self.drawn = self.now()
         left_s = (self.drawn - self.begun) / max(made, 1) * (of - made)
