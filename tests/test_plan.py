@@ -406,7 +406,7 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
     text = said(run)
-    assert "about 1s an evaluation of often, 4s for 4 of them (measured with a few batches)" in text
+    assert "about 1 s an evaluation of often, 4 s for 4 of them (measured with a few batches)" in text
     assert "for once, scored once, at the end" in text
 
 

@@ -13,7 +13,7 @@ from surefoot.tracking.text_table import text_table
 
 WIDE = 100
 _ROWS = 48  # of a table; what is not finite is always among them
-_NAME = 36
+_NAME = 30
 Row = TypeVar("Row")
 
 
@@ -100,7 +100,7 @@ def _modules(look: Look) -> list[str]:
     if not look.modules:
         return []
     chosen, left_out = _chosen(look.modules, [bool(held.output.nonfinite) for held in look.modules])
-    head = ("module, in the order of the forward pass", "kind", "mean", "rms", "largest", "zeros", "not finite")
+    head = ("module, in the order of a pass", "kind", "mean", "rms", "largest", "zeros", "not finite")
     table = text_table([head, *(_module(held) for held in chosen)], left=(0, 1))
     return ["", *table, *_left_out(left_out, "modules")]
 
