@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from ranks import Ranks
+from rank_processes import Ranks
 from small_runs import outcome
 from zygote import Zygote
 

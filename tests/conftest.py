@@ -24,7 +24,7 @@ gc.disable()  # until all tests are imported
 # what a process inherits it does not collect: a store would wait for its thread, which is not there
 os.register_at_fork(after_in_child=gc.freeze)
 
-from ranks import SERVER, Ranks, ranks  # noqa: E402, F401  # a fixture: processes that find each other
+from rank_processes import SERVER, Ranks, ranks  # noqa: E402, F401  # a fixture: processes that find each other
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

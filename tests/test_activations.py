@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import surefoot as sf
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot import plan
 from surefoot.activations import _kept, compute_again
 from surefoot.memory import peak

@@ -12,7 +12,7 @@ import torch
 
 import surefoot as sf
 from identities import world_runs
-from ranks import Outcome, Ranks
+from rank_processes import Outcome, Ranks
 
 
 def refusal(outcomes: list[Outcome]) -> str:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from surefoot import opening
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main

@@ -14,7 +14,7 @@ from torch import nn
 import surefoot as sf
 from small_runs import Augmented, build
 from surefoot.sinks import records
-from surefoot.sinks.console import number
+from surefoot.tracking.format import number
 
 ASKED: list[int] = []
 

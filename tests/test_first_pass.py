@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.activations import compute_again
 from surefoot.first_pass import check_first_pass
 from surefoot.micro_batch import MicroBatch

@@ -6,11 +6,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from surefoot.cli.paper import _assumed
+from surefoot.config.settings import Settings
 
 import small_runs
 import surefoot as sf
-from surefoot.cli.paper import _assumed
-from surefoot.config.settings import Settings
 from surefoot.dry_pass import dry_pass
 from surefoot.precision import FORMATS, Format
 from surefoot.profiling.peak import measured_peak

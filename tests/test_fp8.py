@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot import precision as formats
-from surefoot.checkpoint import Store
 
 SHAPE = sf.models.GPTShape(2, 2, 32, 16, 48, family="gpt2")  # whose head does not begin at zero
 

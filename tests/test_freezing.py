@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from forked import Forked
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.checkpoint.store import Store
 from surefoot.optim.skip_step import skipping
 

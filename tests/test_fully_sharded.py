@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sharded_models
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.errors import ConfigError
 from surefoot.shardable import by_themselves, refuse_unshardable
 from surefoot.sharding import Rows, Shard, class_name, rows_of, rows_of_state

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from forked_ranks import alive
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from surefoot import meeting, placement, world
 from surefoot.errors import ConfigError, RankLostError
 from surefoot.heartbeat import Heartbeat

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean, tokens
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot import plan, scoring
 from surefoot.cli.main import main
 from surefoot.loss_contract import loss_contract
@@ -410,7 +410,7 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
     text = said(run)
-    assert "about 1s an evaluation of often, 4s for 4 of them (measured with a few batches)" in text
+    assert "about 1 s an evaluation of often, 4 s for 4 of them (measured with a few batches)" in text
     assert "for once, scored once, at the end" in text
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot import errors
 from surefoot.cli import main
 from surefoot.data import reading

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import surefoot as sf
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot import scaling
 from surefoot.blocks import blocks_of
 from surefoot.dry_pass import dry_pass

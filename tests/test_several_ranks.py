@@ -14,7 +14,7 @@ from torch import nn
 
 import surefoot as sf
 from identities import world_runs
-from ranks import Outcome, Ranks
+from rank_processes import Outcome, Ranks
 from surefoot.replicas import checksums
 from surefoot.sinks import records
 from surefoot.world import joined

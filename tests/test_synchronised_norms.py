@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot import plan
 from surefoot.models import ResNet
 from surefoot.synchronised_norms import synchronised

@@ -15,7 +15,7 @@ import torch
 
 import surefoot as sf
 from forked import Forked
-from ranks import forks
+from rank_processes import forks
 from small_runs import build
 from two_machines import ADDRESSES, Machines, two_machines
 from waiting import HANG_S, wait_until

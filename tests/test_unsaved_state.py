@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.checkpoint.unsaved import Observation, changes, same
 from surefoot.config import layered
 from surefoot.recipes import images

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import small_runs
-from ranks import Ranks
+from rank_processes import Ranks
 
 
 class Zygote:

@@ -26,7 +26,6 @@ from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.registry import kind_named, kind_of
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.optim.trainable import Trainable
-from surefoot.plateau import Plateau
 from surefoot.precision import FORMATS
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched

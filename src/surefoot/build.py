@@ -129,8 +129,8 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
     """Build the models under the run's seed, with rank 0's weights, and decide who is trained how. Collective."""
-    optimizer, precision = settings.optimizer, settings.precision
-    models = assembly.built_models(settings.model, seed=settings.seed, device=world.device, precision=precision)
+    optimizer, device = settings.optimizer, world.device
+    models = assembly.built_models(settings.model, seed=settings.seed, device=device, precision=settings.precision)
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if settings.sync_batch_norm:
@@ -141,7 +141,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     recomputed, how = None, settings.activation_checkpointing
     if how != "off":  # after averages have copied the models: these compute no gradient
         recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
-    precision, compiles = chosen_precision(settings.precision, world.device), compiling(settings.compile)
+    precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile)
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 

@@ -20,8 +20,9 @@ from typing import IO, Any
 import torch
 
 from surefoot.checkpoint.disk import DISK
-from surefoot.config.paths import open_no_follow, read_regular, write_whole
+from surefoot.config.paths import open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.run_reader import Session, read_sessions
 
 _OPEN: set[Path] = set()  # directories that runs of this process hold
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
@@ -163,11 +164,11 @@ class RunDirectory:
     def add_sitting(self, sitting: dict[str, Any]) -> None:
         """Append one start or resume to environment.json."""
         place = self.path / "environment.json"
-        held: list[Any] = []
+        held: tuple[Session, ...] = ()
         if place.exists():
             try:
-                held = json.loads(read_regular(place))["sittings"]
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                held = read_sessions(self.path)
+            except (OSError, ValueError):
                 place.replace(self.path / "environment.damaged.json")
         self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
 
@@ -206,8 +207,8 @@ def held_here(path: Path) -> bool:
 def directory_of_start(run: Path) -> str | None:
     """Where the command was given that began a run; None where that is not known."""
     try:
-        return str(json.loads(read_regular(run / "environment.json"))["sittings"][0]["directory"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return str(read_sessions(run)[0]["directory"])
+    except (OSError, ValueError, LookupError):
         return None
 
 

@@ -14,9 +14,8 @@ from surefoot.evaluate import scored_by_batch
 from surefoot.means import Mean
 from surefoot.micro_batch import MicroBatch
 from surefoot.parts import Parts
-from surefoot.train.scratch import preserved
-
 from surefoot.precision import FORMATS
+from surefoot.train.scratch import preserved
 
 
 def loss_contract(parts: Parts) -> tuple[bool, str]:

@@ -20,7 +20,7 @@ from surefoot.pace import Chosen
 from surefoot.parts import Parts
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.sharding import class_name
-from surefoot.sinks.console import duration, number
+from surefoot.tracking.format import duration, number
 
 _MANY_IN_BUFFERS = 1_000_000
 _MUCH_OF_THE_START = 0.1

@@ -30,6 +30,8 @@ from surefoot.scaling import (
     windows,
 )
 from surefoot.shardable import refuse_unshardable
+from surefoot.tracking.format import measured_time, three_digits, with_unit
+from surefoot.tracking.text_table import text_table
 from surefoot.weighing import workload
 
 _SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
@@ -208,8 +210,7 @@ def assumptions(assumed: Assumed, *, world: int) -> list[str]:
         "bandwidth": f"{in_words(machine.bandwidth)}/s a GPU sends to other nodes, and receives",
         "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s to others of its node",
     }
-    wide = max(map(len, told.values()))
-    return [f"{text:<{wide}}  [{assumed.origins[name]}]" for name, text in told.items()]
+    return text_table([(text, f"[{assumed.origins[name]}]") for name, text in told.items()], left=(0, 1))
 
 
 def step(parts: Parts, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
@@ -220,7 +221,7 @@ def step(parts: Parts, case: Case, passed: Pass, *, tokens: float | None, note: 
         f"{_samples(world * each * rows, tokens)} = {world:,} rank{'s' * (world > 1)}"
         f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
         *([note] if note else []),
-        f"a micro-batch in {parts.whole.precision.name}: forward {_flops(forward)}, backward {_flops(backward)}",
+        f"a micro-batch in {parts.whole.precision.name}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
         f"it keeps {in_words(passed.kept_bytes)} for the backward pass and takes {in_words(passed.most_bytes)} at most"
         " (dry pass on the meta device)",
     ]
@@ -231,13 +232,13 @@ def held(parts: Parts, case: Case) -> Iterable[str]:
     found, machine = case.memory, case.machine
     rows = {what: getattr(found, name) for name, what in _PURPOSES.items()}
     unknown = any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values())
-    wide = max(len(what) for what in rows)
-    for what, number in rows.items():
-        if number:
-            yield f"{what:<{wide}}  {in_words(number):>9}"
+    table = [(what, in_words(number), "") for what, number in rows.items() if number]
+    table.append(("together, at most", in_words(found.total), fits(found, machine)))
+    *lines, together = text_table(table, left=(0, 2))
+    yield from lines
     if unknown:
         yield "the optimizer's state is known after its first step only, and left out"
-    yield f"{'together, at most':<{wide}}  {in_words(found.total):>9}   {fits(found, machine)}"
+    yield together
     if found.host:
         yield f"beside it in the host's memory {in_words(found.host)} for each GPU"
 
@@ -276,12 +277,12 @@ def times(case: Case, *, tokens: float | None) -> list[str]:
     found, world, samples = case.timing, case.strategy.world, case.hidden_from
     hidden = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
-    of_step = f"a step of {_time(found.step_s)} without its update: {_rate(made, tokens)}"
+    of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
     if world == 1:
         return [of_step]
     return [
-        f"computing {_time(found.compute_s)}, communication {_time(found.communication_s)}:"
-        f" {_time(hidden)} of it hidden, {_time(found.exposed_s)} exposed",
+        f"computing {measured_time(found.compute_s)}, communication {measured_time(found.communication_s)}:"
+        f" {measured_time(hidden)} of it hidden, {measured_time(found.exposed_s)} exposed",
         of_step,
         f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
         f"which are {_samples(samples * world, tokens)} a step",
@@ -300,18 +301,11 @@ def table(cases: Iterable[Case]) -> list[str]:
                 fits(case.memory, case.machine),
                 in_words(case.sent),
                 f"{case.hidden_from:,} a GPU",
-                _time(found.exposed_s),
-                _time(found.step_s),
+                measured_time(found.exposed_s),
+                measured_time(found.step_s),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 2)
-    return [
-        "  ".join(
-            text.ljust(widths[place]) if place in left else text.rjust(widths[place]) for place, text in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
+    return text_table(rows, left=(0, 2))
 
 
 def _samples(samples: int, tokens: float | None) -> str:
@@ -322,18 +316,4 @@ def _samples(samples: int, tokens: float | None) -> str:
 
 def _rate(samples: float, tokens: float | None) -> str:
     rate, unit = (samples, "samples/s") if tokens is None else (samples * tokens, "tokens/s")
-    return f"{float(f'{rate:.3g}'):,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
-
-
-def _flops(number: float) -> str:
-    for unit, one in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
-        if number >= one:
-            return f"{number / one:.3g} {unit}"
-    return f"{number:.3g} FLOP"
-
-
-def _time(seconds: float) -> str:
-    for unit, one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= one:
-            return f"{seconds / one:.3g} {unit}"
-    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+    return f"{three_digits(rate)} {unit}"

@@ -10,18 +10,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter, process_time
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
-from surefoot.loop import Step, forward_backward
 from surefoot.memory import in_words, peak, tensor_bytes
-from surefoot.micro_batch import MicroBatch
 from surefoot.optim import sharding
-from surefoot.optim.clipping import clear
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import first_and_last
 from surefoot.pace import Chosen, settle_choices
@@ -29,8 +25,10 @@ from surefoot.parts import Parts
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import untouched
 from surefoot.sharding import Shard, class_name, name_of
-from surefoot.sinks.console import duration
 from surefoot.snapshot import parameter_names
+from surefoot.tracking.format import duration, measured_time
+from surefoot.tracking.text_table import text_table
+from surefoot.train.scratch import timed_pass
 
 _LOOKED_AT = 100_000  # steps, in search of the fastest
 
@@ -93,28 +91,14 @@ def measure(parts: Parts) -> Measured:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
-        passed(parts, micro_batch)
+        timed_pass(parts.task, parts.state, micro_batch)
     activation_bytes = sum(held.values())
     if parts.computed_again is not None and not parts.compiled:
         with peak(parts.device) as found:
-            passed(parts, micro_batch)
+            timed_pass(parts.task, parts.state, micro_batch)
         activation_bytes = found.memory_bytes
-    times, counts = zip(*(passed(parts, micro_batch) for _ in range(3)), strict=True)
+    times, counts = zip(*(timed_pass(parts.task, parts.state, micro_batch) for _ in range(3)), strict=True)
     return Measured(counts[0], activation_bytes, median(times))
-
-
-def passed(parts: Parts, micro_batch: MicroBatch) -> tuple[float, int]:
-    """Seconds of one forward and backward pass, and the targets that it counted; waits for the device.
-
-    On one thread of the CPU these are the processor's seconds, which other processes do not lengthen.
-    """
-    clock = process_time if parts.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
-    begun, step = clock(), Step(0, [micro_batch], parts.task, parts.state)
-    float(forward_backward(step))
-    took_s = clock() - begun
-    clear(parts.state.parameters)
-    parts.state.buffers.undo()
-    return took_s, int(step.count)
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
@@ -137,8 +121,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
     total = sum(_numbers(model.parameters()) for model in models.values())
     frozen = total - sum(_numbers(p for p in model.parameters() if p.requires_grad) for model in models.values())
     rows.append(("all", f"{frozen:,} of them frozen" if frozen else "", total))
-    wide = max(len(name) for name, _, _ in rows), max(len(what) for _, what, _ in rows)
-    return [f"{name:<{wide[0]}}  {what:<{wide[1]}}  {numbers:>13,}" for name, what, numbers in rows]
+    return text_table([(name, what, f"{numbers:,}") for name, what, numbers in rows], left=(0, 1))
 
 
 def parameters_by_group(parts: Parts) -> list[str]:
@@ -225,7 +208,9 @@ def learning_rates(parts: Parts) -> list[str]:
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     return [
         shape,
-        *(f"{what:<8} step {step:>9,}   {base * factors(step):.4g}" for what, step in shown.items()),
+        *text_table(
+            [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()], left=(0, 3)
+        ),
         *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
         *lower,
     ]
@@ -273,17 +258,14 @@ def evaluation_time(parts: Parts) -> list[str]:
     if often:
         one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
         lines.append(
-            f"about {_short(one_s)} an evaluation of {', '.join(often)}, {_short(one_s * times)} for {times:,} of them"
+            f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
             " (measured with a few batches)"
         )
     if end:
-        lines.append(f"about {_short(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end")
+        lines.append(
+            f"about {measured_time(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end"
+        )
     return lines
-
-
-def _short(seconds: float) -> str:
-    """A duration, of less than a second in milliseconds."""
-    return duration(seconds) if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def _evaluations(parts: Parts) -> int:

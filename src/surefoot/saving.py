@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 
 from surefoot.checkpoint import agreed
@@ -19,6 +18,7 @@ from surefoot.directory import RunDirectory
 from surefoot.errors import CheckpointError
 from surefoot.sinks import Screen
 from surefoot.timetable import Timetable
+from surefoot.tracking import run_reader
 from surefoot.world import World
 
 _RETRY_S = 30.0  # after a save that failed
@@ -138,13 +138,6 @@ class Saving:
 
 
 def began_with(out: Path, batch_size: int | str, *, world: World) -> int | str | None:
-    """The micro-batch size of a run that is there, where its batches are as large; None where there is none. Collective."""
-    found: int | str | None = None
-    if world.is_main and (out / "checkpoints").is_dir():
-        with suppress(CheckpointError):  # it will be told when the run is opened
-            newest = Store(out / "checkpoints").newest_intact(only=())
-            described = newest[0].saved.described if newest is not None else {}
-            if described.get("batch_size") == batch_size:
-                found = described.get("micro_batch_size")
-    told: int | str | None = world.from_main(found)
+    """The micro-batch size of a run that is there, as all ranks take it (`run_reader.began_with`). Collective."""
+    told: int | str | None = world.from_main(run_reader.began_with(out, batch_size) if world.is_main else None)
     return told

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from sharded_saves import of_rank, whole
 from surefoot.checkpoint import Store, Writer, agreed
 from surefoot.checkpoint.initial import load_initial_weights

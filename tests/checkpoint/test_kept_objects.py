@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from module_protocols import equal_bits
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from surefoot.errors import CheckpointError
 
 STEPS = 9

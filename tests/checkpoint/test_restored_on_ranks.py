@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from module_protocols import WIDTH, Cloning, Quantised, Transposed, TwoKeys, equal_bits
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from surefoot.errors import CheckpointError
 
 pytestmark = forks

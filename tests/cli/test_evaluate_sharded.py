@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forked import Forked
-from ranks import Ranks, forks
+from rank_processes import Ranks, forks
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.sinks import records

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import Outcome, Ranks
+from rank_processes import Outcome, Ranks
 from surefoot.cli.main import main
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")

@@ -19,6 +19,7 @@ from surefoot.errors import ConfigError
 from surefoot.launch import launcher
 from surefoot.launch.counts import Asked, Places, Sizes, asked, chosen, sizes_of
 from surefoot.recipes.program import find_program
+from written_runs import state_json
 
 Typed = Callable[..., "tuple[int, str]"]
 GPT = ["train", "gpt", "--batch-size", "64", "--micro-batch-size", "16", "--device", "cpu"]
@@ -174,7 +175,9 @@ def test_fewer_than_the_least_are_refused() -> None:
 def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     state = tmp_path / "checkpoints" / "step-00000004" / "state.json"
     state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"described": {"batch_size": 64, "micro_batch_size": 16}}))
+    held = state_json()
+    held["described"] |= {"batch_size": 64, "micro_batch_size": 16}
+    state.write_text(json.dumps(held))
     assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, begun=True)
     with pytest.raises(ConfigError, match=r"2 or 4 ranks$"):
         sizes_of(64, None, out=tmp_path).refuse(3)

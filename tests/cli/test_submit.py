@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fake_slurm import Job, installed, submitted
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main
 from surefoot.cli.submit import Training

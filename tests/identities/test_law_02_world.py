@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from identities import world_runs
-from ranks import Ranks
+from rank_processes import Ranks
 
 SPLITS = [
     pytest.param(4, 4, marks=pytest.mark.slow),

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from identities import strategy_runs, world_runs
-from ranks import Ranks
+from rank_processes import Ranks
 
 
 def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:

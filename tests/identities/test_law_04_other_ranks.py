@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 from small_runs import FEATURES, Augmented, build
 from surefoot.checkpoint import Disk, Store
 from surefoot.sinks import records

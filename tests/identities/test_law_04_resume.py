@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ranks import Ranks
+from rank_processes import Ranks
 from small_runs import outcome
 from zygote import Zygote
 

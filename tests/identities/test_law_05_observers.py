@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 import watched_runs
-from ranks import Ranks
+from rank_processes import Ranks
 from small_runs import FEATURES, build
 
 ONLY_AT_THE_END = {

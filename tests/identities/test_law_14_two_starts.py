@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 
 SOURCE = Path(sf.__file__).parent
 CLOCKS = ("perf_counter", "process_time", "monotonic", "thread_time", "time")

@@ -15,7 +15,7 @@ import torch
 import small_runs
 import surefoot as sf
 from optim import heavy_ball
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.registry import all_kinds
 from surefoot.optim.specs import OPTIMIZERS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optim import shard_runs
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.errors import ConfigError
 from surefoot.optim import sharding
 from surefoot.optim.newton_schulz import shared_out

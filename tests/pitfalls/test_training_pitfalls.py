@@ -30,7 +30,7 @@ from small_runs import SAMPLES, Augmented, build, loss
 from surefoot.checkpoint import Store
 from surefoot.precision import precision
 from surefoot.sinks import records
-from surefoot.sinks.console import number
+from surefoot.tracking.format import number
 from waiting import LogicalClock
 
 

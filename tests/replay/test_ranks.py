@@ -14,7 +14,7 @@ import torch
 import faulty_runs
 import surefoot as sf
 from faulty_runs import Config
-from ranks import Ranks
+from rank_processes import Ranks
 from surefoot.checkpoint import Store
 from surefoot.replay.at_hand import seen_at_hand
 from surefoot.replay.execution import execution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -238,10 +239,10 @@ def padded(samples: list[Tensor]) -> Tensor:
 
 
 def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> None:
-    shapes: list[tuple[int, int]] = []
+    seen: SimpleQueue[tuple[int, int]] = SimpleQueue()  # a list would be put back
 
     def loss(model: Any, batch: Tensor) -> Tensor:
-        shapes.append((batch.shape[0], batch.shape[1]))
+        seen.put((batch.shape[0], batch.shape[1]))
         return model(batch[..., None]).square().mean()
 
     run = mlp_run(
@@ -256,6 +257,7 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
     assert found.unit == "tokens"
     assert {row.size for row in found.tried} <= {size for size in divisors(960) if size >= 40}
     assert found.flags == f'--batch-size "960 tokens" --micro-batch-size "{found.recommended.size} tokens"'
+    shapes = [seen.get() for _ in range(seen.qsize())]
     assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
     assert max(wide for _, wide in shapes) == 40
     with pytest.raises(sf.ConfigError, match="in samples, and this run's batch_size in tokens"):

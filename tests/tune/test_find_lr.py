@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -86,11 +87,11 @@ def test_groups_keep_the_ratio_of_their_rates_and_the_rate_is_that_of_the_settin
 
 
 def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() -> None:
-    seen: list[Any] = []
+    notes: SimpleQueue[Any] = SimpleQueue()  # a list would be put back
 
     def noted(model: Any, batch: Any) -> Tensor:
         if model.training:
-            seen.append((batch[0].tolist(), torch.rand(()).item()))
+            notes.put((batch[0].tolist(), torch.rand(()).item()))
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     run = build(None, loss=noted, length="40 steps", evaluate=None, early_stopping=None)
@@ -98,14 +99,30 @@ def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() ->
         for step in run:
             if step.index == 2:
                 break
-        seen.clear()
+        taken(notes)
         sf.tune.find_lr(run, low=1e-6, high=1e-3, steps=10)
-        tried, seen[:] = list(seen), []
+        tried = taken(notes)
         for step in run:
             if step.index == 13:
                 break
     assert len(tried) == 2 * 11  # two micro-batches; one step more, for the loss after the last rate
-    assert tried == seen[: len(tried)]
+    assert tried == taken(notes)[: len(tried)]
+
+
+def taken(notes: SimpleQueue[Any]) -> list[Any]:
+    """All that is in a queue, and nothing is in it any more."""
+    return [notes.get() for _ in range(notes.qsize())]
+
+
+def test_what_a_loss_counts_for_itself_is_what_it_was() -> None:
+    passes = [0]
+
+    def counting(model: Any, batch: Any) -> Tensor:
+        passes[0] += 1
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    sf.tune.find_lr(build(None, loss=counting, check_state=False), low=1e-6, high=1e-3, steps=10)
+    assert passes == [0]
 
 
 @pytest.mark.parametrize("bad", [0, 3, 30])

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from surefoot.checkpoint.disk import DISK, Files
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError
+from surefoot.checkpoint.json_shapes import UNREADABLE
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, from_bytes
 from surefoot.checkpoint.pieces import Pieces, bounds, from_json, logical_name, piece_file
-from surefoot.checkpoint.state_json import UNREADABLE, find_misshapen
+from surefoot.checkpoint.state_json import find_misshapen
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, Stretch, entries
 from surefoot.errors import CheckpointError, first_line, passed_others
 

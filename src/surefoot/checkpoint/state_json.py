@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, TypedDict
 
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What code that meets a value of another shape than it expects may raise."""
+from surefoot.checkpoint.json_shapes import hints_of, misshapen
 
 
 def _planned_steps(length: str) -> int:
@@ -215,8 +211,8 @@ def missing_keys(state: Mapping[str, Any]) -> list[str]:
 
 def find_misshapen(state: Mapping[str, Any]) -> str | None:
     """Say which value that is there is not of its shape; None if all are."""
-    hints = _hints(SavedState)
-    return _first(_find(state[name], hints[name], name) for name in KEYS if name in state)
+    hints = {name: hint for name, hint in hints_of(SavedState).items() if name in state}
+    return next((problem for name in hints if (problem := misshapen(state[name], hints[name], name))), None)
 
 
 def parse_state(data: bytes) -> SavedState:
@@ -231,45 +227,3 @@ def parse_state(data: bytes) -> SavedState:
     if problem := f"lacks {', '.join(missing)}" if missing else find_misshapen(state):
         raise ValueError(problem)
     return SavedState(**{name: state[name] for name in KEYS})
-
-
-@cache
-def _hints(owner: type) -> dict[str, Any]:
-    return get_type_hints(owner, include_extras=True)
-
-
-def _first(problems: Any) -> str | None:
-    return next((problem for problem in problems if problem is not None), None)
-
-
-def _find(value: Any, hint: Any, where: str) -> str | None:
-    """As `find_misshapen`, of one value: `hint` is its type, with functions and TypedDicts that it must pass in `Annotated`."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        base, *checks = arguments
-        return _first(_find(value, each, where) for each in (base, *checks))
-    if hint is Any:
-        return None
-    if origin in (Union, UnionType):
-        problems = [_find(value, each, where) for each in arguments]
-        return None if None in problems else problems[0]
-    if is_typeddict(hint) and isinstance(value, dict):
-        hints = _hints(hint)
-        lacks = next((f"{where} lacks {name}" for name in hints if name not in value), None)
-        return lacks or _first(_find(value[name], each, f"{where}/{name}") for name, each in hints.items())
-    if origin in (dict, Mapping):
-        if isinstance(value, dict):
-            return _first(_find(each, arguments[1], f"{where}/{name}") for name, each in value.items())
-    elif origin is list and isinstance(value, list):
-        return _first(_find(each, arguments[0], f"{where}/{index}") for index, each in enumerate(value))
-    elif origin is Literal and value in arguments:
-        return None
-    elif hint in (bool, int, str, float, NoneType):
-        accepted = (int, float) if hint is float else hint
-        if isinstance(value, accepted) and (hint is bool or not isinstance(value, bool)):
-            return None
-    elif callable(hint) and origin is None and not is_typeddict(hint):
-        with suppress(*UNREADABLE):
-            hint(value)
-            return None
-    return f"{where} is {json.dumps(value)[:40]}, not what a checkpoint holds there"

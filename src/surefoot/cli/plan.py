@@ -127,6 +127,7 @@ def _plan_on_paper(program: Program, config: Any, numbers: Mapping[str, float], 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
     """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
     from surefoot.paper import Assumed
+    from surefoot.precision import FORMATS
     from surefoot.scaling import Machine
 
     usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}

@@ -131,7 +131,7 @@ def _verdict(run_path: Path, files: Files, options: Verify, flags: Sequence[str]
 
 def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
     """What shows how many of the steps are made again, and how long the others will take; not each time that it is called."""
-    from surefoot.sinks.console import duration
+    from surefoot.tracking.format import duration
 
     begun, drawn = now(), -math.inf
 

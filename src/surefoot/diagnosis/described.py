@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from surefoot.config import TrainSettings, clipping
 from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed
 
 Standing = Literal["running", "over", "unknown"]
 _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
@@ -152,11 +153,11 @@ class Described:
         'Run(batch_size=64) (now 8)'
         """
         now = self.present(name)
-        said = "" if now is None else f" (now {_plain(now)})"
+        said = "" if now is None else f" (now {as_typed(now)})"
         leaf = name.rpartition(".")[2]
         flag = name if self.program == "recipe" or name in self.written else leaf if leaf in self.written else None
         if flag is not None and self.program != "script":
-            text = _plain(value)
+            text = as_typed(value)
             shown = f'"{text}"' if " " in text else text
             return f"--{flag.replace('_', '-')} {shown}{said}"
         if name.startswith("optimizer."):
@@ -166,11 +167,6 @@ class Described:
         if name.partition(".")[0] in _NESTED:
             return f"{leaf}={value!r} for the {name.partition('.')[0]}{said}"
         return f"Run({name}={value!r}){said}"
-
-
-def _plain(value: Any) -> str:
-    """A value as it is typed."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from surefoot.diagnosis.finding import Finding, Unclear, Verdict, Well
 from surefoot.diagnosis.history import History, Series
 from surefoot.diagnosis.robust import level, slope, trend
-from surefoot.diagnosis.words import size
+from surefoot.tracking.format import with_unit
 
 FEWEST = 12
 """Records after the first quarter of a sitting, in which allocators, caches and workers take what they need."""
@@ -41,7 +41,8 @@ def growing_memory(history: History) -> Verdict:
             return _finding(history, name, column, series, found)
     series = next(iter(told.values()))
     return Well(
-        name, f"{size(level(series.value[:4]))} after a quarter of the run, {size(level(series.value[-4:]))} at last"
+        name,
+        f"{with_unit(level(series.value[:4]), 'B')} after a quarter of the run, {with_unit(level(series.value[-4:]), 'B')} at last",
     )
 
 
@@ -62,7 +63,9 @@ def _finding(history: History, name: str, column: str, series: Series, per_step:
     described = history.described
     device = column.startswith("device")
     now = float(series.value[-1])
-    evidence = [f"{size(series.value[0])} at step {series.step[0]:,}, {size(now)} at step {series.step[-1]:,}"]
+    evidence = [
+        f"{with_unit(series.value[0], 'B')} at step {series.step[0]:,}, {with_unit(now, 'B')} at step {series.step[-1]:,}"
+    ]
     numbers = {"bytes_per_step": per_step, "bytes": now}
     total, steps = described.memory_bytes, described.steps
     serious = False
@@ -72,17 +75,17 @@ def _finding(history: History, name: str, column: str, series: Series, per_step:
         within = steps is not None and full <= steps
         serious = within
         evidence.append(
-            f"the {size(total)} of this machine would be full at step {full:,}"
+            f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}"
             + (f" of {steps:,}" if within and steps else "")
         )
     elif steps is not None:
         evidence.append(
-            f"at that rate {size(now + per_step * max(0, steps - series.step[-1]))} at the last step, {steps:,}"
+            f"at that rate {with_unit(now + per_step * max(0, steps - series.step[-1]), 'B')} at the last step, {steps:,}"
         )
     return Finding(
         name,
         "error" if serious else "warning",
-        f"Memory {'of the device ' if device else ''}grows by {size(per_step)} a step.",
+        f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",
         evidence=tuple(evidence),
         causes=(
             "a list that keeps losses or outputs, with the graphs they came from: keep loss.detach(), or log it by step.log(...)",

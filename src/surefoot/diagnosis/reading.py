@@ -30,7 +30,7 @@ def history_in(path: Path | str) -> History:
         )
     held = collecting()
     try:
-        for record in read_records(run):
+        for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
             held.add(record)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem

@@ -9,7 +9,7 @@ import numpy as np
 from surefoot.diagnosis.finding import Finding, Unclear, Verdict, Well
 from surefoot.diagnosis.history import History
 from surefoot.diagnosis.robust import level, noise, trend
-from surefoot.diagnosis.words import rate
+from surefoot.tracking.format import three_digits
 
 FEWEST = 12
 """Records of a throughput: thirds of four."""
@@ -108,7 +108,7 @@ def falling_throughput(history: History) -> Verdict:
     before, now = level(speed.value[:third]), level(speed.value[-third:])
     sure = -trend(speed.value)
     if now > FELL * before or sure < SURE:
-        return Well(name, f"{rate(before)} targets/s at first, {rate(now)} at last")
+        return Well(name, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
     waits, trains = history.column("waiting_s").value, history.column("training_s").value
     causes = [
         "something that grows with the steps: a list in the loss or the loop, hooks added again and again, a history that is kept",
@@ -119,7 +119,7 @@ def falling_throughput(history: History) -> Verdict:
     return Finding(
         name,
         "warning",
-        f"Throughput falls: from {rate(before)} to {rate(now)} targets a second.",
+        f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets a second.",
         evidence=(
             f"levels of the first and last third of {len(speed)} records; the trend is {sure:.1f} deviations",
             f"training took {_grew(trains):.2g} times as long in the last third as in the first, waiting {_grew(waits):.2g} times",
@@ -146,12 +146,12 @@ def jittering_throughput(history: History) -> Verdict:
     middle = level(speed.value)
     share = noise(speed.value) / middle if middle > 0 else 0.0
     if share < UNEVEN:
-        return Well(name, f"records differ by {share:.0%} of {rate(middle)} targets/s")
+        return Well(name, f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
     return Finding(
         name,
         "note",
-        f"Throughput jitters: records differ by {share:.0%} of {rate(middle)} targets a second.",
-        evidence=(f"slowest {rate(speed.value.min())}, fastest {rate(speed.value.max())}",),
+        f"Throughput jitters: records differ by {share:.0%} of {three_digits(middle)} targets a second.",
+        evidence=(f"slowest {three_digits(speed.value.min())}, fastest {three_digits(speed.value.max())}",),
         causes=(
             "other processes on this machine",
             "samples of very different length or cost",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.batching import batching, one_each
-from surefoot.config.paths import read_regular
 from surefoot.errors import ConfigError
+from surefoot.tracking.run_reader import began_with
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def chosen(wanted: Asked, *, sizes: Sizes | None, devices: int | None) -> int:
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
     """The sizes of a run from its settings; a run that is there keeps the micro-batches it began with."""
-    began = None if out is None else _began_with(out, batch_size)
+    began = None if out is None else began_with(out, batch_size)
     return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, begun=began is not None)
 
 
@@ -152,16 +151,3 @@ def cores_each(processes: int) -> int:
     """The cores of this machine that this process may use, shared; one at least."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
-
-
-def _began_with(out: Path, batch_size: int | str) -> int | str | None:
-    """What the newest checkpoint that can be read says; whether it is intact is another question, and asked later."""
-    for path in sorted((out / "checkpoints").glob("step-*/state.json"), reverse=True):
-        try:
-            described = json.loads(read_regular(path))["described"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if described.get("batch_size") == batch_size:
-            found: int | str | None = described.get("micro_batch_size")
-            return found
-    return None

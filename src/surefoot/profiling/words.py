@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from surefoot.memory import in_words as bytes_in_words
 from surefoot.profiling.watched import PHASES
+from surefoot.tracking.format import measured_time, shortened, with_unit
+from surefoot.tracking.text_table import text_table
 
 if TYPE_CHECKING:
     from surefoot.profile.profile import Profile
@@ -34,31 +36,40 @@ def _time(profile: Profile) -> str:
     phases = profile.phases
     lines = [
         *wrap(f"profile of {profile.what}: {profile.setting}", _COLUMNS, subsequent_indent="  "),
-        f"a step takes {_ms(phases.step_s)} ms (the middle half of {phases.steps}: {_ms(phases.low_s)} to {_ms(phases.high_s)})",
+        f"a step takes {measured_time(phases.step_s)}"
+        f" (the middle half of {phases.steps}: {measured_time(phases.low_s)} to {measured_time(phases.high_s)})",
         "",
-        f"{'where it goes':<24}{'ms':>10}{'share':>8}{'memory at its peak':>22}",
     ]
-    lines += [
-        f"  {_NAMES.get(name, name):<22}{_ms(phases.seconds[name]):>10}{phases.share(name):>8.0%}{_peak_of(profile, name):>22}"
+    rows = [("where it goes", "time", "share", "memory at its peak")]
+    rows += [
+        (
+            _NAMES.get(name, name),
+            measured_time(phases.seconds[name]),
+            f"{phases.share(name):.0%}",
+            _peak_of(profile, name),
+        )
         for name in PHASES
         if name in phases.seconds
     ]
-    lines.append(f"  {'together':<22}{_ms(phases.step_s):>10}{1:>8.0%}{bytes_in_words(profile.memory.peak.total):>22}")
+    rows.append(("together", measured_time(phases.step_s), "100%", bytes_in_words(profile.memory.peak.total)))
+    lines += text_table(rows)
     if profile.busy_s is not None:
         idle = max(0.0, 1 - profile.busy_s / phases.step_s)
-        lines.append(f"  the device works {_ms(profile.busy_s)} ms of it and is idle for {idle:.0%}")
+        lines.append(f"  the device works {measured_time(profile.busy_s)} of it and is idle for {idle:.0%}")
     if profile.copied_s:
-        lines.append(f"  copies to the device take {_ms(profile.copied_s)} ms, beside its work")
+        lines.append(f"  copies to the device take {measured_time(profile.copied_s)}, beside its work")
     return "\n".join(lines)
 
 
 def _operators(profile: Profile) -> str:
-    lines = [f"{'operators, by their own time':<52}{'calls':>8}{'ms':>10}{'share':>8}"]
-    for row in profile.operators[:_SHOWN]:
-        lines.append(f"  {_short(row.name, 50):<50}{row.calls:>8.0f}{_ms(row.self_s):>10}{row.share:>8.0%}")
-        if row.shapes:
-            lines.append(f"    {_short(row.shapes, 90)}")
-    return "\n".join(lines)
+    shown = profile.operators[:_SHOWN]
+    rows = [("operators, by their own time", "calls", "time", "share")]
+    rows += [
+        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in shown
+    ]
+    head, *lines = text_table(rows)
+    shapes = [[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes) for row in shown]
+    return "\n".join([head, *(line for pair in zip(lines, shapes, strict=True) for line in (pair[0], *pair[1]))])
 
 
 def _memory(profile: Profile) -> str:
@@ -73,11 +84,8 @@ def _memory(profile: Profile) -> str:
     lines = [f"memory of tensors, at its peak {bytes_in_words(peak.total)}"]
     if memory.told_by_allocator is not None:
         lines[0] += f" (the allocator says {bytes_in_words(memory.told_by_allocator)})"
-    lines += [
-        f"  {name:<22}{bytes_in_words(size):>10}{size / max(1, peak.total):>8.0%}"
-        for name, size in parts.items()
-        if size
-    ]
+    rows = [(name, bytes_in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
+    lines += text_table(rows, indent="  ")
     return "\n".join(lines)
 
 
@@ -88,20 +96,22 @@ def _peak_of(profile: Profile, phase: str) -> str:
 
 def _arithmetic(profile: Profile) -> str:
     flops, step_s = profile.flops, profile.phases.step_s
-    by = ", ".join(f"{name} {_si(number)}" for name, number in flops.by_phase.items())
+    by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
     whose = "given" if profile.peak_given else "measured: the best of matrix products in this format"
     lines = [
-        f"arithmetic: {_si(flops.model)}FLOP a step ({by})",
+        f"arithmetic: {with_unit(flops.model, 'FLOP')} a step ({by})",
         f"  model FLOPs utilisation = FLOP of forward and backward / (step's seconds x peak) = {profile.mfu:.1%}",
-        f"  {_si(profile.flops_per_s)}FLOP/s of {_si(profile.peak)}FLOP/s ({whose})",
+        f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
         done = flops.done / step_s / profile.peak
-        lines.append(f"  and {_si(flops.again)}FLOP again for activation checkpointing: {done:.1%} of the peak is used")
+        lines.append(
+            f"  and {with_unit(flops.again, 'FLOP')} again for activation checkpointing: {done:.1%} of the peak is used"
+        )
     if flops.formula is not None:
         ratio = flops.formula / step_s / profile.peak
         lines.append(
-            f"  by the formula (6 N + 12 L T D) a token: {_si(flops.formula)}FLOP a step, utilisation {ratio:.1%}"
+            f"  by the formula (6 N + 12 L T D) a token: {with_unit(flops.formula, 'FLOP')} a step, utilisation {ratio:.1%}"
         )
     lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
     return "\n".join(lines)
@@ -122,7 +132,7 @@ def _suggestions(profile: Profile) -> str:
 
 def _suggestion(one: Tried) -> list[str]:
     if one.problem is not None:
-        return [f"  {'':<24}{one.flag}: could not be tried: {_short(one.problem, 60)}"]
+        return [f"  {'':<24}{one.flag}: could not be tried: {shortened(one.problem, 60)}"]
     gained = f"{one.speedup:.2f}x ({one.low:.2f} to {one.high:.2f})"
     verdict = "inside the noise" if one.in_noise else "" if one.speedup > 1 else "slower"
     notes = [note for note in (verdict, one.changes) if note]
@@ -131,29 +141,3 @@ def _suggestion(one: Tried) -> list[str]:
     margin = f"  {'':<26}"
     flags = wrap(one.flag, _COLUMNS, initial_indent=f"  {gained:<24}", subsequent_indent=margin)
     return [*flags, *[f"{margin}{'; '.join(notes)}"][: bool(notes)]]
-
-
-def _ms(seconds: float) -> str:
-    """Milliseconds in three or more digits.
-
-    >>> _ms(0.0571), _ms(0.00012), _ms(1.5)
-    ('57.1', '0.12', '1500')
-    """
-    number = seconds * 1e3
-    return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 1000 else f"{number:.0f}"
-
-
-def _si(number: float) -> str:
-    """A large number with its letter, to be followed by a unit.
-
-    >>> _si(3.2e9), _si(950), _si(1.25e13)
-    ('3.2 G', '950 ', '12.5 T')
-    """
-    for one, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= one:
-            return f"{number / one:.3g} {letter}"
-    return f"{number:.3g} "
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -8,11 +8,12 @@ from textwrap import wrap
 from typing import TypeVar
 
 from surefoot.replay.look import Look, OfModule, OfParameter, OfSample
-from surefoot.sinks.console import in_line, number, visible
+from surefoot.tracking.format import in_line, number, shortened, visible
+from surefoot.tracking.text_table import text_table
 
 WIDE = 100
 _ROWS = 48  # of a table; what is not finite is always among them
-_NAME = 36
+_NAME = 30
 Row = TypeVar("Row")
 
 
@@ -98,19 +99,18 @@ def _described(sample: OfSample) -> list[str]:
 def _modules(look: Look) -> list[str]:
     if not look.modules:
         return []
-    numbers = f"{'mean':>9} {'rms':>9} {'largest':>9} {'zeros':>6} {'not finite':>10}"
-    head = f"{'module, in the order of the forward pass':<{_NAME + 16}} {numbers}"
     chosen, left_out = _chosen(look.modules, [bool(held.output.nonfinite) for held in look.modules])
-    return ["", head, *(_module(held) for held in chosen), *_left_out(left_out, "modules")]
+    head = ("module, in the order of a pass", "kind", "mean", "rms", "largest", "zeros", "not finite")
+    table = text_table([head, *(_module(held) for held in chosen)], left=(0, 1))
+    return ["", *table, *_left_out(left_out, "modules")]
 
 
-def _module(held: OfModule) -> str:
+def _module(held: OfModule) -> tuple[str, ...]:
     told = held.output
     kind = held.kind if held.calls == 1 else f"{held.kind} x{held.calls}"
-    name = _short(held.name or "the model", _NAME)
-    bad = str(told.nonfinite) if told.nonfinite else "-"
+    numbers = (f"{value:.3g}" for value in (told.mean, told.rms, told.largest))
     zeros = f"{told.zeros:.0%}" if told.zeros else "-"
-    return f"{name:<{_NAME}} {_short(kind, 15):<15} {told.mean:>9.3g} {told.rms:>9.3g} {told.largest:>9.3g} {zeros:>6} {bad:>10}"
+    return (_name(held.name or "the model"), shortened(kind, 15), *numbers, zeros, str(told.nonfinite or "-"))
 
 
 def _parameters(look: Look) -> list[str]:
@@ -120,19 +120,20 @@ def _parameters(look: Look) -> list[str]:
         look.parameters, key=lambda each: (not each.nonfinite, -each.norm if math.isfinite(each.norm) else 0.0)
     )
     chosen, left_out = _chosen(held, [bool(each.nonfinite) for each in held])
-    numbers = f"{'norm':>9} {'share':>6} {'largest':>9} {'weights':>9} {'not finite':>10}"
-    head = f"{'gradient of, largest first':<{_NAME}} {'shape':<15} {numbers}"
-    return ["", head, *(_parameter(each) for each in chosen), *_left_out(left_out, "parameters")]
+    head = ("gradient of, largest first", "shape", "norm", "share", "largest", "weights", "not finite")
+    table = text_table([head, *(_parameter(each) for each in chosen)], left=(0, 1))
+    return ["", *table, *_left_out(left_out, "parameters")]
 
 
-def _parameter(held: OfParameter) -> str:
+def _parameter(held: OfParameter) -> tuple[str, ...]:
+    norm, largest, weight = (f"{value:.3g}" for value in (held.norm, held.largest, held.weight))
     share = "-" if held.share is None else f"{held.share:.0%}"
-    shape = _short(" x ".join(map(str, held.shape)), 15)
-    bad = str(held.nonfinite) if held.nonfinite else "-"
-    return (
-        f"{_short(held.name, _NAME):<{_NAME}} {shape:<15} {held.norm:>9.3g} {share:>6} {held.largest:>9.3g}"
-        f" {held.weight:>9.3g} {bad:>10}"
-    )
+    shape = shortened(" x ".join(map(str, held.shape)), 15)
+    return (_name(held.name), shape, norm, share, largest, weight, str(held.nonfinite or "-"))
+
+
+def _name(name: str) -> str:
+    return shortened(in_line(name), _NAME, keep="end")
 
 
 def _chosen(rows: Sequence[Row], marked: Sequence[bool]) -> tuple[list[Row], int]:
@@ -146,8 +147,3 @@ def _chosen(rows: Sequence[Row], marked: Sequence[bool]) -> tuple[list[Row], int
 
 def _left_out(count: int, what: str) -> list[str]:
     return [f"... and {count} more {what}: --json has all"] if count else []
-
-
-def _short(name: str, wide: int) -> str:
-    plain = in_line(name)
-    return plain if len(plain) <= wide else f"..{plain[-(wide - 2) :]}"

@@ -17,7 +17,7 @@ from surefoot.replay.look import Look, as_json
 from surefoot.replay.looking import look
 from surefoot.replay.page import page
 from surefoot.sinks import records
-from surefoot.sinks.console import duration
+from surefoot.tracking.format import duration
 
 SAMPLES = 8
 

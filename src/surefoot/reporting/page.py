@@ -24,7 +24,7 @@ from surefoot.reporting.run_charts import charts
 from surefoot.reporting.svg import svg
 from surefoot.reporting.ticks import written
 from surefoot.reporting.verdict import State, state_of, verdict
-from surefoot.sinks.console import visible
+from surefoot.tracking.format import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

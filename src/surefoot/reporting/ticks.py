@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from surefoot.reporting.charts import Axis, Unit
-from surefoot.sinks.console import duration, number
+from surefoot.tracking.format import duration, number
 
 _POWERS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from surefoot.record import OWN, Record, Sink, scores_in
+from surefoot.tracking.format import duration, in_line, number, visible
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
 _LONG_S = 60.0  # of doing the same, after which that is said
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that command a terminal
 
 
 class Screen(Sink, Protocol):
@@ -133,46 +132,3 @@ def screen(length: int, stream: TextIO | None = None) -> Screen:
     from surefoot.sinks.terminal import Terminal
 
     return Terminal(length, stream)
-
-
-def visible(text: str) -> str:
-    """Text in which nothing commands the terminal: a model may write anything.
-
-    >>> visible("so it\\x1b[2J goes\\n")
-    'so it\ufffd[2J goes\\n'
-    """
-    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
-
-
-def in_line(name: str) -> str:
-    """A name as a part of one line.
-
-    >>> in_line("two\\nlines")
-    'two lines'
-    """
-    return " ".join(visible(name).split())
-
-
-def number(value: float) -> str:
-    """A number to five significant digits, whole where it is an integer or above 10,000; never rounded to 0, never long.
-
-    >>> number(0.00003), number(2.34567), number(51234.0), number(1e30), number(float("nan"))
-    ('3e-05', '2.3457', '51234', '1e+30', 'nan')
-    """
-    if abs(value) < 1e9 and (isinstance(value, int) or abs(value) >= 10000):
-        return f"{value:.0f}"
-    return f"{value:.5g}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them.
-
-    >>> duration(42), duration(192), duration(7260)
-    ('42s', '3m12s', '2h01m')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

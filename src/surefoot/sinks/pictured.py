@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.tracking.format import compact
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -66,7 +68,7 @@ def _matrix(classes: Any, counts: Any) -> Image:
             draw.rectangle((left, top, left + _CELL - 2, top + _CELL - 2), fill=(shade, shade, 255))
             if count:
                 ink = "white" if share > 0.5 else "black"
-                draw.text((left + 3, top + _CELL // 3), _short(count), fill=ink)
+                draw.text((left + 3, top + _CELL // 3), compact(count), fill=ink)
     return image
 
 
@@ -83,12 +85,3 @@ def _tiles(pngs: list[bytes]) -> Image:
             tile = one.convert("RGB").resize(size, Image.Resampling.NEAREST)
         image.paste(tile, (place % across * (_TILE + 2), place // across * (_TILE + 2)))
     return image
-
-
-def _short(count: int) -> str:
-    """A count in at most four letters.
-
-    >>> _short(950), _short(12345)
-    ('950', '12k')
-    """
-    return str(count) if count < 1000 else f"{count // 1000}k"

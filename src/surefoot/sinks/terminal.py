@@ -14,7 +14,8 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from surefoot.record import OWN, Record, scores_in
-from surefoot.sinks.console import Said, duration, in_line, number, visible
+from surefoot.sinks.console import Said
+from surefoot.tracking.format import compact, duration, in_line, number, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -197,7 +198,7 @@ def _values(record: Record) -> list[tuple[str, str]]:
         if name in record:
             values.append((f"{title} {record[name]:.3g}".replace("e-0", "e-"), ""))
     if "targets_per_s" in record:
-        values.append((f"{_short(record['targets_per_s'])}/s", ""))
+        values.append((f"{compact(record['targets_per_s'])}/s", ""))
     if "clipped" in record:
         values.append((f"clipped {record['clipped']:.2g}", ""))
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
@@ -206,18 +207,6 @@ def _values(record: Record) -> list[tuple[str, str]]:
 def _loss(record: Record) -> str:
     """Of the steps that were applied."""
     return number(record["loss_of_applied"] if "loss_of_applied" in record else record["loss"])
-
-
-def _short(value: float) -> str:
-    """A rate in at most six characters, for glancing at.
-
-    >>> _short(3.14159), _short(987.6), _short(15400.0), _short(2.5e6)
-    ('3.1', '988', '15.4k', '2.5M')
-    """
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}" if value < 999.5 * size else f"{value / size:.0f}{letter}"
-    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def _cell(value: float) -> str:

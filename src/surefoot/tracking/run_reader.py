@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from surefoot.checkpoint.json_shapes import misshapen
 from surefoot.checkpoint.state_json import SavedState, parse_state
 from surefoot.config import origins, program, values
 from surefoot.config.paths import read_regular
@@ -101,7 +102,7 @@ def read_run(path: Path) -> RunFiles:
         pass
     except (OSError, ValueError) as problem:
         problems.append(f"environment.json cannot be read{f': {_reason(problem)}' * isinstance(problem, OSError)}")
-    step, state = _newest_state(path)
+    step, state = newest_state(path)
     return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems))
 
 
@@ -126,12 +127,12 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
     """Read environment.json; `OSError` if it is missing, `ValueError` if it tells of no sessions."""
     try:
         environment = json.loads(read_regular(path / "environment.json"))
-    except RecursionError as problem:
-        raise ValueError("nested too deeply") from problem
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     sessions = environment.get("sittings") if isinstance(environment, dict) else None
-    if not isinstance(sessions, list) or not all(isinstance(each, dict) for each in sessions):
-        raise ValueError("tells of no sittings")
-    return tuple(sessions)
+    if problem := misshapen(sessions, list[Session], "sittings"):
+        raise ValueError(problem)
+    return tuple(sessions or ())
 
 
 def read_state(path: Path, step: int) -> SavedState | None:
@@ -142,7 +143,16 @@ def read_state(path: Path, step: int) -> SavedState | None:
         return None
 
 
-def _newest_state(path: Path) -> tuple[int, SavedState | None]:
+def began_with(path: Path, batch_size: int | str) -> int | str | None:
+    """The micro-batch size of a run that is there, if its batches are as large; whether it is intact is asked later."""
+    state = newest_state(path)[1]
+    same = state is not None and state.described.get("batch_size") == batch_size
+    found: int | str | None = state.described.get("micro_batch_size") if state is not None and same else None
+    return found
+
+
+def newest_state(path: Path) -> tuple[int, SavedState | None]:
+    """Read the newest state.json that can be read, and its step; 0 and None if there is none."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.memory import in_words
+from surefoot.tracking.text_table import text_table
 
 _CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what other sizes cost in memory
 
@@ -55,12 +56,7 @@ class FoundBatch:
         """The table, and the choice with its reason."""
         rows = [("micro-batch", "accumulation", "memory", "samples/s", "targets/s", "")]
         rows += [_row(tried) for tried in self.tried]
-        wide = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row[:5], wide, strict=True)) + f"  {row[5]}".rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, "", f"recommended  {self.flags}", f"  {self.reason}"])
+        return "\n".join([*text_table(rows, left=(5,)), "", f"recommended  {self.flags}", f"  {self.reason}"])
 
     @property
     def reason(self) -> str:

@@ -27,6 +27,7 @@ from surefoot.optim.clipping import clear
 from surefoot.ordering import data_plan, planned_sizes
 from surefoot.parts import Parts
 from surefoot.run import Run
+from surefoot.train.scratch import timed_pass
 from surefoot.tune.batch_sizes import FoundBatch, Tried, chosen, searched
 from surefoot.tune.unchanged import unchanged
 
@@ -221,11 +222,11 @@ class _Trial:
             return Tried(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             self.update_s = median(self._update_s(timed[0]) for _ in range(_ROUNDS))
-        passes = [self._pass(micro_batch) for micro_batch in timed]
+        passes = [timed_pass(self.task, self.state, micro_batch) for micro_batch in timed]
         targets = sum(count for _, count in passes) / len(timed)
         begun, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
-            times.append(sum(self._pass(micro_batch)[0] for micro_batch in timed) / len(timed))
+            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed) / len(timed))
         step_s = pieces * median(times) + self.update_s
         samples = sum(len(micro_batch.ids) for micro_batch in timed) / len(timed)
         return Tried(size, pieces, memory_bytes, pieces * samples / step_s, pieces * targets / step_s)
@@ -253,16 +254,6 @@ class _Trial:
         forward_backward(step)
         update(step)
         _wait(step)
-
-    def _pass(self, micro_batch: MicroBatch) -> tuple[float, float]:
-        """Seconds of one pass forward and backward, and the targets it counted."""
-        step, begun = Step(self.state.step, [micro_batch], self.task, self.state), perf_counter()
-        forward_backward(step)
-        _wait(step)
-        took_s = perf_counter() - begun
-        clear(self.state.parameters)
-        self.state.buffers.undo()
-        return took_s, float(step.count)
 
     def _update_s(self, micro_batch: MicroBatch) -> float:
         step = Step(self.state.step, [micro_batch], self.task, self.state)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefoot.tracking.format import as_typed
 from surefoot.tune.paired import LEVEL, Difference
-from surefoot.tune.variants import written
 
 if TYPE_CHECKING:
     from surefoot.tune.comparison import Compared, Row
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def of_target(target: float | None, first: Row, *, is_first: bool) -> str:
     """What "to target" means; `first` is the first variant that has a score, which need not be the first of all."""
     if target is not None:
-        return f"target: {written(target)}, as asked; the first evaluation that was as good"
+        return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
     assert first.best is not None
     which = "the first" if is_first else "the first that has a score"
     return (

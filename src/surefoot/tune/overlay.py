@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.drawing import COLOURS, DASHES, drawing, write
-from surefoot.sinks.console import in_line
+from surefoot.tracking.format import as_typed, in_line, shortened
 from surefoot.tune.comparison import Compared, Comparison, Row
-from surefoot.tune.progress import within
-from surefoot.tune.variants import short_names, written
+from surefoot.tune.variants import short_names
 
 _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what is compared
 _SHOWN = 12  # names in the legend
@@ -80,14 +79,12 @@ def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
     name = in_line(row.label)
     if row.varied and "=" not in row.name:
         short = short_names(settings)
-        own = [f"{short[name]}={_short(row.varied[name])}" for name in settings if name in row.varied]
+        own = [
+            f"{short[name]}={in_line(as_typed(row.varied[name], digits=3))}" for name in settings if name in row.varied
+        ]
         name += ": " + ", ".join(own)
     told = [row.status] * (row.status != "finished") + ([] if off is None else [off])
-    return within(name, _LONGEST) + (f" ({', '.join(told)})" if told else "")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else in_line(written(value))
+    return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(told)})" if told else "")
 
 
 def _name_axes(axes: Sequence[Any], comparison: Comparison, losses: bool) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from surefoot.config import origins, program, to_toml, values
 from surefoot.config.paths import read_regular
 from surefoot.errors import ConfigError
-from surefoot.tune.variants import Variant, flags, written
+from surefoot.tracking.format import as_typed
+from surefoot.tune.variants import Variant, flags
 from surefoot.user_files import is_resolved
 
 FILE = "compare.toml"
@@ -184,7 +185,7 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [
         f"was {flags({name: before.get(name)})}, now {flags({name: now.get(name)})}"
         for name in {**before, **now}
-        if name != "out" and written(before.get(name)) != written(now.get(name))
+        if name != "out" and as_typed(before.get(name)) != as_typed(now.get(name))
     ]
 
 

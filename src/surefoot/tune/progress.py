@@ -11,7 +11,8 @@ from shutil import get_terminal_size
 from typing import Protocol, TextIO
 
 from surefoot.record import Record
-from surefoot.sinks.console import Said, duration, in_line, number, visible
+from surefoot.sinks.console import Said
+from surefoot.tracking.format import duration, in_line, number, shortened, visible
 
 _BETWEEN_S = 10.0  # lines of one variant
 _NAME = 20  # letters of a name at least, on a line that is too short for it
@@ -106,7 +107,10 @@ class Board:
         room = (self.width or get_terminal_size().columns) - 1
         longest = max((len("  ".join(["", *shown])) for shown in values.values()), default=0)
         wide = min(max((len(name) for name in names.values()), default=0), max(_NAME, room - longest))
-        lines = ["  ".join([within(names[name], wide).ljust(wide), *shown])[:room] for name, shown in values.items()]
+        lines = [
+            "  ".join([shortened(names[name], wide, keep="both").ljust(wide), *shown])[:room]
+            for name, shown in values.items()
+        ]
         if lines != self.drawn:
             start = self._start()
             self._draw(lines, start)
@@ -122,18 +126,6 @@ class Board:
     def _draw(self, lines: list[str], start: str = "") -> None:
         self.said.put(start + "".join(f"{line}\n" for line in lines))
         self.drawn = lines
-
-
-def within(name: str, wide: int) -> str:
-    """A name in so many letters; its end, where names differ most, and its beginning are kept.
-
-    >>> within("name=sgd,momentum=0.9,lr=0.001", 20)
-    'name=...0.9,lr=0.001'
-    """
-    if len(name) <= wide:
-        return name
-    front = (wide - 3) // 3
-    return f"{name[:front]}...{name[len(name) - (wide - 3 - front) :]}"
 
 
 def screen(stream: TextIO | None = None) -> Screen:

@@ -17,6 +17,7 @@ from surefoot.drawing import COLOURS, DASHES, drawing, write
 from surefoot.durations import Length, planned
 from surefoot.errors import ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.tracking.format import shortened
 from surefoot.tune.schedule_traces import Trace, traced
 
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels
@@ -106,7 +107,9 @@ def _overlaid(axes: Any, traces: Sequence[Trace], rate: float | None, top: float
     """All schedules in one field."""
     for place, trace in enumerate(traces):
         steps, factors = _points(trace)
-        axes.plot(steps, factors * (rate or 1.0), label=_short(trace.name), linewidth=1.8, **_style(place))
+        axes.plot(
+            steps, factors * (rate or 1.0), label=shortened(trace.name, _LONGEST_NAME), linewidth=1.8, **_style(place)
+        )
     _framed(axes, traces[0], top, ticks=8)
     axes.set_ylabel(_what(rate))
     axes.set_xlabel("step")
@@ -132,7 +135,7 @@ def _marked(axes: Any, trace: Trace, unit: float, style: dict[str, Any]) -> None
     ]
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "annotation_clip": False}
     axes.annotate("\n".join(told), (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)
-    axes.set_title(_short(trace.name), loc="left", fontsize=9.5, fontweight="bold", pad=28)
+    axes.set_title(shortened(trace.name, _LONGEST_NAME), loc="left", fontsize=9.5, fontweight="bold", pad=28)
 
 
 def _framed(axes: Any, trace: Trace, top: float, *, ticks: int) -> None:
@@ -163,8 +166,3 @@ def _points(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 def _style(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
-
-
-def _short(name: str) -> str:
-    """A name that fits above its field."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

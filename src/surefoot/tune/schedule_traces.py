@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from surefoot.durations import Length
 from surefoot.errors import ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.tracking.text_table import text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
 
@@ -78,11 +79,7 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
         ends = f"step {trace.warmup:,}" if trace.warmup else "none"
         shown = [f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest)]
         rows.append((trace.name, ends, shown[0], shown[1], f"{trace.mean:.3f}"))
-    wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join([row[0].ljust(wide[0]), *(cell.rjust(width) for cell, width in zip(row[1:], wide[1:], strict=True))])
-        for row in rows
-    )
+    return "\n".join(text_table(rows))
 
 
 def _trace(name: str, schedule: Schedule | Joined, length: Length) -> Trace:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed
 from surefoot.tune.trials import Outcome, outcome_of
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Search:
                 self.ended(name, Outcome(held["status"]), best=_best_of(frozen, self.study.direction.name))
                 self.over += 1
                 continue
-            self.begin(name, {setting: _text(value) for setting, value in trial.params.items()})
+            self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
             return name
         number = len(self.study.get_trials(deepcopy=False))
         if number >= self.total:
@@ -143,7 +144,7 @@ class Search:
         trial = self.study.ask({setting: self._distribution(held) for setting, held in self.space.items()})
         name = trial_name(trial.number)
         self.going[name] = trial
-        self.begin(name, {setting: _text(value) for setting, value in trial.params.items()})
+        self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
         return name
 
     def saw(self, name: str, step: int, score: float) -> bool:
@@ -207,10 +208,6 @@ class Search:
 def _best_of(frozen: optuna.trial.FrozenTrial, direction: str) -> float | None:
     reported = list(frozen.intermediate_values.values())
     return None if not reported else min(reported) if direction == "MINIMIZE" else max(reported)
-
-
-def _text(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 def _number(text: str, setting: str, whole: str) -> int | float:

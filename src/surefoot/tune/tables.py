@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.sinks.console import duration, in_line, number
+from surefoot.tracking.format import as_typed, duration, in_line, number
+from surefoot.tracking.text_table import text_table
 from surefoot.tune.comparison import Comparison, Row
-from surefoot.tune.variants import flags, short_names, written
+from surefoot.tune.variants import flags, short_names
 
 _ALIKE = 4  # variants named that are no worse than the best
 
@@ -17,16 +18,8 @@ _ALIKE = 4  # variants named that are no worse than the best
 def text(comparison: Comparison) -> str:
     """The table for a person, with what is to be known of it below."""
     cells = _cells(comparison)
-    wide = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    left = {0, len(wide) - 1}
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, wide, strict=True))
-        )
-        for row in cells
-    ]
-    return "\n".join([_title(comparison), *(line.rstrip() for line in lines), *_below(comparison)])
+    table = text_table(cells, left=(0, len(cells[0]) - 1))
+    return "\n".join([_title(comparison), *table, *_below(comparison)])
 
 
 def markdown(comparison: Comparison) -> str:
@@ -41,8 +34,8 @@ def tsv(comparison: Comparison) -> str:
     """All numbers whole, one run group a line."""
     settings = sorted({name for row in comparison.rows for name in row.varied})
     rows = [{**{name: row.varied.get(name) for name in settings}, **_values(row)} for row in comparison.rows]
-    lines = [list(rows[0]), *([_whole(value) for value in row.values()] for row in rows)] if rows else []
-    return "".join("\t".join(line) + "\n" for line in lines)
+    lines = [["" if value is None else in_line(as_typed(value)) for value in row.values()] for row in rows]
+    return "".join("\t".join(line) + "\n" for line in [*map(list, rows[:1]), *lines])
 
 
 def as_json(comparison: Comparison) -> str:
@@ -132,7 +125,7 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     rows = [
         [
             in_line(row.label),
-            *(_short(row.varied.get(name)) for name in columns),
+            *(in_line(as_typed(row.varied.get(name), digits=4)) for name in columns),
             _with_error(row.best, row.best_error, several),
             _rounded(row.best_step),
             _with_error(row.final, row.final_error, several),
@@ -147,11 +140,6 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     last = len(head) - 1
     kept = [place for place in range(len(head)) if place in (0, last) or any(row[place] for row in rows)]
     return [[row[place] for place in kept] for row in [head, *rows]]
-
-
-def _short(value: Any) -> str:
-    """A setting in a column: numbers that were drawn have more digits than anybody reads."""
-    return f"{value:.4g}" if isinstance(value, float) else in_line(written(value))
 
 
 def _with_error(value: float | None, error: float | None, several: bool) -> str:
@@ -223,12 +211,6 @@ def _values(row: Row) -> dict[str, Any]:
 def _step(value: float | None) -> float | None:
     """A step as the whole number that it is; the mean of several may be none."""
     return int(value) if value is not None and value.is_integer() else value
-
-
-def _whole(value: Any) -> str:
-    """Every digit of a number, and nothing for what is absent."""
-    text = "" if value is None else repr(value) if isinstance(value, float) else written(value)
-    return in_line(text)
 
 
 def _finite(value: Any) -> Any:

@@ -101,7 +101,7 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
     """
-    lines = list(read_records(path))
+    lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
     settings = read_settings(path).flat if (path / "config.toml").is_file() else {}
     watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
     scored = [record for record in lines if record["kind"] == "scores"]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from surefoot.errors import ConfigError
 from surefoot.record import Record, scores_in
-from surefoot.sinks.console import duration, number
+from surefoot.tracking.format import duration, number
 from surefoot.tune.progress import Screen, Standing
 from surefoot.tune.trained import Direction, planned_steps, watched
 from surefoot.tune.trials import Outcome, Trial, Trials, is_over

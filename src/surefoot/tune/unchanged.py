@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,11 +47,12 @@ def unchanged(run: Run) -> Iterator[Parts]:
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
     clock = parts.whole.clock
     spent_s = clock.now() - clock.since
-    # what a checkpoint holds is put back from one; this has the rest, the buffers of averages from before they were refreshed
-    with (
-        preserved(models, parts.task.loss, tried.whole.kept.objects, state.parameters, with_weights=False),
-        parts.numerics(),
-    ):
+    with ExitStack() as stack:
+        stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
+        # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
+        user_state = tried.whole.kept.objects
+        stack.enter_context(preserved(models, parts.task.loss, user_state, state.parameters, with_weights=False))
+        stack.enter_context(parts.numerics())
         found = tried.packed()
         try:
             if run.sitting is None:
@@ -65,7 +66,6 @@ def unchanged(run: Run) -> Iterator[Parts]:
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.described.clear()
             parts.described.update(described_before)
-            clock.since = clock.now() - spent_s
 
 
 def _begin(parts: Parts) -> None:

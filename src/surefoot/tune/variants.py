@@ -10,6 +10,7 @@ from itertools import chain, count, product
 from typing import Any
 
 from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed
 
 _LONGEST = 80  # letters of a name: directories may have 255 bytes, tables less
 
@@ -53,7 +54,7 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     found: list[str] = []
     for combination in combinations:
         text = (
-            ",".join(f"{short[setting]}={_plain(written(value))}" for setting, value in combination.items()) or "base"
+            ",".join(f"{short[setting]}={_plain(as_typed(value))}" for setting, value in combination.items()) or "base"
         )
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
@@ -78,7 +79,7 @@ def labels(variants: Sequence[Variant]) -> list[str]:
     found = []
     for variant in variants:
         own = [setting for setting in apart if setting in variant.varied] or apart
-        text = ",".join(f"{short[setting]}={written(_effective(variant, setting))}" for setting in own)
+        text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
         found.append(text if text and variant.varied and "=" in variant.group else variant.group)
     return [label if found.count(label) == 1 else variant.group for label, variant in zip(found, variants, strict=True)]
 
@@ -105,19 +106,6 @@ def short_names(settings: Iterable[str]) -> dict[str, str]:
     return {setting: leaf if last.count(leaf) == 1 else setting for setting, leaf in zip(known, last, strict=True)}
 
 
-def written(value: Any) -> str:
-    """A value as one types it: a number short where that is exact, parts of a list with blanks between.
-
-    >>> written(0.0001), written((0.9, 0.95)), written(None), written("5%"), written(True)
-    ('0.0001', '0.9 0.95', 'None', '5%', 'True')
-    """
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    if isinstance(value, list | tuple):
-        return " ".join(written(part) for part in value)
-    return str(value)
-
-
 def flags(settings: Mapping[str, Any]) -> str:
     """Settings as they are typed.
 
@@ -129,7 +117,7 @@ def flags(settings: Mapping[str, Any]) -> str:
     typed = []
     for setting, value in settings.items():
         many = isinstance(value, list | tuple)
-        text = " ".join(quote(written(part)) for part in value) if many else quote(written(value))
+        text = " ".join(quote(as_typed(part)) for part in value) if many else quote(as_typed(value))
         typed.append(f"--{setting.replace('_', '-')} {text}")
     return " ".join(typed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from surefoot.memory import in_words
-from surefoot.sinks.console import duration
+from surefoot.tracking.format import duration
 from surefoot.verifying.consistency import has_best, has_times
 from surefoot.verifying.files import Files
 from surefoot.verifying.log import FILE

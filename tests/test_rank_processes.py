@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from ranks import forks, on_ranks
+from rank_processes import forks, on_ranks
 
 pytestmark = forks
 

@@ -1,0 +1,125 @@
+"""How numbers, times, sizes and names are written where a person reads them: console, page, tables, charts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that command a terminal
+_LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def visible(text: str) -> str:
+    """Text in which nothing commands the terminal: a model may write anything.
+
+    >>> visible("so it\\x1b[2J goes\\n")
+    'so it\ufffd[2J goes\\n'
+    """
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
+def in_line(name: str) -> str:
+    """A name as a part of one line.
+
+    >>> in_line("two\\nlines")
+    'two lines'
+    """
+    return " ".join(visible(name).split())
+
+
+def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
+    """At most `limit` letters of a text; `keep` says of which part.
+
+    >>> shortened("aten::convolution", 12), shortened("blocks.3.mlp.up", 12, keep="end")
+    ('aten::con...', '...3.mlp.up')
+    >>> shortened("name=sgd,momentum=0.9,lr=0.001", 20, keep="both")
+    'name=...0.9,lr=0.001'
+    """
+    if len(text) <= limit:
+        return text
+    front = {"start": limit - 3, "end": 0, "both": (limit - 3) // 3}[keep]
+    return f"{text[:front]}...{text[len(text) - (limit - 3 - front) :]}"
+
+
+def number(value: float) -> str:
+    """A number to five significant digits, whole where it is an integer or above 10,000; never rounded to 0, never long.
+
+    >>> number(0.00003), number(2.34567), number(51234.0), number(1e30), number(float("nan"))
+    ('3e-05', '2.3457', '51234', '1e+30', 'nan')
+    """
+    if abs(value) < 1e9 and (isinstance(value, int) or abs(value) >= 10000):
+        return f"{value:.0f}"
+    return f"{value:.5g}"
+
+
+def three_digits(value: float) -> str:
+    """A speed or a count of which three digits matter.
+
+    >>> three_digits(83_541.9), three_digits(12.345)
+    ('83,500', '12.3')
+    """
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def compact(value: float) -> str:
+    """A number in at most six characters, for glancing at.
+
+    >>> compact(3.14159), compact(987.6), compact(15400.0), compact(2.5e6)
+    ('3.1', '988', '15.4k', '2.5M')
+    """
+    for size, letter in _LETTERS:
+        if value >= size:
+            return f"{value / size:.3g}{letter}" if value < 999.5 * size else f"{value / size:.0f}{letter}"
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A large number to three digits, with the letter of its power of ten before the unit.
+
+    >>> with_unit(3.2e9, "FLOP"), with_unit(950, "B"), with_unit(1.25e13, "FLOP/s")
+    ('3.2 GFLOP', '950 B', '12.5 TFLOP/s')
+    """
+    size, letter = next(((size, letter) for size, letter in _LETTERS if abs(value) >= size), (1.0, ""))
+    return f"{value / size:.3g} {letter}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration(42), duration(192), duration(7260)
+    ('42s', '3m12s', '2h01m')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def measured_time(seconds: float) -> str:
+    """A time to three digits, in the unit that fits it, from nanoseconds to hours.
+
+    >>> measured_time(0.0571), measured_time(2.5e-6), measured_time(1.234), measured_time(75.0)
+    ('57.1 ms', '2.5 us', '1.23 s', '1m15s')
+    """
+    if seconds >= 59.95:
+        return duration(seconds)
+    for unit, one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= one:
+            return f"{seconds / one:.3g} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+
+
+def as_typed(value: Any, *, digits: int | None = None) -> str:
+    """A value of a setting as one types it: a float short where that is exact, or to some digits; a list with blanks between.
+
+    >>> as_typed(0.0001), as_typed((0.9, 0.95)), as_typed(None), as_typed("5%"), as_typed(True), as_typed(0.123456, digits=3)
+    ('0.0001', '0.9 0.95', 'None', '5%', 'True', '0.123')
+    """
+    if isinstance(value, float):
+        short = f"{value:.{digits or 6}g}"
+        return short if digits is not None or float(short) == value else repr(value)
+    if isinstance(value, list | tuple):
+        return " ".join(as_typed(part, digits=digits) for part in value)
+    return str(value)
