@@ -192,9 +192,9 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
 
 
 def config(recipe: str) -> dict[str, Any]:
-    from surefoot.config import values_of_run
+    from surefoot.config import values
 
-    return values_of_run((Path("runs") / recipe / "config.toml").read_text())
+    return values((Path("runs") / recipe / "config.toml").read_text())
 
 
 # --- made anew ---------------------------------------------------------------------------------------------------------
