@@ -18,9 +18,7 @@ from surefoot.config import (
     TrainSettings,
     clipping,
     default,
-    differences,
     flatten,
-    from_toml,
     layered,
     nearest,
     program,
@@ -52,6 +50,10 @@ class Config(TrainSettings):
     deep: Deep = setting(factory=lambda: Deep(layers=(4, 4)), identity=True)
     warmup: str | int | None = setting("5%", identity=True)
     label: str | None = setting("a", observer=True)
+
+
+def from_toml(text: str, kind: type[Config], where: str = "config.toml") -> Config:
+    return unflatten(values(text, where=where), kind, where=where)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -97,22 +99,6 @@ def test_the_program_written_and_read_is_the_same(recipe, arguments, number):
     assert program(to_toml(Config(), {}, made_by | {"left_out": None})) == made_by
 
 
-@given(a=configs, b=configs)
-def test_no_differences_means_equal(a, b):
-    assert (differences(a, b) == []) == (a == b)
-    assert differences(a, a) == []
-
-
-def test_differences_name_both_values():
-    changed = dataclasses.replace(Config(), deep=Deep(layers=(4, 4), optimizer=Optimizer(lr=1.0)), out="b")
-
-    assert differences(Config(), changed) == [("out", None, "b"), ("deep.optimizer.lr", 3e-4, 1.0)]
-
-
-def test_not_a_number_does_not_differ_from_itself():
-    assert differences(dataclasses.replace(Config(), ema=math.nan), dataclasses.replace(Config(), ema=math.nan)) == []
-
-
 def test_every_setting_stands_in_the_file_with_its_origin():
     written = to_toml(Config(), {"seed": "flag", "deep.optimizer.lr": "file small.toml"}, {})
 
@@ -135,14 +121,6 @@ def test_a_file_changes_what_it_names_and_no_more():
         Config(), seed=3, label=None, deep=Deep(layers=(4, 4), optimizer=Optimizer(lr=1.0))
     )
     assert isinstance(config.deep.optimizer.lr, float)
-
-
-def test_a_file_over_a_preset_keeps_the_rest_of_the_preset():
-    preset = dataclasses.replace(Config(), deep=Deep(layers=(1,), optimizer=Optimizer(name="sgd")))
-
-    assert from_toml("deep.optimizer.lr = 0.5", Config, base=preset).deep == Deep(
-        layers=(1,), optimizer=Optimizer(name="sgd", lr=0.5)
-    )
 
 
 def test_later_layers_win_and_origins_say_which():

@@ -298,7 +298,7 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
 def test_only_settings_that_say_auto_are_replaced() -> None:
     text = 'precision = "fp32" # flag\ncompile = "auto" # flag\n[model]\nprecision = "auto"\n'
     replaced = 'precision = "fp32" # flag\ncompile = true # auto\n[model]\nprecision = "auto"\n'
-    assert with_choices(text, {"precision": "bf16", "compile": True}) == replaced
+    assert with_choices(text, {"precision": "bf16", "channels_last": False, "compile": True}) == replaced
 
 
 # --- facts of machines ------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class Compiled(nn.Module):
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says that compiling gains; nothing is really compiled."""
     monkeypatch.setattr(pace, "COMPILE", {"cpu": True})
-    for where in ("parts", "run"):
+    for where in ("parts", "build"):
         monkeypatch.setattr(
             f"surefoot.{where}.compiled", lambda models: {name: Compiled(held) for name, held in models.items()}
         )

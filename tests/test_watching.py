@@ -381,7 +381,7 @@ def test_what_is_no_duration_is_refused() -> None:
 
 
 def test_a_compiled_model_is_watched_without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.run.compiled", dict)  # whatever was made of the models
+    monkeypatch.setattr("surefoot.build.compiled", dict)  # whatever was made of the models
     run = build(None, compile=True)
     with run:
         assert run.sitting is not None

@@ -1,9 +1,9 @@
 """Configuration: dataclasses to TOML and back, and what every run has; nothing here imports torch."""
 
-from surefoot.config.files import from_toml, origins, program, to_toml, values, with_choices
+from surefoot.config.files import origins, program, to_toml, values, with_choices
 from surefoot.config.strategy import Sharding, Strategy
 from surefoot.config.train_settings import TrainSettings, clipping, default, ordered, setting
-from surefoot.config.tree import LEADS, STAYS, differences, flatten, layered, nearest, unflatten
+from surefoot.config.tree import LEADS, STAYS, flatten, layered, nearest, unflatten
 
 __all__ = [
     "LEADS",
@@ -13,9 +13,7 @@ __all__ = [
     "TrainSettings",
     "clipping",
     "default",
-    "differences",
     "flatten",
-    "from_toml",
     "layered",
     "nearest",
     "ordered",

@@ -11,12 +11,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from surefoot.config.tree import flatten, unflatten
+from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 
-T = TypeVar("T")
 _ABSENT, _PROGRAM = "absent", "program"
 
 
@@ -51,17 +50,6 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
             _refuse_unwritable(f"{_PROGRAM}.{name}", value)
             made_by.add(name, value)
     return tomlkit.dumps(document)
-
-
-def from_toml(text: str, kind: type[T], *, base: T | None = None, where: str = "config.toml") -> T:
-    """The configuration in a file; what it does not name comes from `base`, or else from the defaults.
-
-    >>> from surefoot.config import TrainSettings
-    >>> text = to_toml(TrainSettings(length="2 epochs", batch_size=8), {}, {"recipe": "gpt"})
-    >>> from_toml(text, TrainSettings).length, program(text)
-    ('2 epochs', {'recipe': 'gpt'})
-    """
-    return unflatten(values(text, where=where), kind, base=base, where=where)
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:

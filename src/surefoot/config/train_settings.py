@@ -78,7 +78,10 @@ class Declared:
             if name not in inherited and not is_declared:
                 raise TypeError(f"{where} is not declared by setting(...): what would a resume do with it?")
             if name in inherited:
-                if is_declared or not isinstance(own, dataclasses.Field) or annotation != inherited[name].type:
+                hint = (
+                    inherited[name].type if isinstance(annotation, str) else typing.get_type_hints(cls.__mro__[1])[name]
+                )
+                if is_declared or not isinstance(own, dataclasses.Field) or annotation != hint:
                     raise TypeError(f"{where}: of an inherited setting only the default may change, by default(...)")
                 own.metadata = inherited[name].metadata
 

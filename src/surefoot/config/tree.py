@@ -42,8 +42,8 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
-def unflatten(values: Mapping[str, Any], kind: type[T], *, base: T | None = None, where: str = "settings") -> T:
-    """The configuration with these values by dotted name; others come from `base`, or else from the defaults.
+def unflatten(values: Mapping[str, Any], kind: type[T], *, where: str = "settings") -> T:
+    """The configuration with these values by dotted name; others come from the defaults.
 
     `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
     values of another type, and names that have neither value nor default.
@@ -54,7 +54,7 @@ def unflatten(values: Mapping[str, Any], kind: type[T], *, base: T | None = None
     """
     known = dict(field_hints(kind))
     problems = [_unknown(name, known) for name in values if name not in known]
-    config = _built(values, kind, base, "", problems)
+    config = _built(values, kind, None, "", problems)
     if problems:
         raise ConfigError(_all(problems, where))
     return typing.cast("T", config)
@@ -114,20 +114,6 @@ def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str
     except _WrongTypeError as wrong:
         return f"{name} = {(shown or _shown)(value)}: expected {wrong}"
     return None
-
-
-def differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) for each setting in which two configurations of one type differ.
-
-    >>> from surefoot.config import TrainSettings
-    >>> old = TrainSettings(length="2 epochs", batch_size=8)
-    >>> differences(old, dataclasses.replace(old, seed=1))
-    [('seed', 0, 1)]
-    """
-    first, second = flatten(a), flatten(b)
-    names = [*first, *(name for name in second if name not in first)]
-    pairs = [(name, first.get(name), second.get(name)) for name in names]
-    return [(name, old, new) for name, old, new in pairs if old != new and repr(old) != repr(new)]  # nan is not nan
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
