@@ -92,32 +92,19 @@ class _GroupState:
         """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
         states = [_started(optimizer.state[parameter], parameter) for parameter in self.parameters]
-        self.means, self.squares = (
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-        )
+        self.means, self.squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         self.steps = [state["step"] for state in states]
 
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
     """The short way for this optimizer, or None where it does more than one kernel call says."""
-    plain = (
-        type(optimizer) is AdamW
-        and not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-    )
-    if (
-        not plain
-        or len(
-            {(parameter.device, parameter.dtype) for group in optimizer.param_groups for parameter in group["params"]}
-        )
-        > 1
-    ):
+    if type(optimizer) is not AdamW or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
-    if any(
-        group["amsgrad"] or group["maximize"] or group["differentiable"] or not group["fused"]
-        for group in optimizer.param_groups
-    ):
+    groups = optimizer.param_groups
+    if len({(each.device, each.dtype) for group in groups for each in group["params"]}) > 1:
+        return None
+    more = ("amsgrad", "maximize", "differentiable")
+    if any(not group["fused"] or any(group[key] for key in more) for group in groups):
         return None
     return StraightToKernel()
 

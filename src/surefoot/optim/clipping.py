@@ -1,7 +1,7 @@
-"""Limits on the gradients of one optimizer, each a way that may remember: by norm, by value, by unit, by its own recent norms.
+"""Gradients between backward and the optimizer: their norm, their limits, and their end.
 
-All are applied to what backward left, multiplied by `factor` first (what the loss counted, the loss scale). Nothing here waits
-for the device.
+A limit (by norm, by value, by unit, by recent norms) is applied to what backward left, multiplied by `factor` first (what the
+loss counted, the loss scale), and may remember. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -206,9 +206,8 @@ def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
     """The 2-norm over all of them after they are multiplied by `factor` (1.0 or a tensor), on their device; 0 for none."""
     if not gradients:
         return torch.zeros(())
-    norm: Tensor = torch.linalg.vector_norm(
-        torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
-    )
+    numbers = torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
+    norm: Tensor = torch.linalg.vector_norm(numbers)
     return norm if isinstance(factor, float) else norm * factor
 
 

@@ -7,7 +7,8 @@ written as that, in one pass and without a copy to go back to.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,12 @@ def move_towards(
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
     """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those that are no fractions."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What the closure that an optimizer's `step` may be given returns; called with gradients on, as torch's optimizers do."""
+    with torch.enable_grad():
+        return None if closure is None else closure()
 
 
 def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:

@@ -23,6 +23,7 @@ Build = Callable[[Sequence[Group], float, Settings], Optimizer]
 Shape = tuple[int, ...]
 Shapes = Sequence[tuple[Shape, int]]
 """Of each parameter its shape on this rank, and the bytes of one of its numbers."""
+StateBytes = Callable[[Any, Shapes], int]
 WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
 
 NUMBER_BY_NUMBER = "number by number"
@@ -54,7 +55,7 @@ class OptimizerKind:
     """From groups, the base rate and settings. None: `made`, with all settings as keywords."""
     takes_complex: bool = False
     """Whether it trains complex parameters."""
-    state_bytes: Callable[[Any, Shapes], int] | None = None
+    state_bytes: StateBytes | None = None
     """Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its first step."""
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
     """Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies."""
@@ -70,7 +71,7 @@ class OptimizerKind:
     """A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none."""
 
 
-def copies(count: int) -> Callable[[Any, Shapes], int]:
+def copies(count: int) -> StateBytes:
     """The state of an optimizer that keeps so many numbers for each of a parameter.
 
     >>> copies(2)(None, [((10, 3), 4)])

@@ -84,12 +84,12 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     kind = kind_of(optimizer)
     way = "copies" if kind is None else kind.skip
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
-        return InsideKernel(name, kernel="its own arithmetic, which writes nothing then")
+        return InsideKernel("inside its own arithmetic, which writes nothing then")
     if way == "fused kernel" and _takes_found_inf(optimizer, device):
         _make_momentum_buffers(optimizer)
-        return straight_to_kernel(optimizer) or InsideKernel(name)
+        return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
     if device.type == "cpu":
-        return BranchOnCpu(name)
+        return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for nothing there)")
     if any(group.get("capturable") is False for group in optimizer.param_groups):
         raise ConfigError(
             f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
@@ -108,13 +108,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
 class InsideKernel:
     """The optimizer reads the flag itself, on the device: no copy of anything, no wait."""
 
-    name: str
-    kernel: str | None = None  # None: torch's fused one
-
-    @property
-    def description(self) -> str:
-        """How, in a phrase."""
-        return f"inside {self.kernel or f'the fused {self.name} kernel'}"
+    description: str
 
     def apply(self, optimizer: Any, found_inf: Tensor) -> None:
         """Hand the flag to the kernel, as `torch.amp.GradScaler` does."""
@@ -149,12 +143,7 @@ class PartByPart:
 class BranchOnCpu:
     """A plain branch, on the one device where reading a number waits for nothing."""
 
-    name: str
-
-    @property
-    def description(self) -> str:
-        """How, in a phrase."""
-        return f"by not calling {self.name} (a branch on the CPU, which waits for nothing there)"
+    description: str
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step or do not."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
-from surefoot.optim.in_place import made_steps, replace, subtract
+from surefoot.optim.in_place import loss_of, made_steps, replace, subtract
 from surefoot.optim.registry import OptimizerKind, Shapes
 
 BLOCK = 256
@@ -52,10 +52,7 @@ class AdamW8bit(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, or none where `found_inf` says so."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         found_inf: Tensor | None = vars(self).get("found_inf")
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -84,9 +81,7 @@ class AdamW8bit(Optimizer):
         if codes.dtype is not torch.uint8:
             return codes.clone()
         largest, code = state[f"{key}_largest"], self.maps[key, codes.device]
-        codes = (
-            codes.contiguous()
-        )  # after a resume they lie as the parameter does, and its CUDA kernel would mix them up
+        codes = codes.contiguous()  # after a resume they lie as the parameter does: the CUDA kernel would mix them up
         found: Tensor = self.quantisation.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
         return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.optim.in_place import move_towards, subtract
+from surefoot.optim.in_place import loss_of, move_towards, subtract
 from surefoot.optim.registry import OptimizerKind, copies
 
 
@@ -33,10 +33,7 @@ class Lion(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, or none where `found_inf` says so."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         found_inf: Tensor | None = vars(self).get("found_inf")
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]

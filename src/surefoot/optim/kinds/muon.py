@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim._muon import _adjust_lr
 
 from surefoot.errors import ConfigError
-from surefoot.optim.in_place import replace
+from surefoot.optim.in_place import loss_of, replace
 from surefoot.optim.newton_schulz import (
     NewtonSchulz,
     batches,
@@ -93,10 +93,7 @@ class MuonWithAdamW(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each part. A run steps or skips them one by one: `skip_step.PartByPart`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self.hand_over()
         for part in self.parts:
             part.step()
@@ -130,10 +127,7 @@ class BatchedMuon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, or none where `found_inf` says so."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         found_inf: Tensor | None = vars(self).get("found_inf")
         held = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
         if not held:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.optim.ema import Twin, copy_buffers
-from surefoot.optim.in_place import add_to_each, made_steps, move_towards, subtract
+from surefoot.optim.in_place import add_to_each, loss_of, made_steps, move_towards, subtract
 from surefoot.optim.registry import OptimizerKind, copies
 
 
@@ -39,10 +39,7 @@ class ScheduleFree(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, or none where `found_inf` says so."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:

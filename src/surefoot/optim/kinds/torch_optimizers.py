@@ -14,7 +14,16 @@ from torch.optim import Optimizer
 
 from surefoot.optim.in_place import fused_sgd_writes
 from surefoot.optim.param_groups import Group, with_rates
-from surefoot.optim.registry import NUMBER_BY_NUMBER, Build, OptimizerKind, Settings, Shapes, copies
+from surefoot.optim.registry import (
+    NUMBER_BY_NUMBER,
+    Build,
+    OptimizerKind,
+    Settings,
+    Shapes,
+    StateBytes,
+    WaysToSkip,
+    copies,
+)
 
 
 def _fused(made: Callable[..., Optimizer]) -> Build:
@@ -57,21 +66,20 @@ def _other(made: type[Optimizer], *, count: int | None = None, why_whole: str | 
     )
 
 
-_NAMED: dict[str, Any] = {"shardable": True, "takes_complex": True}
+def _named(
+    name: str, made: type[Optimizer], build: Build, *, skip: WaysToSkip, state_bytes: StateBytes
+) -> OptimizerKind:
+    return OptimizerKind(
+        name=name, made=made, build=build, takes_complex=True, state_bytes=state_bytes, shardable=True, skip=skip
+    )
+
+
 KINDS = (
-    OptimizerKind(
-        name="adamw", made=optim.AdamW, build=_fused(optim.AdamW), state_bytes=copies(2), skip="fused kernel", **_NAMED
-    ),
-    OptimizerKind(
-        name="adam", made=optim.Adam, build=_fused(optim.Adam), state_bytes=copies(2), skip="fused kernel", **_NAMED
-    ),
-    OptimizerKind(name="sgd", made=optim.SGD, build=_sgd, state_bytes=_bytes_of_sgd, skip="fused kernel", **_NAMED),
-    OptimizerKind(
-        name="nadam", made=optim.NAdam, build=_capturable(optim.NAdam), state_bytes=copies(2), skip="copies", **_NAMED
-    ),
-    OptimizerKind(
-        name="radam", made=optim.RAdam, build=_capturable(optim.RAdam), state_bytes=copies(2), skip="copies", **_NAMED
-    ),
+    _named("adamw", optim.AdamW, _fused(optim.AdamW), skip="fused kernel", state_bytes=copies(2)),
+    _named("adam", optim.Adam, _fused(optim.Adam), skip="fused kernel", state_bytes=copies(2)),
+    _named("sgd", optim.SGD, _sgd, skip="fused kernel", state_bytes=_bytes_of_sgd),
+    _named("nadam", optim.NAdam, _capturable(optim.NAdam), skip="copies", state_bytes=copies(2)),
+    _named("radam", optim.RAdam, _capturable(optim.RAdam), skip="copies", state_bytes=copies(2)),
     _other(optim.Adagrad, count=1),
     _other(optim.RMSprop, count=1),
     _other(optim.Adamax),
