@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.compare_plan import Compare, check_score, given_options, planned_of, trial
+from surefoot.cli.compare_options import Compare, check_score, given_options
+from surefoot.cli.compare_plan import check_reference, planned_of, trial
 from surefoot.cli.options import verb_options
 from surefoot.config import layered
 from surefoot.config.paths import local_path
@@ -23,9 +20,9 @@ from surefoot.stopping import parsed
 from surefoot.tune import planned, progress
 from surefoot.tune.notes import of_what_was_open
 from surefoot.tune.planned import Planned
-from surefoot.tune.search import Search, trial_name
+from surefoot.tune.search import Search
 from surefoot.tune.trials import Trials, outcome_of
-from surefoot.tune.variants import labels, run_labels
+from surefoot.tune.variants import run_labels
 
 if TYPE_CHECKING:
     from surefoot.directory import RunDirectory
@@ -93,7 +90,7 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *
     from surefoot.cli.compare_worker import command  # isort: skip
 
     if asked_plan is not None:
-        _check_reference(asked_plan[0])
+        check_reference(asked_plan[0])
     directory = RunDirectory(path)
     directory.open()
     screen = progress.screen()
@@ -132,6 +129,7 @@ def _prepared(
     asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Compare, *, given: set[str]
 ) -> tuple[Planned, Chooser]:
     """The plan, on disk, and who chooses what is trained next."""
+    from surefoot.cli.compare_worker import what_building_tells
     from surefoot.tune.training import InOrder
 
     held = planned.read(directory.path)
@@ -160,10 +158,10 @@ def _prepared(
             "  another search: --out DIR"
         )
     _check_score(plan, directory.path)
-    _check_reference(plan)
+    check_reference(plan)
     _write(plan if plan.found else dataclasses.replace(plan, score=None), directory)  # which may not be one of theirs
     if not plan.found:
-        plan = dataclasses.replace(plan, found=_looked_at(plan, directory))
+        plan = dataclasses.replace(plan, found=what_building_tells(plan, directory))
         _check_score(plan, directory.path)
         _write(plan, directory)
     if plan.search is None:
@@ -220,38 +218,6 @@ def _check_score(plan: Planned, path: Path) -> None:
         )
     for name in plan.names if plan.score is not None else []:
         read_run(path / name, score=plan.score)
-
-
-def _check_reference(plan: Planned) -> None:
-    """Refuse a reference that no variant will be called."""
-    from surefoot.tune.comparison import refuse_reference
-
-    groups = list({variant.group: variant for variant in plan.variants}.values())
-    called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
-    if plan.search is not None:
-        called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
-    refuse_reference(plan.reference, called)
-
-
-def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
-    """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
-    from surefoot.cli.compare_worker import command
-
-    name = plan.names[0] if plan.names else "first"
-    threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
-    with subprocess.Popen(
-        command("look", directory.path, name),
-        stdin=subprocess.PIPE,  # open as long as this process lives: see tune/tether.py
-        stdout=subprocess.PIPE,
-        env=os.environ | threads,
-        cwd=plan.started_in,
-    ) as process:
-        assert process.stdout is not None
-        said = process.stdout.read()
-    if process.returncode:
-        sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    found = json.loads(said.splitlines()[-1])
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:

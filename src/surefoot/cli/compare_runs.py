@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.compare_plan import Compare
+from surefoot.cli.compare_options import Compare
 from surefoot.cli.options import find_run
 from surefoot.config.paths import local_path
 from surefoot.directory import RunDirectory

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import arg
@@ -21,9 +21,12 @@ from surefoot.cli.options import (
     refuse_unknown,
 )
 from surefoot.config import layered, values
-from surefoot.config.paths import local_path
+from surefoot.config.paths import file_text, local_path
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, file_text, read_program
+from surefoot.recipes.program import Program, read_program
+
+if TYPE_CHECKING:
+    from surefoot.run import Run
 
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
@@ -89,6 +92,12 @@ def refuse_settings(program: Program, arguments: Sequence[str]) -> None:
         )
 
 
+def refuse_fp16_on_a_cpu(run: Run) -> None:
+    """Raise where the library lets pass, for tests, what nobody who trains can want."""
+    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
+        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
+
+
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
@@ -104,7 +113,7 @@ def configured(
         _print_help(kind, layers, verb)
     typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]
     written = _with_truth(arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)})
-    parsed = parse(make_dataclass("Flags", typed_here), written, verb=verb, config=(tyro.conf.FlagConversionOff,))
+    parsed: Any = parse(make_dataclass("Flags", typed_here), written, verb=verb, config=(tyro.conf.FlagConversionOff,))
     given = {name: getattr(parsed, f"setting_{name.replace('.', '_')}") for name in flags}
     return layered(kind, [*layers, ("flag", given)])
 
