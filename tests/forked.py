@@ -68,11 +68,11 @@ def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True
     """Have comparisons fork the process that looks at their settings, and those that train variants if these are to be."""
     import torch.utils.tensorboard  # noqa: F401  # what every run imports when it begins: here it is once for all
 
-    from surefoot.cli import compare, compare_worker  # noqa: F401
+    from surefoot.cli import compare_worker
     from surefoot.tune import batches, trials  # noqa: F401
 
     forking = SimpleNamespace(Popen=_variant, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
-    for module in (compare, trials) if trained else (compare,):
+    for module in (compare_worker, trials) if trained else (compare_worker,):
         monkeypatch.setattr(module, "subprocess", forking)
 
 

@@ -163,7 +163,7 @@ def on_ranks(
     for rank in range(count):
         process = os.fork()
         if process == 0:
-            faulthandler.dump_traceback_later(0.9 * patience_s, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(0.9 * patience_s, file=2)
             _be(environment(rank), lambda rank=rank: work(rank))  # type: ignore[misc]
         processes.append(process)
     statuses: dict[int, int] = {}
@@ -221,7 +221,7 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
             break
         asked = json.loads(line)
         _import_for_all()
-        from torch.distributed import TCPStore
+        from torch.distributed.distributed_c10d import TCPStore
 
         gc.freeze()  # or each process would copy what a collection touches
         stores.clear()  # its thread could hold a lock while a rank is forked, which would wait for it for ever
@@ -284,7 +284,7 @@ def _be(environment: Mapping[str, str], call: Callable[[], object], *, at_exit: 
         status = _status(end)
     except BaseException:
         try:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+            sys.excepthook(*sys.exc_info())
         except SystemExit as end:
             status = _status(end)
     finally:

@@ -467,9 +467,9 @@ def test_a_run_that_chose_to_compile_resumes_to_the_same_bits_and_is_one_that_sa
 
 def test_auto_is_typed_like_true_and_nothing_else_is() -> None:
     for typed, meant in (("auto", "auto"), ("true", True), ("False", False)):
-        config, _ = configured(images.Config, [], ["--compile", typed], verb="surefoot train images")
+        config, _ = configured(images.Config, [], ["--compile", typed], verb="train images")
         assert config.compile == meant
     with pytest.raises(sf.ConfigError, match="--compile"):
-        configured(images.Config, [], ["--compile", "often"], verb="surefoot train images")
+        configured(images.Config, [], ["--compile", "often"], verb="train images")
     with pytest.raises(sf.ConfigError, match="compile = 'often'"):
         built(compile="often")

@@ -25,7 +25,8 @@ import pytest
 from forked import Forked, variants_are_forked
 from surefoot.cli import compare_worker
 from surefoot.cli.compare import _said_first as said_first
-from surefoot.cli.compare_plan import Compare, planned_of, trial
+from surefoot.cli.compare_options import Compare
+from surefoot.cli.compare_plan import planned_of, trial
 from surefoot.cli.main import main
 from surefoot.cli.options import verb_options
 from surefoot.recipes.program import find_program

@@ -60,7 +60,8 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
         "--sbatch",
         "exclusive",
     ]
-    main(["submit", "gpt", *TWO, *asked, "--seed", "3"])
+    Path("mine.toml").write_text("seed = 3\n")
+    main(["submit", "gpt", *TWO, *asked, "--keep", "2", "--config", "mine.toml"])
     said = capsys.readouterr().out
     text = script(cluster, said)
     wanted = (
@@ -69,7 +70,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
         assert f"#SBATCH --{option}\n" in text
     assert "--kill-on-bad-exit=0" in text
-    assert "surefoot train gpt --out run --seed 3" in said
+    assert "surefoot train gpt --out run --keep 2 --config mine.toml" in said
     assert "tail -f slurm/901593/901593_0_log.out" in said
     assert "scancel 901593" in said
     assert "2 x 4 processes, 1 hour, and again" in said
@@ -84,6 +85,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
         (["gpt", "--out", "run", "--hours", "long"], "'long' is not a number"),
         (["gpt", "--out", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' is not a whole number"),
         (["gpt", "--hours", "1", "--out", "None"], "add --out runs/NAME"),
+        (["gpt", "--hours", "1", "--out", "run", "--config", "missing.toml"], "cannot read missing.toml"),
         (["gpt", "--hours", "1", "--out", "run", "--optimizer.lrr", "1"], "did you mean"),
         (["gpt", "--hours", "1", "--out", "run", "--partitio", "1"], "did you mean --partition?"),
         (["gpt", *TWO, "--tasks-per-node", "3"], "batch_size = 8 cannot be shared evenly by 6 ranks"),

@@ -408,7 +408,7 @@ def test_trackers_are_a_setting_of_every_recipe() -> None:
     from surefoot.cli.settings import configured
     from surefoot.recipes.gpt import Config
 
-    config, found = configured(Config, [], ["--trackers", "wandb,mlflow"], verb="surefoot train gpt")
+    config, found = configured(Config, [], ["--trackers", "wandb,mlflow"], verb="train gpt")
     assert 'trackers = "wandb,mlflow"' in to_toml(config, found, {})
 
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.compare_plan import Compare, check_score, given_options, planned_of, trial
+from surefoot.cli.compare_options import Compare, check_score, given_options
+from surefoot.cli.compare_plan import check_reference, planned_of, trial
 from surefoot.cli.options import verb_options
+from surefoot.config import layered
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import find_program, program_again
-from surefoot.tune.planned import FILE
+from surefoot.signals import Signals, to_terminal
+from surefoot.sinks.console import Said
+from surefoot.stopping import parsed
+from surefoot.tune import planned, progress
+from surefoot.tune.notes import of_what_was_open
+from surefoot.tune.planned import Planned
+from surefoot.tune.search import Search
+from surefoot.tune.trials import Trials, outcome_of
+from surefoot.tune.variants import run_labels
 
 if TYPE_CHECKING:
     from surefoot.directory import RunDirectory
     from surefoot.tune.comparison import Compared
-    from surefoot.tune.planned import Planned
     from surefoot.tune.training import Chooser
 
 _OUT = "runs/compare"
@@ -41,7 +46,7 @@ def compare(arguments: list[str]) -> None:
         raise ConfigError(
             "compare what? surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
-    if len(named) == 1 and (Path(named[0]) / FILE).is_file():
+    if len(named) == 1 and (Path(named[0]) / planned.FILE).is_file():
         _refuse(flags, given - {"jobs", "threads", "target", "reference", "score", "search", "run_changed_program"})
         _train(None, Path(named[0]), options, given=given)
     elif len(named) > 1:
@@ -79,19 +84,13 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *
     """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
     from surefoot.cli.compare_runs import comparison_told, files
     from surefoot.directory import RunDirectory
-    from surefoot.signals import Signals, to_terminal
-    from surefoot.sinks.console import Said
-    from surefoot.tune import planned, progress
-    from surefoot.tune.notes import of_what_was_open
     from surefoot.tune.tables import text
     from surefoot.tune.training import Sitting
-    from surefoot.tune.trials import Trials
-    from surefoot.tune.variants import run_labels
 
     from surefoot.cli.compare_worker import command  # isort: skip
 
     if asked_plan is not None:
-        _check_reference(asked_plan[0])
+        check_reference(asked_plan[0])
     directory = RunDirectory(path)
     directory.open()
     screen = progress.screen()
@@ -130,7 +129,7 @@ def _prepared(
     asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Compare, *, given: set[str]
 ) -> tuple[Planned, Chooser]:
     """The plan, on disk, and who chooses what is trained next."""
-    from surefoot.tune import planned
+    from surefoot.cli.compare_worker import what_building_tells
     from surefoot.tune.training import InOrder
 
     held = planned.read(directory.path)
@@ -159,10 +158,10 @@ def _prepared(
             "  another search: --out DIR"
         )
     _check_score(plan, directory.path)
-    _check_reference(plan)
+    check_reference(plan)
     _write(plan if plan.found else dataclasses.replace(plan, score=None), directory)  # which may not be one of theirs
     if not plan.found:
-        plan = dataclasses.replace(plan, found=_looked_at(plan, directory))
+        plan = dataclasses.replace(plan, found=what_building_tells(plan, directory))
         _check_score(plan, directory.path)
         _write(plan, directory)
     if plan.search is None:
@@ -172,11 +171,8 @@ def _prepared(
 
 def _search(plan: Planned, directory: RunDirectory) -> Chooser:
     """The search of a plan; the settings of each trial are in the plan before it begins."""
-    from surefoot.tune import planned
-    from surefoot.tune.search import Search
 
     assert plan.search is not None
-    described = plan.search
 
     def begin(name: str, chosen: dict[str, str]) -> None:
         held = planned.read(directory.path) or plan
@@ -190,19 +186,14 @@ def _search(plan: Planned, directory: RunDirectory) -> Chooser:
         )
     return Search(
         directory.path,
-        described["space"],
-        trials=described["trials"],
-        seed=described["seed"],
-        sampler=described["sampler"],
-        pruner=described["pruner"],
+        plan.search["space"],
+        **{name: plan.search[name] for name in ("trials", "seed", "sampler", "pruner")},
         direction=watch[0],
         begin=begin,
     )
 
 
 def _write(plan: Planned, directory: RunDirectory) -> None:
-    from surefoot.config import layered
-    from surefoot.tune import planned
 
     program = program_again(plan.program, run=directory.path, run_changed=True)  # `_plan` has looked
     assert program.config is not None
@@ -212,15 +203,12 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
 
 def _score(plan: Planned) -> Any:
     """Direction and name of the score that is judged by; None where there is none."""
-    from surefoot.stopping import parsed
-
     score = plan.score or plan.found.get("score")
     return None if score is None else parsed(score)
 
 
 def _check_score(plan: Planned, path: Path) -> None:
     """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
-    from surefoot.stopping import parsed
     from surefoot.tune.trained import read_run
 
     splits = plan.found.get("splits")
@@ -232,43 +220,7 @@ def _check_score(plan: Planned, path: Path) -> None:
         read_run(path / name, score=plan.score)
 
 
-def _check_reference(plan: Planned) -> None:
-    """Refuse a reference that no variant will be called."""
-    from surefoot.tune.comparison import refuse_reference
-    from surefoot.tune.search import trial_name
-    from surefoot.tune.variants import labels
-
-    groups = list({variant.group: variant for variant in plan.variants}.values())
-    called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
-    if plan.search is not None:
-        called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
-    refuse_reference(plan.reference, called)
-
-
-def _looked_at(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
-    """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
-    from surefoot.cli.compare_worker import command
-
-    name = plan.names[0] if plan.names else "first"
-    threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
-    with subprocess.Popen(
-        command("look", directory.path, name),
-        stdin=subprocess.PIPE,  # open as long as this process lives: see tune/tether.py
-        stdout=subprocess.PIPE,
-        env=os.environ | threads,
-        cwd=plan.started_in,
-    ) as process:
-        assert process.stdout is not None
-        said = process.stdout.read()
-    if process.returncode:
-        sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    found = json.loads(said.splitlines()[-1])
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:
-    from surefoot.tune.notes import of_what_was_open
-
     done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
     kind = ("run" if plan.search is None else "trial") + "s" * (chooser.total != 1)
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
@@ -280,7 +232,6 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
     """The runs of a comparison as they are."""
     from surefoot.tune.comparison import Compared
     from surefoot.tune.trained import read_run
-    from surefoot.tune.trials import outcome_of
 
     found = []
     for variant in plan.variants:

@@ -5,95 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from tyro.conf import Positional, UseAppendAction, arg
-
-from surefoot.cli.options import by_flag, limited, option_names, without
+from surefoot.cli.compare_options import Compare
+from surefoot.cli.options import option_names, without
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.config import flatten, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, program_again
-from surefoot.stopping import parsed
 from surefoot.tune.planned import Planned
-from surefoot.tune.search import Pruner, Sampler, corners, parameter
-from surefoot.tune.variants import Variant, grid, names, refuse_twins
+from surefoot.tune.search import corners, parameter, trial_name
+from surefoot.tune.variants import Variant, grid, labels, names, refuse_twins
 
 _SHOWN = 3  # combinations that cannot be
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compare:
-    """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
-    surefoot compare DIR                 go on with a comparison
-    surefoot compare RUN RUN...          compare runs that are there
-    surefoot compare --schedules LIST    draw schedules side by side; trains nothing
-
-    Train every combination of the varied settings on the same samples in the same
-    order, each as a run of its own below --out; then one table and one plot, with
-    what is inside the noise said. Stopped or killed, the same command goes on:
-    what is finished is not trained again. A test split is never scored by it.
-
-      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
-      surefoot compare images --search 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
-      surefoot compare runs/a runs/b --paired
-
-    With --schedules each is drawn with its peak, its lowest rate, the end of its
-    warm-up and the mean of its factors, which are printed too. Of a run of 1,000
-    steps, or of one of --length; of a recipe with that recipe's length, base rate
-    and the settings of its schedule. LIST has commas between schedules, a colon
-    before each setting, a slash between drops, and + and @ where one follows on
-    another; all is every shape.
-
-      surefoot compare --schedules cosine,linear,wsd,inverse-sqrt
-      surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
-      surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
-      surefoot compare --schedules all gpt --preset shakespeare --out rates
-    """
-
-    what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
-    """What to train, a comparison to go on with, or several runs."""
-    config: str | None = None
-    """A TOML file of settings."""
-    vary: UseAppendAction[tuple[str, ...]] = ()
-    """SETTING=A,B: values of a setting; several make a grid. Of a search also a range, SETTING=1e-4..1e-2."""
-    variant: UseAppendAction[tuple[str, ...]] = ()
-    """"S=A T=B": one combination more."""
-    seeds: int = limited(1, least=1)
-    """Train each combination this many times, with as many seeds from --seed on."""
-    jobs: int = limited(1, least=1)
-    """Runs that train at once."""
-    threads: int | None = limited(None, least=1)
-    """Threads of each run; kept in compare.toml. Absent: cores / jobs."""
-    target: float | None = None
-    """Tell how soon each reaches this score."""
-    reference: str = "best"
-    """What differences are taken to: best, first or a variant."""
-    score: str | None = None
-    """"min SPLIT/LOSS": judge by this instead of the score the runs watch."""
-    out: str | None = None
-    """Directory. Absent: runs/compare; of runs that are there runs/compared, written anew each time. Of schedules PATH.png and
-    PATH.svg. Absent: schedules."""
-    paired: bool = False
-    """Of runs that are there: score them again, batch by batch."""
-    run_changed_program: bool = False
-    """Run the programs even if they have changed since, or others could have changed them."""
-    search: int | None = limited(None, least=1)
-    """Search with this many trials in ranges."""
-    sampler: Sampler = "tpe"
-    """Of a search: how settings are chosen."""
-    pruner: Pruner = "median"
-    """Of a search: which trials are ended early."""
-    schedules: str | None = None
-    """Draw these schedules."""
-
-
-def given_options(arguments: Sequence[str]) -> set[str]:
-    """The names of the options that are there, whatever their values."""
-    return {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
 
 
 def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> tuple[Planned, Any]:
@@ -163,6 +89,17 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     values = flatten(layered(program.config, [("comparison", below), ("flag", by_hand | varied)])[0])
     unlike = {setting: value for setting, value in values.items() if value != plan.base.get(setting)}
     return Variant(name, name, varied, unlike | varied)
+
+
+def check_reference(plan: Planned) -> None:
+    """Refuse a reference that no variant will be called."""
+    from surefoot.tune.comparison import refuse_reference
+
+    groups = list({variant.group: variant for variant in plan.variants}.values())
+    called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
+    if plan.search is not None:
+        called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
+    refuse_reference(plan.reference, called)
 
 
 def _combinations(asked: Compare) -> list[dict[str, str]]:
@@ -280,13 +217,3 @@ def _cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(told)) if told.isdigit() and int(told) else cores
-
-
-def check_score(text: str | None) -> None:
-    """Raise `ConfigError` where the score to judge by is none."""
-    try:
-        direction, score = (None, None) if text is None else parsed(text)
-    except ConfigError as problem:
-        raise ConfigError(f"--score {text!r}: {problem}") from problem
-    if score is not None and not all(score.partition("/")):
-        raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} held-out/loss'")

@@ -6,17 +6,23 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from surefoot.cli.compare_plan import Compare
+from surefoot.cli.compare_options import Compare
 from surefoot.cli.options import find_run
 from surefoot.config.paths import local_path
+from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError, SurefootError
 from surefoot.recipes.program import build_run, in_directory, program_and_config
-
-if TYPE_CHECKING:
-    from surefoot.tune.comparison import Compared, Comparison
-    from surefoot.tune.trained import Trained
+from surefoot.sinks.console import Said
+from surefoot.tune import planned
+from surefoot.tune.batches import scores_by_batch
+from surefoot.tune.comparison import Compared, Comparison, compared
+from surefoot.tune.overlay import draw
+from surefoot.tune.tables import as_json, markdown, text, tsv
+from surefoot.tune.trained import Trained, read_run
+from surefoot.tune.trials import outcome_of
+from surefoot.tune.variants import Variant, flags
 
 _OUT = "runs/compared"
 _NAMED = 4  # runs of a comparison
@@ -25,13 +31,6 @@ _DIFFERENT = 8  # settings shown that runs differ in
 
 def compare_runs(asked: Compare) -> None:
     """Compare runs that are there; nothing in them is changed."""
-    from surefoot.directory import RunDirectory
-    from surefoot.sinks.console import Said
-    from surefoot.tune.comparison import Compared
-    from surefoot.tune.tables import text
-    from surefoot.tune.trained import read_run
-    from surefoot.tune.variants import Variant
-
     _refuse_comparisons(asked.what)
     paths = [find_run(name) for name in asked.what]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -65,8 +64,6 @@ def compare_runs(asked: Compare) -> None:
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
     """Raise `ConfigError` where what is named is a comparison: its runs are to be named."""
-    from surefoot.tune import planned
-
     problems = []
     for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
@@ -82,16 +79,12 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
 
 def _typed(settings: Mapping[str, Any], names: Sequence[str]) -> str:
     """Some settings as they are typed; those that a run does not have only where it has none of them."""
-    from surefoot.tune.variants import flags
-
     known = {name: settings[name] for name in names if settings.get(name) is not None}
     return flags(known) if known else f"without {', '.join(names)}"
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
     """The scores batch by batch that a comparison has left beside a run which it trained, if they are of this run and score."""
-    from surefoot.tune.trials import outcome_of
-
     held = (outcome_of(path.absolute().parent, path.name) or {}).get("batches")
     missing = {"why": f"{path} was not scored batch by batch: --paired does that"}
     if held is None or run.watch is None or run.best is None:
@@ -105,8 +98,6 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
 
 def _scored_again(path: Path, run: Any, *, run_changed: bool) -> dict[str, Any]:
     """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
-    from surefoot.tune.batches import scores_by_batch
-
     print(f"scoring {path} batch by batch", file=sys.stderr)
     try:
         program, config = program_and_config(path, run_changed=run_changed)
@@ -125,11 +116,6 @@ def comparison_told(
     more: Sequence[str] = (),
 ) -> Comparison:
     """The comparison, written as tables and drawn."""
-    from surefoot.directory import RunDirectory
-    from surefoot.tune.comparison import compared
-    from surefoot.tune.overlay import draw
-    from surefoot.tune.tables import as_json, markdown, tsv
-
     found = compared(runs, target=target, reference=reference, settled=settled)
     found = dataclasses.replace(found, notes=[*found.notes, *more])
     directory = RunDirectory(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from surefoot.recipes.program import program_again
 from surefoot.tune import planned
 
 if TYPE_CHECKING:
+    from surefoot.directory import RunDirectory
     from surefoot.run import Run
     from surefoot.tune.planned import Planned
 
@@ -26,6 +28,25 @@ def command(what: str, directory: Path, name: str) -> list[str]:
     """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
     own = [str(os.getpid()), sys.argv[0], what, str(directory.resolve()), name]
     return [sys.executable, "-m", "surefoot.cli.compare_worker", *own]
+
+
+def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
+    """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
+    name = plan.names[0] if plan.names else "first"
+    threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
+    with subprocess.Popen(
+        command("look", directory.path, name),
+        stdin=subprocess.PIPE,  # open as long as this process lives: see tune/tether.py
+        stdout=subprocess.PIPE,
+        env=os.environ | threads,
+        cwd=plan.started_in,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    if process.returncode:
+        sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
+    found = json.loads(said.splitlines()[-1])
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def train(plan: Planned, directory: Path, name: str) -> None:

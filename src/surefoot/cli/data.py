@@ -26,7 +26,7 @@ class Prepare:
 
     out: Positional[Annotated[str, arg(metavar="OUT")]]
     """Directory of the shards."""
-    inputs: Positional[Annotated[tuple[str, ...], arg(metavar="INPUT")]] = ()
+    inputs: Positional[Annotated[tuple[str, ...], arg(metavar="INPUT ...")]] = ()
     """Files, or directories of them."""
     tokenizer: str | None = None
     """gpt2, bytes, or a tokenizer's file or directory (a run's has one); it must be given."""

@@ -64,37 +64,28 @@ def evaluate(arguments: list[str]) -> None:
     command = ["evaluate", *without(arguments, processes.NAMES)]
     processes.start_several(command, options, config=config, flags=arguments, out=run_path)
     chosen = choose_checkpoint(run_path, options.checkpoint)
-    scored = _Scored.of(run_path, options.checkpoint, chosen)
+    whose, key = _scored(run_path, options.checkpoint, chosen)
     if splits or not on:
         run = build_run(program, config_here, of=run_path)
-        _evaluate_splits(run, splits, run_path=run_path, chosen=chosen, scored=scored)
+        _evaluate_splits(run, splits, chosen, whose=f"{whose} of {run_path}", key=key)
     if files:
-        note(f"scoring {scored.words} of {run_path} on {', '.join(files)}")
+        note(f"scoring {whose} of {run_path} on {', '.join(files)}")
         for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
-            print(f"{scored.key} {name}={value!r}", flush=True)
+            print(f"{key} {name}={value!r}", flush=True)
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """Whose scores they are: in words, and as a line of scores begins."""
+def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
+    """Whose scores they are, in words and as a line of scores begins, of what `--checkpoint` asked for and what that came to."""
+    from surefoot.checkpoint import Store, last_steps
 
-    words: str
-    key: str
-
-    @classmethod
-    def of(cls, run: Path, which: str | None, chosen: Contents) -> _Scored:
-        """Of what `--checkpoint` asked for, and what that came to."""
-        from surefoot.checkpoint import Store, last_steps
-
-        match (which or "").split():
-            case ["average", count]:
-                steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
-                return cls(f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}")
-        words = f"step {chosen.step}" + (", the best," if which == "best" else "")
-        return cls(words, f"step={chosen.step}")
+    match (which or "").split():
+        case ["average", count]:
+            steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
+            return f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}"
+    return f"step {chosen.step}" + (", the best," if which == "best" else ""), f"step={chosen.step}"
 
 
-def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: Contents, scored: _Scored) -> None:
+def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
     """Print the scores of a run's own splits, or of some of them."""
     scoring = run.parts.scoring
     unknown = [name for name in only if name not in scoring.splits]
@@ -105,7 +96,7 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
-    note(f"scoring {scored.words} of {run_path} on {', '.join(names) or 'nothing'}")
+    note(f"scoring {whose} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
         note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
     if run.load(chosen):
@@ -113,7 +104,7 @@ def _evaluate_splits(run: Run, only: Sequence[str], *, run_path: Path, chosen: C
     scores = run.scores(*names)
     if run.parts.world.is_main:
         for name, value in scores.items():
-            print(f"{scored.key} {name}={value!r}")
+            print(f"{key} {name}={value!r}")
 
 
 def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:

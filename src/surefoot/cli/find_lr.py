@@ -20,19 +20,12 @@ from surefoot.cli.options import (
     verb_options,
 )
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.settings import program_settings, saved_settings
+from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu, saved_settings
 from surefoot.config import TrainSettings, flatten, values
-from surefoot.config.paths import local_path
+from surefoot.config.paths import file_text, local_path
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
-from surefoot.recipes.program import (
-    build_run,
-    choose_checkpoint,
-    file_text,
-    find_program,
-    in_directory,
-    refuse_fp16_on_a_cpu,
-)
+from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
 
 if TYPE_CHECKING:
     from surefoot.run import Run

@@ -66,17 +66,11 @@ class SavedRunOptions(ChangedProgramOption, RunOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramOption:
-    """What makes the run that a verb is about."""
+class ProgramOptions:
+    """What makes the run that a verb is about, with a file of its settings."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
     """gpt, translation or images; or a function of yours that returns a surefoot.Run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramOptions(ProgramOption):
-    """What makes the run that a verb is about, with a file of its settings."""
-
     config: str | None = None
     """A TOML file of settings."""
 

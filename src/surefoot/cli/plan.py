@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.options import ProgramOptions, limited, target, verb_options
 from surefoot.cli.processes import Several, among_settings, planned, settled
-from surefoot.cli.settings import program_settings
+from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
 from surefoot.config import flatten
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, find_program, refuse_fp16_on_a_cpu
+from surefoot.recipes.program import Program, build_run, find_program
 
 if TYPE_CHECKING:
     from surefoot.paper import Assumed

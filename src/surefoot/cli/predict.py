@@ -30,7 +30,7 @@ class Predict(SavedRunOptions):
       surefoot predict runs/images picture.png --top 3
     """
 
-    inputs: Positional[Annotated[tuple[str, ...], arg(metavar="INPUT")]] = ()
+    inputs: Positional[Annotated[tuple[str, ...], arg(metavar="[INPUT ...]")]] = ()
     """Prompts, lines to translate, or picture files."""
 
 

@@ -12,8 +12,9 @@ from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limi
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.config import program as program_of
+from surefoot.config.paths import file_text
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.recipes.program import build_run, file_text, for_one_process
+from surefoot.recipes.program import build_run, for_one_process
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Report:
       surefoot report runs/mine --watch
     """
 
-    runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN")]] = ()
+    runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN ...")]] = ()
     """Runs' directories, their names under runs/, or latest."""
     out: str | None = None
     """The file. Absent: RUN/report.html; of several runs: report.html."""

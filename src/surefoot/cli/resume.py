@@ -11,9 +11,10 @@ from surefoot.cli.train import AcceptChange, start
 from surefoot.config import TrainSettings
 from surefoot.config import origins as origins_in
 from surefoot.config import program as program_of
+from surefoot.config.paths import file_text
 from surefoot.config.train_settings import names_of
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.recipes.program import file_text, read_program
+from surefoot.recipes.program import read_program
 
 
 @dataclass(frozen=True, kw_only=True)

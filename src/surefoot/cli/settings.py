@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
+from tyro.conf import arg
 
 from surefoot.cli.options import (
     ChangedProgramOption,
@@ -20,10 +20,13 @@ from surefoot.cli.options import (
     parse,
     refuse_unknown,
 )
-from surefoot.config import flatten, layered, values
-from surefoot.config.paths import local_path
+from surefoot.config import layered, values
+from surefoot.config.paths import file_text, local_path
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, file_text, read_program
+from surefoot.recipes.program import Program, read_program
+
+if TYPE_CHECKING:
+    from surefoot.run import Run
 
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
@@ -89,6 +92,12 @@ def refuse_settings(program: Program, arguments: Sequence[str]) -> None:
         )
 
 
+def refuse_fp16_on_a_cpu(run: Run) -> None:
+    """Raise where the library lets pass, for tests, what nobody who trains can want."""
+    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
+        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
+
+
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
@@ -98,15 +107,15 @@ def configured(
     Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
     """
     flags = [name for name, _ in by_flag(arguments) if name]
-    known = {name: required for name, _, required in _fields(kind)}
+    known = dict(_settings(kind))
     refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)
-    below = {name: value for _, held in layers for name, value in held.items()}
-    asked = [name for name, required in known.items() if required and name in flags and name not in below]
-    base = _with_gaps(kind, below) if asked else layered(kind, layers)[0]  # a gap is filled by its flag
-    truths = {name for name, hint, _ in _fields(kind) if hint is bool or bool in typing.get_args(hint)}
-    written = _with_truth(arguments, truths)
-    parsed = flatten(parse(kind, written, verb=verb, default=base, config=(tyro.conf.FlagConversionOff,)))
-    return layered(kind, [*layers, ("flag", {name: value for name, value in parsed.items() if name in flags})])
+    if "help" in flags:
+        _print_help(kind, layers, verb)
+    typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]
+    written = _with_truth(arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)})
+    parsed: Any = parse(make_dataclass("Flags", typed_here), written, verb=verb, config=(tyro.conf.FlagConversionOff,))
+    given = {name: getattr(parsed, f"setting_{name.replace('.', '_')}") for name in flags}
+    return layered(kind, [*layers, ("flag", given)])
 
 
 def typed(kind: type[Any], setting: str, text: str) -> list[str]:
@@ -116,22 +125,29 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
     (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
     """
-    hint = {name: hint for name, hint, _ in _fields(kind)}.get(setting.replace("-", "_"))
-    members = [hint, *typing.get_args(hint)]
-    lists = any(typing.get_origin(member) in (tuple, Sequence) for member in members)
+    hint = dict(_settings(kind)).get(setting.replace("-", "_"))
+    members = [hint, *get_args(hint)]
+    lists = any(get_origin(member) in (tuple, Sequence) for member in members)
     many = lists and str not in members and text != "None"
     return [f"--{setting}", *(text.split() if many else [text])]
 
 
-def _fields(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Dotted names of all settings, their types, and whether each must be given."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        hint, name = hints[field.name], f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hint):
-            yield from _fields(typing.cast("type[Any]", hint), f"{name}.")
+def _settings(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of all settings, and their types."""
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint) and isinstance(hint, type):
+            yield from _settings(hint, f"{prefix}{name}.")
         else:
-            yield name, hint, _has_no_default(field)
+            yield f"{prefix}{name}", hint
+
+
+def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str) -> None:
+    """Print all settings, with the values of the layers as defaults, and leave with 0."""
+    try:
+        default = {"default": layered(kind, layers)[0]}
+    except ConfigError:  # a setting has no value yet
+        default = {}
+    parse(kind, ["--help"], verb=verb, config=(tyro.conf.FlagConversionOff,), **default)
 
 
 def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
@@ -153,21 +169,3 @@ def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
 
 def _as_truth(value: str) -> str:
     return value.capitalize() if value.lower() in ("true", "false", "none") else value
-
-
-def _with_gaps(kind: type[Any], held: Mapping[str, Any], prefix: str = "") -> Any:
-    hints = typing.get_type_hints(kind)
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        name = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hints[field.name]):
-            given[field.name] = _with_gaps(hints[field.name], held, f"{name}.")
-        elif name in held:
-            given[field.name] = held[name]
-        elif _has_no_default(field):
-            given[field.name] = tyro.MISSING
-    return kind(**given)
-
-
-def _has_no_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

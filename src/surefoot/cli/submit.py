@@ -20,9 +20,9 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import ProgramOption, limited, option_names, target, verb_options, without
+from surefoot.cli.options import ProgramOptions, limited, option_names, target, verb_options, without
 from surefoot.cli.settings import program_settings
-from surefoot.cli.train import Train
+from surefoot.cli.train import AcceptChange, Train
 from surefoot.config import flatten
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
@@ -61,7 +61,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submit(ProgramOption):
+class Submit(AcceptChange, ProgramOptions):
     """Train as a job of Slurm, one process for each GPU, through submitit (extra
     slurm). Before its time is over and when it is pre-empted it saves, is requeued,
     and goes on to the same bits. Settings are those of surefoot train; --out is on
@@ -102,7 +102,8 @@ def submit(arguments: list[str]) -> None:
     """Submit a job that trains what the arguments say."""
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
     what = target(Submit, arguments, verb="submit", missing=missing)
-    options, flags = verb_options(Submit, arguments, verb="submit", help_goes_on=True)
+    of_train = ("config", "accept_change")  # which go on to it
+    options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
     requested = _requested(options)

@@ -80,6 +80,15 @@ def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
     return data
 
 
+def file_text(path: Path) -> str:
+    """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
+    try:
+        return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
+    except (OSError, UnicodeDecodeError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot read {path}: {why}") from problem
+
+
 def _regular(handle: int, path: Path) -> os.stat_result:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):

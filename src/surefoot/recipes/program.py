@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot import user_files
 from surefoot.config import flatten, layered, nearest, values
 from surefoot.config import program as program_of
-from surefoot.config.paths import read_regular
+from surefoot.config.paths import file_text
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.placement import placed
 from surefoot.recipes import NAMES
@@ -199,20 +199,12 @@ def in_directory(config: Any, run: Path) -> Any:
 
 def for_one_process(config: Any, run: Path) -> Any:
     """The settings of a run as one process holds it, its weights whole, and its directory the one that was named."""
-    if config is None:
-        return None
-    config, changes = in_directory(config, run), dict[str, Any]()
+    config = in_directory(config, run)
     if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
-        changes["parallel"] = "none"
-    if isinstance(config, RecipeSettings):
-        changes["sharding"] = type(config.sharding)()
-    return dataclasses.replace(config, **changes)
-
-
-def refuse_fp16_on_a_cpu(run: Run) -> None:
-    """Raise where the library lets pass, for tests, what nobody who trains can want."""
-    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
-        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
+        config = dataclasses.replace(config, parallel="none")
+    return (
+        dataclasses.replace(config, sharding=type(config.sharding)()) if isinstance(config, RecipeSettings) else config
+    )
 
 
 def choose_checkpoint(run: Path, which: str | None) -> Contents:
@@ -248,15 +240,6 @@ def note(text: str) -> None:
     """Print what is no result, by rank 0 alone; the others may not have met yet."""
     if placed(os.environ).rank == 0:
         print(text, file=sys.stderr)
-
-
-def file_text(path: Path) -> str:
-    """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
-    try:
-        return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
-    except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot read {path}: {why}") from problem
 
 
 def _in_file(path: Path, function: str) -> Program:

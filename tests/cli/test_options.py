@@ -1,0 +1,105 @@
+"""Options of verbs: what a mistake is answered, wherever it stands, and what belongs to something else; 3 seconds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import main
+
+PROGRAM = """
+from dataclasses import dataclass
+import surefoot as sf
+
+@dataclass(frozen=True)
+class Config:
+    steps: int
+    width: int | None = None
+    wide: bool = False
+
+def build(config: Config):
+    raise sf.ConfigError(f"built with {config}")
+
+def plain():
+    raise sf.ConfigError("built with nothing")
+"""
+RUN = """
+steps = 4
+[program]
+kind = "recipe"
+recipe = "gpt"
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a program and a run that holds nothing but its settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    Path("program.py").write_text(PROGRAM)
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/config.toml").write_text(RUN)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) <= 5
+    return said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["diagnose", "a", "--jsn"],
+            "unknown option --jsn: did you mean --json?\n  all options: surefoot diagnose --help",
+        ),
+        (["diagnose", "a", "b"], "what is meant by: b"),
+        (["report", "a", "--port", "-1", "--watch"], "--port '-1' is not a whole number, 0 or more"),
+        (["evaluate", "a", "--checkpont", "best"], "unknown setting --checkpont: did you mean --checkpoint?"),
+        (["compare", "gpt", "--threads", "many"], "--threads 'many' is not a whole number"),
+        (["compare", "gpt", "--sampler", "tep"], "--sampler 'tep' is none of tpe, random. Did you mean tpe?"),
+        (["compare", "--schedules", "all", "--jobs", "2"], "--jobs: --schedules trains nothing"),
+        (["plan", "gpt", "--world", "8", "--flops", "nan"], "--flops 'nan' is not a number"),
+        (["plan", "program.py:plain", "--world", "8", "--nproc", "2"], "leave --nproc and --max-restarts out"),
+        (["find-lr", "gpt", "--checkpoint", "best"], "are of a run that is there, and gpt is none"),
+        (["find-lr", "a", "--config", "mine.toml"], "--config is for what has no settings yet"),
+        (["train", "program.py"], "steps is not set and has no default"),
+        (["train", "program.py", "--steps", "4", "--width"], "--width needs a value"),
+        (["train", "program.py", "--steps", "4", "again"], "what is meant by: again"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
+)
+def test_a_mistake_is_answered_with_what_to_type(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["program.py", "--steps", "4", "--wide", "--width=8"],
+        ["program.py:build", "--wide=true", "--width", "8", "--steps=4"],
+        ["program.py", "--config", "mine.toml", "--width", "8", "--wide", "True"],
+    ],
+    ids=" ".join,
+)
+def test_settings_may_be_written_in_any_way(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.toml").write_text("steps = 4\n")
+    assert "built with Config(steps=4, width=8, wide=True)" in refused(capsys, "train", *arguments)
+
+
+def test_help_of_a_program_shows_the_verbs_options_then_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["train", "program.py", "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert 0 < said.index("--accept-change") < said.index("--width {None}|INT")
+    assert said.rindex("--steps INT") > said.index("--accept-change")
