@@ -221,7 +221,7 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
             break
         asked = json.loads(line)
         _import_for_all()
-        from torch.distributed.distributed_c10d import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         gc.freeze()  # or each process would copy what a collection touches
         stores.clear()  # its thread could hold a lock while a rank is forked, which would wait for it for ever
