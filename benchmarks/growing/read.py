@@ -67,7 +67,7 @@ def main() -> None:
     from surefoot.reporting.recorded import read_reported_run
     from surefoot.reporting.writing import report
 
-    ways: dict[str, Callable[[Path], object]] = {"read": read_run, "page": report, "diagnose": diagnose}
+    ways: dict[str, Callable[[Path], object]] = {"read": read_reported_run, "page": report, "diagnose": diagnose}
     now = process_time if "cpu" in sys.argv else perf_counter
     begun = now()
     ways[sys.argv[1]](Path(sys.argv[2]))
