@@ -34,7 +34,7 @@ def in_one(function: Callable[..., None]) -> Callable[..., None]:
             case = {name: value for part in parts for name, value in part.items()}
             try:
                 function(**case, **own)
-            except (Exception, pytest.fail.Exception) as problem:  # noqa: BLE001  # told of all together
+            except (Exception, pytest.fail.Exception) as problem:  # told of all together
                 failed.append(f"{case}: {type(problem).__name__}: {problem}")
         assert not failed, f"{len(failed)} of {len(list(product(*choices)))} cases:\n" + "\n".join(failed)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from in_one import in_one
 from surefoot.cli.options import options
 from surefoot.cli.submit import OWN as SUBMIT
 from surefoot.cli.submit import check_training
@@ -30,6 +31,7 @@ def settings(command: list[str]) -> list[str]:
     return rest
 
 
+@in_one
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_can_be_typed(command: list[str]) -> None:
     assert command[0] in ("surefoot", "torchrun", "srun", "sbatch")

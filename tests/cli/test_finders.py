@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from in_one import in_one
 from surefoot.cli.finders import meant
 from surefoot.cli.main import main
 
@@ -147,6 +148,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     assert Store(Path("runs/mine/checkpoints")).steps()[-1] == 8
 
 
+@in_one
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

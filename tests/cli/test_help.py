@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from in_one import in_one
 from surefoot.cli import help as texts
 from surefoot.cli.main import _VERBS, main
 
@@ -27,6 +28,7 @@ def test_every_verb_has_a_help_and_stands_in_the_whole(capsys: pytest.CaptureFix
         assert printed(capsys, verb, "--help").startswith(f"surefoot {verb} ")
 
 
+@in_one
 @pytest.mark.parametrize("text", [texts.WHOLE, *texts.VERBS.values()], ids=["whole", *texts.VERBS])
 def test_no_line_is_wider_than_a_terminal(text: str) -> None:
     assert max(len(line) for line in text.splitlines()) <= 88

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from in_one import in_one
 from surefoot.optimizers.groups import parameter_groups, table
 
 
@@ -22,6 +23,7 @@ class Named(nn.Module):
             self.add_module(name, module)
 
 
+@in_one
 @pytest.mark.parametrize("name", ["norm1", "ln_f", "bn", "LayerNorm", "decay_me"])
 @pytest.mark.parametrize(
     "norm",

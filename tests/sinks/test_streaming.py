@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from in_one import in_one
 from surefoot.reporting.reading import read_run
 from surefoot.sinks import records, streamed
 from written_runs import falling, layers, scores, train, written
@@ -27,6 +28,7 @@ def several_sittings(seed: int) -> list[dict[str, Any]]:
     return found
 
 
+@in_one
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None:
     run = written(tmp_path / "run", several_sittings(seed))

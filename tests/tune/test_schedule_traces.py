@@ -7,6 +7,7 @@ import math
 import pytest
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.curves import TAKES
 from surefoot.durations import Length
 from surefoot.schedules import Joined, Schedule
@@ -39,6 +40,7 @@ def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: f
     assert trace(schedule).mean == pytest.approx(mean, rel=1e-12)
 
 
+@in_one
 @pytest.mark.parametrize("shape", TAKES)
 @pytest.mark.parametrize("steps", [7, 200])
 def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, steps: int) -> None:
