@@ -132,3 +132,31 @@ def test_every_property_is_checked_with_the_same_examples_and_without_a_deadline
     assert len(drawn[0]) == 20
     assert (profile.deadline, profile.derandomize, profile.print_blob) == (None, True, True)
     assert HealthCheck.too_slow in profile.suppress_health_check
+
+
+# --- what is slow ---------------------------------------------------------------------------------------------------
+
+
+def marked() -> Iterator[tuple[str, str, tuple[object, ...]]]:
+    """Each test function with a mark of its own that makes it or some of its cases slow: its name, the mark, its arguments."""
+    for file in TESTS.rglob("test_*.py"):
+        text = file.read_text()
+        for node in ast.parse(text).body if "pytest.mark" in text else []:
+            for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
+                call = decorator if isinstance(decorator, ast.Call) else None
+                mark = ast.unparse(decorator if call is None else call.func)
+                if mark in ("pytest.mark.slow", "pytest.mark.fast"):
+                    assert isinstance(node, ast.FunctionDef)
+                    yield node.name, mark, tuple(map(ast.literal_eval, call.args if call else ()))
+
+
+def test_the_page_on_tests_lists_what_only_the_slow_suite_shows() -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", (TESTS.parent / "docs" / "testing.md").read_text(), flags=re.MULTILINE)
+    listed = [(f"test_{claim.replace(' ', '_')}", kept) for claim, kept in rows if not claim.startswith(("`", "C"))]
+    there = [
+        (name, "; ".join(f"`{str(case)[:60]}`" for case in cases) if mark.endswith("fast") else "nothing of it")
+        for name, mark, cases in marked()
+    ]
+    assert len(listed) > 10
+    assert sorted(set(listed) - set(there)) == []
+    assert sorted({each for each in there if each[1] != "nothing of it"} - set(listed)) == []

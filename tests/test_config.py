@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from in_one import in_one
 from surefoot.config import (
     TrainSettings,
     clipping,
@@ -144,6 +145,7 @@ def test_layers_are_checked_one_by_one_and_problems_name_theirs():
         layered(Config, [("file a", {"sead": 1}), ("flag", {"keep_last": "x"})])
 
 
+@in_one
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -218,6 +220,7 @@ def test_clipping_reads_kind_and_limit(written, meant):
     assert clipping(written) == meant
 
 
+@in_one
 @pytest.mark.parametrize(
     "written",
     [

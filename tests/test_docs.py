@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.config import values
 
@@ -106,6 +107,7 @@ def write_images() -> None:
     Image.fromarray(generator.integers(256, size=(30, 30), dtype=np.uint8)).save("picture.png")
 
 
+@in_one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_settings_files_can_be_read(page: Path) -> None:
     for language, text in blocks(page):
@@ -113,6 +115,7 @@ def test_settings_files_can_be_read(page: Path) -> None:
             assert values(text)
 
 
+@in_one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_link_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())

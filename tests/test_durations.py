@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from in_one import in_one
 from surefoot.durations import NEVER, Every, Length, every, in_steps, run_length, seconds
 from surefoot.errors import ConfigError
 
@@ -39,6 +40,7 @@ def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size)
     assert (steps - 1) * batch_size < epochs * samples <= steps * batch_size
 
 
+@in_one
 @pytest.mark.parametrize("text", ["200", "fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", 0, -1, True])
 def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
     with pytest.raises(ConfigError, match=r"(?s)length = .*write it as '200 steps' or '30 epochs'"):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.checkpoint import Contents, Store, tensor_file, weight_files
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.pieces import Pieces, bounds
@@ -130,6 +131,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, withou
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@in_one
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("max_file", ["5 GB", "200 B", "260 B"])
 def test_what_is_exported_is_what_was_trained_in_files_as_large_as_asked_for(

@@ -15,7 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+<<<<<<< HEAD
 from rank_processes import Ranks
+=======
+from in_one import in_one
+from ranks import Ranks
+>>>>>>> w-tests
 from surefoot.activations import compute_again
 from surefoot.first_pass import check_first_pass
 from surefoot.micro_batch import MicroBatch
@@ -157,6 +162,7 @@ def with_attributes(model: Any, batch: Any) -> Tensor:
     return plain(model, batch) * model.head.out_features + 0.01 * model.penalty()
 
 
+@in_one
 @pytest.mark.parametrize("kind", [Net, Recurrent, Tied, with_frozen_part, with_blocks_computed_again, compiled])
 @pytest.mark.parametrize("loss", [plain, twice, counted])
 def test_a_model_that_its_loss_calls_passes(kind: Callable[[], nn.Module], loss: Any) -> None:

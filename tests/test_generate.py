@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from in_one import in_one
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.generate import sample, samples, stream
 from surefoot.models.gpt import GPT, GPTShape
@@ -188,6 +189,7 @@ def test_global_generators_are_left_as_found():
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
+@in_one
 @pytest.mark.parametrize(
     ("options", "named"),
     [

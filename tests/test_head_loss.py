@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from in_one import in_one
 from surefoot import head_loss
 from surefoot.errors import ConfigError
 from surefoot.head_loss import summed_cross_entropy
@@ -20,6 +21,7 @@ def tensors(rows: int, classes: int, dtype: torch.dtype = torch.float64) -> tupl
     return hidden, head, torch.randint(classes, (rows,), generator=generator)
 
 
+@in_one
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 700])
 def test_value_and_gradients_are_those_of_torch(rows: int, label_smoothing: float) -> None:

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from surefoot.cli.options import option_names, without
 from surefoot.cli.submit import Submit, check_training
+=======
+from in_one import in_one
+from surefoot.cli.options import options
+from surefoot.cli.submit import OWN as SUBMIT
+from surefoot.cli.submit import check_training
+>>>>>>> w-tests
 from surefoot.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +33,7 @@ def settings(command: list[str]) -> list[str]:
     return without(command[start + 1 :], NOT_SETTINGS)
 
 
+@in_one
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_can_be_typed(command: list[str]) -> None:
     assert command[0] in ("surefoot", "torchrun", "srun", "sbatch")

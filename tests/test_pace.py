@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from surefoot import pace, plan
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
@@ -210,6 +211,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
 }
 
 
+@in_one
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kinds_of_layers_are_told_by_the_modules_and_what_was_not_measured_is_none(name: str) -> None:
     network, facts = NETWORKS[name]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.panels import MOST_BYTES, Panel, fitting, panels_from_json, written
 
 PNG = sf.picture_png(torch.full((1, 4, 4), 0.5))
@@ -45,6 +46,7 @@ def test_a_run_without_panels_has_none(tmp_path: Path) -> None:
     assert sf.load(tmp_path).panels() is None
 
 
+@in_one
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -114,6 +116,7 @@ HOSTILE = [
 ]
 
 
+@in_one
 @pytest.mark.parametrize("held", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
     (tmp_path / "panels.json").write_text(held)

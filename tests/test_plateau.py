@@ -18,6 +18,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
+from in_one import in_one
 from surefoot import plan
 from surefoot.cli.main import main
 from surefoot.plateau import Feedback, Plateau, Standing, following
@@ -79,6 +80,7 @@ def walk(generator: random.Random) -> list[float]:
     return [math.inf if generator.random() < 0.05 else sum(steps[: place + 1]) for place in range(60)]
 
 
+@in_one
 @pytest.mark.parametrize("direction", ["min", "max"])
 @pytest.mark.parametrize("cooldown", [0, 1, 3])
 @pytest.mark.parametrize(("patience", "factor", "floor"), [(1, 0.5, 0.0), (2, 0.1, 0.005), (3, 0.7, 0.3)])
@@ -453,6 +455,7 @@ def test_flags_that_make_no_plateau_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@in_one
 @pytest.mark.parametrize("plateau", range(1, 8))
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
+<<<<<<< HEAD
 from rank_processes import Ranks
+=======
+from in_one import in_one
+from ranks import Ranks
+>>>>>>> w-tests
 from surefoot import errors
 from surefoot.cli import main
 from surefoot.data import reading
@@ -102,6 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
 }
 
 
+@in_one
 @pytest.mark.parametrize(("changes", "kind", "found", "cure"), REFUSED.values(), ids=REFUSED)
 def test_what_users_hand_over_is_refused_with_its_cure(
     changes: dict[str, Any], kind: type[sf.SurefootError], found: str, cure: str

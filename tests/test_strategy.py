@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.config import strategy
 from surefoot.config.strategy import Sharding, Strategy, strategy_for, strategy_of
 
@@ -43,6 +44,7 @@ def test_every_setting_is_tried_here() -> None:
     assert OTHER.keys() == vars(Sharding()).keys()
 
 
+@in_one
 @pytest.mark.parametrize("name", OTHER)
 @pytest.mark.parametrize("kind", strategy.KINDS)
 def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: str) -> None:

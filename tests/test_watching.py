@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from identities import world_runs
+from in_one import in_one
 from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
 from surefoot.activity import FLAT_ENDS, Activity
 from surefoot.layers import Seen
@@ -256,6 +257,7 @@ def test_parts_in_evaluation_mode_have_no_hooks() -> None:
         assert not any(module._forward_hooks for module in part.modules())
 
 
+@in_one
 @pytest.mark.parametrize("kind", list(FLAT_ENDS), ids=lambda kind: kind.__name__)
 def test_flat_is_where_the_derivative_is_nearly_none(kind: Any) -> None:
     module = kind()

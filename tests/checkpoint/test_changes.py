@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from in_one import in_one
 from surefoot.checkpoint.changes import change_names, find_changes, refuse_changes
 from surefoot.errors import CheckpointError
 
@@ -33,6 +34,7 @@ ANOTHER = {"sha256": "b", "count": 2, "samples": 2}
 HALF = {"sha256": "b", "count": 1, "samples": 1}  # the first of several ranks
 
 
+@in_one
 @pytest.mark.parametrize(
     ("now", "refused"),
     [

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from in_one import in_one
 from surefoot.checkpoint import Contents, DamageError, Manifest, read, read_manifest, verify, write
 from surefoot.checkpoint.format import size_bytes
 from surefoot.checkpoint.manifest import from_bytes, to_bytes
@@ -47,6 +48,7 @@ def small(**changes: Any) -> Contents:
     return Contents(**(fields | changes))
 
 
+@in_one
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
 def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:

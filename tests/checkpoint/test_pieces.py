@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from in_one import in_one
 from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, tensor_file, write
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import from_bytes
@@ -65,6 +66,7 @@ def _rows(tensor: torch.Tensor, place: int, count: int) -> torch.Tensor:
     return tensor[start:stop].clone()
 
 
+@in_one
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_tensors_in_any_number_of_pieces_come_back_bit_for_bit(count: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -86,6 +88,7 @@ def test_tensors_in_any_number_of_pieces_come_back_bit_for_bit(count: int, dtype
         )
 
 
+@in_one
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("readers", [1, 2, 3, 4, 6])
 def test_each_of_any_number_of_readers_gets_its_rows_and_reads_little_else(
@@ -265,6 +268,7 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
         entries(file)
 
 
+@in_one
 @pytest.mark.parametrize(
     "stated",
     [

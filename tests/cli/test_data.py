@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.recipes import corpus
 
@@ -37,6 +38,7 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
     assert Path("more/shard-00000.bin").read_bytes() == Path("shards/shard-00000.bin").read_bytes()
 
 
+@in_one
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

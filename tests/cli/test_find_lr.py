@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD:tests/cli/test_find_lr.py
 from surefoot.cli.find_lr import tried_options, tried_run
+=======
+from in_one import in_one
+from surefoot.cli.finders import meant
+>>>>>>> w-tests:tests/cli/test_finders.py
 from surefoot.cli.main import main
 from surefoot.cli.profile import Profile
 
@@ -149,6 +154,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     assert Store(Path("runs/mine/checkpoints")).steps()[-1] == 8
 
 
+@in_one
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from in_one import in_one
 from surefoot.cli.main import main
 
 PROGRAM = """
@@ -142,6 +143,7 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
     assert section(of_run, title) == section(on_paper, title)
 
 
+@in_one
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

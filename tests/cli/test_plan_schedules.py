@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.cli.plan_schedules import schedules
 from surefoot.durations import Length
@@ -51,6 +52,7 @@ def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
     return list(schedules(text, LENGTH, shared=shared).values())
 
 
+@in_one
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from in_one import in_one
 from surefoot.data.augmentation import Augmentation, augmented, below, sample_bits
 from surefoot.data.randaugment import KINDS, changed, randaugmented
 from surefoot.errors import ConfigError
@@ -145,6 +146,7 @@ def test_colours_are_those_of_the_formulas(sign):
         assert np.array_equal(found, np.rint(values.clip(0, 255)).astype(np.uint8)), kind
 
 
+@in_one
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("kind", ["shear-x", "shear-y", "translate-x", "translate-y", "rotate"])
 def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.data.buckets import Buckets
 from surefoot.data.feed import Feed
 
@@ -200,6 +201,7 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
         assert torch.equal(one, other)
 
 
+@in_one
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from in_one import in_one
 from surefoot.data.documents import document_files
 from surefoot.errors import ConfigError, DataError
 
@@ -36,6 +37,7 @@ def read(path: Path, *, column: str = "text", start: int = 0) -> list[str]:
     return [text for file in document_files([path]) for text in file.documents(column=column, start=start)]
 
 
+@in_one
 @pytest.mark.parametrize("kind", [jsonl, parquet])
 @pytest.mark.parametrize("start", range(6))
 def test_documents_are_read_from_any_one_on(kind: Any, start: int, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
+from in_one import in_one
 from surefoot.data import feed as feed_module
 from surefoot.data.feed import Feed, in_order, moved
 from surefoot.data.plan import Order
@@ -86,6 +87,7 @@ def test_starting_at_step_k_equals_skipping_to_k(kind):
     assert bit_equal(tensors(fed(made(kind), 5, 9)), tensors(whole[5:]))
 
 
+@in_one
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 8])
 def test_samples_do_not_depend_on_the_micro_batch_size(kind, micro_batch_size):
@@ -242,6 +244,7 @@ def test_an_error_in_gather_names_samples_and_step():
         fed(Broken(), 0, 1)
 
 
+@in_one
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [1, 7, 20, 64])
 def test_in_order_gives_every_sample_once(kind, batch_size):
@@ -250,6 +253,7 @@ def test_in_order_gives_every_sample_once(kind, batch_size):
     assert sum(one.count for one in found) == 20
 
 
+@in_one
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("most", "batches"), [(1, [3]), (2, [1, 5]), (3, [1, 3, 5]), (6, [0, 1, 2, 4, 5, 6]), (7, range(7))]

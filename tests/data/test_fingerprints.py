@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, TensorDataset
 
+from in_one import in_one
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.samples import fingerprint
 
@@ -22,6 +23,7 @@ class Pair:
     other: Any
 
 
+@in_one
 @pytest.mark.parametrize(
     ("value", "other"),
     [

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.data.augmentation import Augmentation
 from surefoot.data.feed import Feed
 from surefoot.data.image_folder import Files, Fitting
@@ -167,6 +168,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: in
 # --- pictures of any kind ----------------------------------------------------------------------------------------------
 
 
+@in_one
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "I;16"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_picture_of_any_mode_becomes_an_input(mode: str, channels: int, tmp_path: Path) -> None:

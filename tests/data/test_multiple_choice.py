@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from data_sets import DATA, needs
+from in_one import in_one
 from surefoot.data.choices import Choices, choice_accuracy
 from surefoot.data.multiple_choice import load_questions
 from surefoot.data.tokenizers import ByteTokenizer, CharacterTokenizer
@@ -72,6 +73,7 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
     assert len(load_questions(path, ByteTokenizer(), number=51)) == 50
 
 
+@in_one
 @pytest.mark.parametrize(
     ("records", "says"),
     [

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from in_one import in_one
 from surefoot.data.plan import InOrder, MixtureOrder, Order, folded, permutation, quotas
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold
@@ -17,6 +18,7 @@ def seen(plan, steps):
     return [tuple(array.tolist() for array in plan.ids(step)) for step in steps]
 
 
+@in_one
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4095, 4097, 70_000])
 def test_permutation_is_a_bijection(size):
     assert np.array_equal(np.sort(permutation(size * 7, size, np.arange(size))), np.arange(size))

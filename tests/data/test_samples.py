@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
+from in_one import in_one
 from surefoot.data.samples import check_samples, fingerprint, rows, same
 from surefoot.data.tokens import Windows
 from surefoot.errors import DataError
@@ -146,6 +147,7 @@ class Sample:
     values: torch.Tensor
 
 
+@in_one
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_sets import DATA, needs
+from in_one import in_one
 from surefoot.data.feed import in_order
 from surefoot.data.samples import check_samples, fingerprint
 from surefoot.data.shards import write_shards
@@ -49,6 +50,7 @@ def test_offsets_differ_between_epochs_and_seeds():
     assert offsets(0) != offsets(1)
 
 
+@in_one
 @pytest.mark.parametrize("length", range(16, 32))
 def test_every_token_is_seen_over_the_epochs(length):
     windows = Windows(np.arange(length), context=8, seed=0)

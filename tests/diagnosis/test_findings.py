@@ -24,6 +24,7 @@ from diagnosis.histories import (
     verdict,
     wobble,
 )
+from in_one import in_one
 from surefoot.diagnosis import CHECKS, Described, Finding, History, Unclear, Well, findings, verdicts
 from surefoot.diagnosis.generalising import smoothed_floor
 from surefoot.diagnosis.gradients import noise_scale
@@ -221,6 +222,7 @@ def test_there_is_a_fault_for_every_finding() -> None:
     assert {check(healthy()).name for check in CHECKS} == set(FAULTS)
 
 
+@in_one
 @pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
 def test_a_fault_is_found_with_evidence_causes_and_what_to_try(
     name: str, severity: str, make: Callable[[], History]
@@ -376,6 +378,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
 }
 
 
+@in_one
 @pytest.mark.parametrize(("name", "make"), [(name, make) for name, cases in BORDERS.items() for make in cases])
 def test_what_is_just_not_so_is_not_found(name: str, make: Callable[[], History]) -> None:
     assert found(name, make()) is None
@@ -385,6 +388,7 @@ def test_every_finding_has_a_border() -> None:
     assert set(BORDERS) == set(FAULTS)
 
 
+@in_one
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("standing", ["running", "over", "unknown"])
 def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> None:
@@ -397,6 +401,7 @@ def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> Non
     assert findings(few) == []
 
 
+@in_one
 @pytest.mark.parametrize(
     "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "host_memory_bytes", "waiting_s"]
 )
@@ -682,6 +687,7 @@ def test_a_finding_as_json_has_its_numbers() -> None:
 _AT_STEP = re.compile(r"(?<!full )at step (\d+(?:,\d{3})*)")
 
 
+@in_one
 @pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
 def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
     name: str, severity: str, make: Callable[[], History]

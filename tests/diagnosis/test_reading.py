@@ -13,6 +13,7 @@ from torch import nn
 
 import surefoot as sf
 from diagnosis.histories import falling, train
+from in_one import in_one
 from surefoot.diagnosis import described_in, findings, history_in
 from surefoot.diagnosis.architecture import kinds_of_models, kinds_of_modules
 from surefoot.diagnosis.reading import standing_of
@@ -72,6 +73,7 @@ def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: 
     assert (described.processors, described.memory_bytes) == (3, 10**9)
 
 
+@in_one
 @pytest.mark.parametrize("name", ["config.toml", "environment.json", "checkpoints/step-00000001/state.json"])
 @pytest.mark.parametrize("held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sittings": 3, "described": 4}', b"a = 1"])
 def test_no_damaged_file_of_settings_is_an_error(name: str, held: bytes, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import surefoot.diagnosis
 from diagnosis.histories import RECORDS, falling, found, history, layers, scores, train, verdict
+from in_one import in_one
 from surefoot.diagnosis import Unclear
 from surefoot.record import Record
 
@@ -513,6 +514,7 @@ PUBLISHED = [
 ]
 
 
+@in_one
 @pytest.mark.parametrize("threshold", PUBLISHED, ids=lambda threshold: threshold.name)
 def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(threshold: Threshold) -> None:
     assert threshold.constant == threshold.published

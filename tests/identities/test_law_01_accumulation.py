@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_mean, counted_targets, plain_mean, tokens
 from surefoot.loop import Step
 from surefoot.micro_batch import MicroBatch
@@ -79,6 +80,7 @@ def assert_same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
+@in_one
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
 @pytest.mark.parametrize(
     ("loss", "count"),
@@ -101,6 +103,7 @@ def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, coun
     assert_same(step.norm, torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])))
 
 
+@in_one
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
 @pytest.mark.parametrize("loss", [plain_mean, counted_mean])
 def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: list[int]) -> None:
@@ -111,6 +114,7 @@ def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: lis
     assert_same(found, gradient)
 
 
+@in_one
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
 @pytest.mark.parametrize("clip", ["norm 0.05", "value 0.01", "adaptive 0.01", "auto 0.5"])
 def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(clip: str, sizes: list[int]) -> None:
@@ -128,6 +132,7 @@ def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(clip: str, 
     assert_same(two_steps(sizes), two_steps([SAMPLES]))
 
 
+@in_one
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(
     ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
@@ -246,6 +251,7 @@ def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: 
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
+@in_one
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize(
     ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, None), (weighted_mean, None)]

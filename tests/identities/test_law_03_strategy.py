@@ -96,10 +96,17 @@ def test_all_ranks_compile_where_the_main_one_chose_to_and_make_the_same_run(
             assert_same(together, alone)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(ranks: Ranks, size: int) -> None:
-    (alone,) = ranks(1, strategy_runs.of_each_optimizer)
-    for together in ranks(size, strategy_runs.of_each_optimizer, sharding={}):
+@pytest.mark.fast("2-four")
+@pytest.mark.parametrize(
+    "names", [["adamw", "sgd", "schedule-free", "muon"], [*strategy_runs.OPTIMIZERS]], ids=["four", "all"]
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(
+    ranks: Ranks, size: int, names: list[str]
+) -> None:
+    (alone,) = ranks(1, strategy_runs.of_each_optimizer, names=names)
+    for together in ranks(size, strategy_runs.of_each_optimizer, names=names, sharding={}):
+        assert together.keys() == {*names}
         for name, found in together.items():
             assert 0 < sum(of_steps(found, "skipped")) < 5, name
             assert_same(found, alone[name])

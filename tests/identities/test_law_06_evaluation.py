@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from ragged import CLASSES, FEATURES, IGNORED, LENGTH, Batch, counted_mean, counted_targets, plain_mean, tokens
 from surefoot.evaluate import scored, scored_by_batch
 from surefoot.micro_batch import MicroBatch
@@ -92,6 +93,7 @@ def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
     }
 
 
+@in_one
 @pytest.mark.parametrize("ema", [None, 0.5])
 @pytest.mark.parametrize("loss", [plain_mean, counted_mean, with_further])
 @pytest.mark.parametrize("size", SIZES)

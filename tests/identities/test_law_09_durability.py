@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 
+from in_one import in_one
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed, killed_for_real
 from surefoot.checkpoint import Contents, Damage, Disk, Store, verify
 from surefoot.errors import CheckpointError
@@ -199,6 +200,7 @@ def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoin
             once_more = again.happened
 
 
+@in_one
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["disk full", "failing disk"])
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("name", SCENES)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from in_one import in_one
 from surefoot.checkpoint import Contents, DamageError, Store, read, read_manifest, verify, write
 from surefoot.cli.main import main
 from surefoot.data.shards import TokenShards, write_shards
@@ -87,11 +88,13 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str:
     return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
 
 
+@in_one
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_no_source_file_can_turn_data_into_code(path: Path) -> None:
     assert list(code_in_data(path.read_text(encoding="utf-8"))) == []
 
 
+@in_one
 @pytest.mark.parametrize(
     "source",
     [
@@ -193,6 +196,7 @@ def with_sound_hashes(directory: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
 
 
+@in_one
 @pytest.mark.parametrize("sound", [False, True], ids=["as it is", "with sound hashes"])
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: str(hostile.__name__))

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.data.feed import Feed
 from surefoot.data.plan import Order
 from surefoot.layers import Layers
@@ -134,6 +135,7 @@ def micro_batches() -> list[list[MicroBatch]]:
     return [feed.micro_batches(step) for step in range(STEPS)]
 
 
+@in_one
 @pytest.mark.parametrize(
     "changes",
     [
@@ -204,6 +206,7 @@ def layers(run: sf.Run) -> Layers:
     )
 
 
+@in_one
 @pytest.mark.parametrize(
     "read",
     [

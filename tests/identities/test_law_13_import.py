@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from in_one import in_one
+
 PROBE = """
 import json, logging, os, random, signal, sys, threading, warnings
 
@@ -73,6 +75,7 @@ def test_importing_every_room_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@in_one
 @pytest.mark.parametrize(
     "asked",
     [

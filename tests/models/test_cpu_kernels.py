@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
+from in_one import in_one
 from surefoot.models import attention
 from surefoot.models.activation import relu2
 from surefoot.models.attention import causal_attention
@@ -87,6 +88,7 @@ def test_with_weights_in_bfloat16_norm_and_rotation_are_rounded_once() -> None:
     assert_close(normed_and_rotated(x_BTHD, *turns).float(), wide, rtol=2**-8, atol=1e-7)
 
 
+@in_one
 @pytest.mark.parametrize("tiles", [nullcontext, in_one_tile])
 @pytest.mark.parametrize("time", [1, 63, 64, 65, 200])
 def test_attention_in_tiles_and_its_gradients_are_torchs(

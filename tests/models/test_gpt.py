@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from in_one import in_one
 from surefoot.activations import compute_again
 from surefoot.generate import sample
 from surefoot.losses import chunked_cross_entropy, cross_entropy
@@ -179,6 +180,7 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
     assert [name for name, parameter in model.named_parameters() if not parameter.grad.any()] == []
 
 
+@in_one
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "parts",

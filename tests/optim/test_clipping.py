@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.config import clipping
 from surefoot.optim.build import limited
 from surefoot.optim.clipping import RECENT, ByNorm, clipping_of, gradient_norm
@@ -143,6 +144,7 @@ def test_the_quantile_of_few_norms_is_numpys(quantile):
         assert left == pytest.approx(min(norms[-1], np.quantile(norms, quantile)), rel=1e-12)
 
 
+@in_one
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_skipped_step_leaves_what_is_remembered_bit_unchanged(kind, bad):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.checkpoint import Store
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.flat_parameters import FlatAdamW, laid_out, none_shared, worth_it
@@ -258,6 +259,7 @@ def test_a_checkpoint_from_before_a_gradient_was_absent_is_loaded_as_it_was(tmp_
     assert not any(group.get("updated_apart") for group in groups)
 
 
+@in_one
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 @pytest.mark.parametrize("apart", [-2, -1, 0, 1])
 def test_two_views_share_memory_where_one_begins_before_the_other_ends(length: int, apart: int) -> None:

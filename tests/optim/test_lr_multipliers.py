@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import surefoot as sf
+from in_one import in_one
 from surefoot import plan
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT, GPTShape
@@ -258,7 +259,12 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     assert logged == [0.5 * factor(step) for step in range(8)]
 
 
+<<<<<<< HEAD:tests/optim/test_lr_multipliers.py
 @pytest.mark.parametrize("name", DECLARED)
+=======
+@in_one
+@pytest.mark.parametrize("name", KINDS)
+>>>>>>> w-tests:tests/optimizers/test_rates.py
 def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run = run_of(
         model=lambda: mlp(layers=4), optimizer=named(name, lr=0.5, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")])
@@ -328,6 +334,7 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
+@in_one
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

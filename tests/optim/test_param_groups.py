@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+<<<<<<< HEAD:tests/optim/test_param_groups.py
 from surefoot.optim.param_groups import parameter_groups, table
+=======
+from in_one import in_one
+from surefoot.optimizers.groups import parameter_groups, table
+>>>>>>> w-tests:tests/optimizers/test_groups.py
 
 
 def decaying(model, weight_decay=0.1):
@@ -22,6 +27,7 @@ class Named(nn.Module):
             self.add_module(name, module)
 
 
+@in_one
 @pytest.mark.parametrize("name", ["norm1", "ln_f", "bn", "LayerNorm", "decay_me"])
 @pytest.mark.parametrize(
     "norm",

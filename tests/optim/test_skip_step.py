@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from in_one import in_one
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.kinds.adafactor import Adafactor
@@ -110,6 +111,7 @@ def assert_same_bits(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@in_one
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_a_skipped_step_changes_no_bit_of_parameters_and_state(name, way, value):
@@ -126,6 +128,7 @@ def test_a_skipped_step_changes_no_bit_of_parameters_and_state(name, way, value)
     assert_same_bits(bits(parameters, optimizer), before)
 
 
+@in_one
 @pytest.mark.parametrize("skipped", [{0}, {0, 1}, {2}, {0, 3, 4}], ids=str)
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
@@ -142,6 +145,7 @@ def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
     assert_same_bits([p.detach() for p in parameters], [p.detach() for p in expected])
 
 
+@in_one
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_way_is_the_cheapest_that_the_optimizer_allows(name):
     _, optimizer = made(name)
@@ -151,6 +155,7 @@ def test_the_way_is_the_cheapest_that_the_optimizer_allows(name):
     assert type(skipping(optimizer, CPU)) is expected
 
 
+@in_one
 @pytest.mark.parametrize("name", sorted(TAKING_THE_FLAG))
 def test_a_fused_step_with_the_flag_reads_nothing_on_the_host(name):
     parameters, optimizer = made(name)

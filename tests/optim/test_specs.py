@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from in_one import in_one
 from surefoot.errors import ConfigError
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.param_groups import parameter_groups
@@ -169,6 +170,7 @@ def test_described_is_json_and_names_every_number():
     }
 
 
+@in_one
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
+from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT, GPTShape
 from surefoot.profiling.flops import Flops, counted
@@ -330,6 +331,7 @@ def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
     assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
 
 
+@in_one
 @pytest.mark.parametrize("number", range(6, 26))
 def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrower_one(number: int) -> None:
     low, high = interval(list(range(number)))

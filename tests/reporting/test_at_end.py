@@ -18,10 +18,14 @@ from pages import Elements, titles
 from surefoot.report import write as writing
 
 
+def build(out: Path, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **({"report": True} | changes))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("at end") / "run"
-    small_runs.build(out, log_every="1 steps", watch_every="5 steps").train()
+    build(out, log_every="1 steps", watch_every="5 steps").train()
     return out
 
 
@@ -48,33 +52,33 @@ def test_the_page_of_a_small_run_takes_a_moment(run: Path) -> None:
 
 
 def test_what_a_run_ends_of_stands_on_its_page(tmp_path: Path) -> None:
-    small_runs.build(tmp_path / "stopped", stop_after="6 steps").train()
+    build(tmp_path / "stopped", stop_after="6 steps").train()
     assert state(tmp_path / "stopped" / "report.html") == "stopped"
 
     def bad(model: nn.Module, batch: Any) -> torch.Tensor:
         return small_runs.loss(model, batch) * float("nan")
 
     with pytest.raises(sf.DivergedError):
-        small_runs.build(tmp_path / "diverged", loss=bad, max_bad_steps=1).train()
+        build(tmp_path / "diverged", loss=bad, max_bad_steps=1).train()
     assert state(tmp_path / "diverged" / "report.html") == "diverged"
 
     def failing(model: nn.Module, batch: Any) -> torch.Tensor:
         raise OSError("the disk of sample 7 is <gone>")
 
     with pytest.raises(OSError, match="sample 7"):
-        small_runs.build(tmp_path / "failed", loss=failing).train()
+        build(tmp_path / "failed", loss=failing).train()
     assert state(tmp_path / "failed" / "report.html") == "failed"
     assert "the disk of sample 7 is &lt;gone&gt;" in (tmp_path / "failed" / "report.html").read_text()
 
 
 def test_without_the_wish_there_is_none(tmp_path: Path) -> None:
-    small_runs.build(tmp_path / "run", report=False, length="2 steps").train()
+    build(tmp_path / "run", report=False, length="2 steps").train()
     assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_written_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run" / "report.html" / "in the way").mkdir(parents=True)
-    small_runs.build(tmp_path / "run", length="2 steps", console=True).train()
+    build(tmp_path / "run", length="2 steps", console=True).train()
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert told == [
         f"warning: no {tmp_path / 'run' / 'report.html'}: cannot write {tmp_path / 'run' / 'report.html'}: Is a directory"
@@ -88,7 +92,7 @@ def test_a_fault_of_ours_in_the_page_breaks_no_run(
         raise ZeroDivisionError("in a chart")
 
     monkeypatch.setattr(writing, "run_page", broken)
-    small_runs.build(tmp_path / "run", length="2 steps", console=True).train()
+    build(tmp_path / "run", length="2 steps", console=True).train()
     said = capsys.readouterr().out
     assert f"warning: no {tmp_path / 'run' / 'report.html'}: ZeroDivisionError: in a chart" in said
     assert "finished: 2 steps" in said
@@ -100,7 +104,7 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
     import sys
 
     out = tmp_path / "run"
-    with small_runs.build(out, log_every="1 steps") as run:
+    with build(out, log_every="1 steps") as run:
         for step in run:
             if step.index == 4:
                 page = sf.load(out).report().read_text()
@@ -113,7 +117,7 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
 
 
 def test_the_page_changes_no_bit_of_the_run(tmp_path: Path, run: Path) -> None:
-    small_runs.build(tmp_path / "without", log_every="1 steps", watch_every="5 steps", report=False).train()
+    build(tmp_path / "without", log_every="1 steps", watch_every="5 steps", report=False).train()
     one, other = (small_runs_tensors(place) for place in (run, tmp_path / "without"))
     assert one == other
 

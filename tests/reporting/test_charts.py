@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from in_one import in_one
 from surefoot.reporting.charts import Axis, Chart, Line, Mark, axes
 from surefoot.reporting.heat import grouped, heat_map, png
 from surefoot.reporting.svg import svg
@@ -20,6 +21,7 @@ def chart(*lines: Line, marks: tuple[Mark, ...] = (), **settings: object) -> Cha
     return Chart("name", "Title", lines, marks, **settings)  # type: ignore[arg-type]
 
 
+@in_one
 @pytest.mark.parametrize("low", [0.0, -3.0, 1e-7, 12345.0])
 @pytest.mark.parametrize("wide", [1e-6, 0.37, 1.0, 42.0, 9e9])
 def test_ticks_are_inside_evenly_spaced_few_and_at_least_two(low: float, wide: float) -> None:

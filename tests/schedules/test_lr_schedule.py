@@ -16,6 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
+<<<<<<< HEAD:tests/schedules/test_lr_schedule.py
+=======
+from in_one import in_one
+from surefoot.curves import TAKES
+>>>>>>> w-tests:tests/test_schedules.py
 from surefoot.durations import Length
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES as TABLE
@@ -226,6 +231,7 @@ def test_shared_steps_are_those_of_joined_schedules_too(first, second):
     ]
 
 
+@in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
     percentages = {"warmup": "10%", "cooldown": "20%", "drops": ("50%", "7 epochs"), "cycle": "25%"}
@@ -246,6 +252,7 @@ def test_percentages_of_joined_schedules_are_of_their_part_and_stay_so():
     assert resolved.resolved(length(400)) == resolved
 
 
+@in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_digits_are_lost_at_the_end_of_a_very_long_run(shape):
     steps = 10**9  # 1 + cos(pi * (1 - 1e-9)) is 0 in floating point
@@ -254,6 +261,7 @@ def test_no_digits_are_lost_at_the_end_of_a_very_long_run(shape):
     assert 0.0 < factor(steps - 1) <= factor(steps - 2) <= 1.0
 
 
+@in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_functions_have_the_defaults_of_the_shapes(shape):
     assert MAKERS[shape]().resolved(length()) == Schedule(shape).resolved(length())
@@ -267,11 +275,13 @@ def test_a_run_of_one_step_has_the_full_rate(shape):
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
+@in_one
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "one-cycle"])
 def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
     assert factors(Schedule(shape, warmup=4))[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
 
 
+@in_one
 @pytest.mark.parametrize(
     ("schedule", "values"),
     [
@@ -318,6 +328,7 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
 # --- against torch ---------------------------------------------------------------------------------------------------
 
 
+@in_one
 @pytest.mark.parametrize(
     ("schedule", "make"),
     [
@@ -424,6 +435,7 @@ def test_warmup_is_that_of_transformers_without_its_step_at_rate_0():
 # --- what is refused, and what is written down -----------------------------------------------------------------------
 
 
+@in_one
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("warmup", [30, 1000, "30 steps", "100%", "3 epochs"])
 def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, warmup):
@@ -431,6 +443,7 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, w
         Schedule(shape, warmup=warmup).factors(length(30))
 
 
+@in_one
 @pytest.mark.parametrize(
     ("shape", "chosen", "message"),
     [
@@ -465,6 +478,7 @@ FOREIGN = {"floor": 0.1, "power": 2.0, "cooldown": "5%", "drops": ("50%",), "dro
 FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0}
 
 
+@in_one
 @pytest.mark.parametrize(
     ("shape", "name"), [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TABLE[shape].takes]
 )
@@ -477,12 +491,14 @@ def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
         Schedule(shape, **{name: FOREIGN[name]})
 
 
+@in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
     if "floor" not in TABLE[shape].takes:
         assert Schedule(shape, floor=0.0).resolved(length()) == Schedule(shape).resolved(length())
 
 
+@in_one
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
@@ -513,6 +529,7 @@ def test_a_schedule_that_does_not_fit_its_run_is_refused(schedule, message):
         schedule.factors(length())
 
 
+@in_one
 @pytest.mark.parametrize("schedule", [*(make() for make in MAKERS.values()), join(constant(), linear())])
 def test_what_is_written_down_is_json_without_what_is_absent(schedule):
     described = schedule.described()

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
+<<<<<<< HEAD
 from surefoot.reporting.recorded import read_reported_run
+=======
+from in_one import in_one
+from surefoot.reporting.reading import read_run
+>>>>>>> w-tests
 from surefoot.sinks import records, streamed
 from written_runs import falling, layers, scores, train, written
 
@@ -27,6 +32,7 @@ def several_sittings(seed: int) -> list[dict[str, Any]]:
     return found
 
 
+@in_one
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None:
     run = written(tmp_path / "run", several_sittings(seed))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from in_one import in_one
 from surefoot.tune.paired import holm, mean_and_error, paired_difference, t_tail
 
 
@@ -53,6 +54,7 @@ def test_two_standard_errors_of_many_batches_are_the_level() -> None:
     assert t_tail(1.9788, freedom=127) == pytest.approx(0.05, abs=1e-4)
 
 
+@in_one
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 127])
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5, 9.0])
 def test_the_tail_is_the_integral_of_the_density(t: float, freedom: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.tune.range_picture import _limit, _shown, draw
 from surefoot.tune.range_test import Curve, RangeTest, check_range, diverged, judged, smoothed, written
 
@@ -129,6 +130,7 @@ def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
         check_range(-1, float("nan"), 2)
 
 
+@in_one
 @pytest.mark.parametrize("place", [0, 1, 40, 97, 99])
 @pytest.mark.parametrize("spike", [0.0, 60.0])
 def test_one_bad_batch_changes_no_suggestion(place: int, spike: float) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from in_one import in_one
 from small_runs import Net, build
 from surefoot.tune.unchanged import unchanged
 
@@ -88,6 +89,7 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [name for name in before if before[name] != after[name]]
 
 
+@in_one
 @pytest.mark.parametrize("tried", TRIED)
 @pytest.mark.parametrize(
     "changes",

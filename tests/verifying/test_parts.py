@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from in_one import in_one
 from surefoot.checkpoint import Contents, Manifest
 from surefoot.verifying.comparing import drawn_anew, numbers, tensor, tensors
 from surefoot.verifying.consistency import rates
@@ -26,6 +27,7 @@ from written_runs import state_json
 # --- windows -----------------------------------------------------------------------------------------------------
 
 
+@in_one
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("windows", [1, 2, 5, 99])
 @pytest.mark.parametrize("steps", [1, 7, 20, 1000])
@@ -93,6 +95,7 @@ def noted(lines: list[bytes], *counts: int) -> list[Noted]:
     return [Noted(count, len(part), sha256(part).hexdigest()) for count, part in parts]
 
 
+@in_one
 @pytest.mark.parametrize(
     ("changed", "where"),
     [
