@@ -15,12 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-<<<<<<< HEAD
-from rank_processes import Ranks
-=======
 from in_one import in_one
-from ranks import Ranks
->>>>>>> w-tests
+from rank_processes import Ranks
 from surefoot.activations import compute_again
 from surefoot.first_pass import check_first_pass
 from surefoot.micro_batch import MicroBatch

@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
+from in_one import in_one
 from surefoot.cli.options import option_names, without
 from surefoot.cli.submit import Submit, check_training
-=======
-from in_one import in_one
-from surefoot.cli.options import options
-from surefoot.cli.submit import OWN as SUBMIT
-from surefoot.cli.submit import check_training
->>>>>>> w-tests
 from surefoot.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]

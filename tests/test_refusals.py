@@ -20,12 +20,8 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
-<<<<<<< HEAD
-from rank_processes import Ranks
-=======
 from in_one import in_one
-from ranks import Ranks
->>>>>>> w-tests
+from rank_processes import Ranks
 from surefoot import errors
 from surefoot.cli import main
 from surefoot.data import reading

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD:tests/cli/test_find_lr.py
-from surefoot.cli.find_lr import tried_options, tried_run
-=======
 from in_one import in_one
-from surefoot.cli.finders import meant
->>>>>>> w-tests:tests/cli/test_finders.py
+from surefoot.cli.find_lr import tried_options, tried_run
 from surefoot.cli.main import main
 from surefoot.cli.profile import Profile
 

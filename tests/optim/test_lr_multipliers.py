@@ -259,12 +259,8 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     assert logged == [0.5 * factor(step) for step in range(8)]
 
 
-<<<<<<< HEAD:tests/optim/test_lr_multipliers.py
-@pytest.mark.parametrize("name", DECLARED)
-=======
 @in_one
-@pytest.mark.parametrize("name", KINDS)
->>>>>>> w-tests:tests/optimizers/test_rates.py
+@pytest.mark.parametrize("name", DECLARED)
 def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run = run_of(
         model=lambda: mlp(layers=4), optimizer=named(name, lr=0.5, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")])

@@ -6,12 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-<<<<<<< HEAD:tests/optim/test_param_groups.py
-from surefoot.optim.param_groups import parameter_groups, table
-=======
 from in_one import in_one
-from surefoot.optimizers.groups import parameter_groups, table
->>>>>>> w-tests:tests/optimizers/test_groups.py
+from surefoot.optim.param_groups import parameter_groups, table
 
 
 def decaying(model, weight_decay=0.1):

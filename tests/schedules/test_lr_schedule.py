@@ -16,11 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-<<<<<<< HEAD:tests/schedules/test_lr_schedule.py
-=======
 from in_one import in_one
-from surefoot.curves import TAKES
->>>>>>> w-tests:tests/test_schedules.py
 from surefoot.durations import Length
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES as TABLE

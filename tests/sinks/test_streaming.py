@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from surefoot.reporting.recorded import read_reported_run
-=======
 from in_one import in_one
-from surefoot.reporting.reading import read_run
->>>>>>> w-tests
+from surefoot.reporting.recorded import read_reported_run
 from surefoot.sinks import records, streamed
 from written_runs import falling, layers, scores, train, written
 

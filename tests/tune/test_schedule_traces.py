@@ -7,11 +7,7 @@ import math
 import pytest
 
 import surefoot as sf
-<<<<<<< HEAD
-=======
 from in_one import in_one
-from surefoot.curves import TAKES
->>>>>>> w-tests
 from surefoot.durations import Length
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.lr_schedule import Joined, Schedule
@@ -44,12 +40,8 @@ def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: f
     assert trace(schedule).mean == pytest.approx(mean, rel=1e-12)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("shape", SHAPES)
-=======
 @in_one
-@pytest.mark.parametrize("shape", TAKES)
->>>>>>> w-tests
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("steps", [7, 200])
 def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, steps: int) -> None:
     schedule = Schedule(shape, warmup=2)  # type: ignore[arg-type]  # the shapes are those that there are
