@@ -161,11 +161,21 @@ CASES = {
         "collate() in program.py",
     ),
     "__getitem__": ("inputs + 0.1", "inputs + 0.2", "{}", "changed: Data.__getitem__() in program.py"),
-    "sample of a list": ("LIST = [", "LIST = [(torch.ones(2), 2)] * 1 + [", "{'train': LIST[:12]}", "data.sha256 was"),
-    "length of a list": ("range", "range", "{'train': LIST[:11]}", "data.samples was 12, now 11"),
-    "tensors of a part": ("parts(shift=0.0)", "parts(shift=0.5)", "{'train': parts()}", "data.parts.2.sha256 was"),
-    "a part": ("Data(), TensorDataset", "Other(), TensorDataset", "{'train': parts()}", "data.parts.1.type was"),
-    "code of a part": ("inputs + 0.1", "inputs + 0.2", "{'train': parts()}", "(part 1) of the training data is not"),
+    "sample of a list": (
+        "LIST = [",
+        "LIST = [(torch.ones(2), 2)] * 1 + [",
+        "{'train_data': LIST[:12]}",
+        "data.sha256 was",
+    ),
+    "length of a list": ("range", "range", "{'train_data': LIST[:11]}", "data.samples was 12, now 11"),
+    "tensors of a part": ("parts(shift=0.0)", "parts(shift=0.5)", "{'train_data': parts()}", "data.parts.2.sha256 was"),
+    "a part": ("Data(), TensorDataset", "Other(), TensorDataset", "{'train_data': parts()}", "data.parts.1.type was"),
+    "code of a part": (
+        "inputs + 0.1",
+        "inputs + 0.2",
+        "{'train_data': parts()}",
+        "(part 1) of the training data is not",
+    ),
     "count": (
         "return len(batch[0])",
         "return 2 * len(batch[0])",
@@ -185,7 +195,7 @@ CASES = {
 def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, place: Path) -> None:
     old, new, own, says = CASES[case]
     if case == "length of a list":
-        begin(place, own="{'train': LIST}")
+        begin(place, own="{'train_data': LIST}")
         old = new = ""
     else:
         begin(place, own)
