@@ -93,8 +93,8 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
 class Counting(nn.Linear):
     """Keeps by its extra state how often it was called, where no walk through attributes sees it, and gives out more each time."""
 
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
         self.passes = io.BytesIO()
 
     def forward(self, x: Tensor) -> Tensor:
