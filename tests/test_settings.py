@@ -20,7 +20,7 @@ import torch
 import surefoot as sf
 from surefoot.config import TrainSettings, default, setting
 from surefoot.config.settings_table import settings_table, texts_of
-from surefoot.config.train_settings import Role, names_of
+from surefoot.config.train_settings import Role, names_of, shared_by_ranks
 from surefoot.diagnosis.described import Described
 from surefoot.recipes import gpt, images, translation
 
@@ -119,6 +119,11 @@ def test_every_setting_has_its_text() -> None:
     for kind in (sf.Run, gpt.Config, images.Config, translation.Config):
         plain = [field.name for field in dataclasses.fields(kind) if field.default_factory is dataclasses.MISSING]
         assert [name for name in plain if not texts_of(kind).get(name)] == []
+
+
+def test_ranks_share_every_setting_but_these() -> None:
+    own = set(ORDER) - shared_by_ranks(built()).keys()
+    assert own == {"workers", "device", "console", "disk", "time_limit"}
 
 
 @pytest.mark.parametrize("settings", [built(), images.Config()], ids=["run", "recipe"])

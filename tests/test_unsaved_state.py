@@ -444,10 +444,8 @@ def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_i
 def test_the_flag_reaches_a_recipes_run(tmp_path: Path) -> None:
     for on in (True, False):
         layers = [("test", {"out": str(tmp_path / "run"), "check_state": on})]
-        assert (
-            images.build(layered(images.Config, [("preset", images.PRESETS["tiny"]), *layers])[0]).parts.check_state
-            == on
-        )
+        run = images.build(layered(images.Config, [("preset", images.PRESETS["tiny"]), *layers])[0])
+        assert run.parts.settings.check_state == on
 
 
 def test_a_run_that_saves_nothing_is_not_looked_at() -> None:
