@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, Self
+from typing import IO, Any, NoReturn, Self, TextIO
 
 import pytest
 
@@ -163,7 +163,7 @@ def on_ranks(
     for rank in range(count):
         process = os.fork()
         if process == 0:
-            faulthandler.dump_traceback_later(0.9 * patience_s, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(0.9 * patience_s, file=2)
             _be(environment(rank), lambda rank=rank: work(rank))  # type: ignore[misc]
         processes.append(process)
     statuses: dict[int, int] = {}
@@ -199,6 +199,7 @@ def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:
 def _serve(questions: IO[str], answers: IO[str]) -> None:
     """One JSON object a line: what to call on how many ranks; answered with their process ids."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks says when it is over
+    _warn_as_python_does()
     children: dict[int, Path] = {}
     stores: list[Any] = []
 
@@ -221,7 +222,7 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
             break
         asked = json.loads(line)
         _import_for_all()
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         gc.freeze()  # or each process would copy what a collection touches
         stores.clear()  # its thread could hold a lock while a rank is forked, which would wait for it for ever
@@ -244,6 +245,25 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
     for pid in children:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _warn_as_python_does() -> None:
+    """Undo what pytest makes of warnings: errors here, and a list of them."""
+    warnings.resetwarnings()
+    for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", ignored)
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
+
+    warnings.showwarning = show
 
 
 def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
@@ -284,7 +304,7 @@ def _be(environment: Mapping[str, str], call: Callable[[], object], *, at_exit: 
         status = _status(end)
     except BaseException:
         try:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+            sys.excepthook(*sys.exc_info())
         except SystemExit as end:
             status = _status(end)
     finally:
