@@ -55,7 +55,7 @@ class _Costs:
 
     def __init__(self) -> None:
         self.before: float | None = None
-        self.tests: Counter[str] = Counter()
+        self.tests: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -65,7 +65,7 @@ class _Costs:
         try:
             return (yield)
         finally:
-            self.tests[item.nodeid] += cpu_seconds() - begun
+            self.tests[item.nodeid] = cpu_seconds() - begun
 
     def pytest_unconfigure(self) -> None:
         if self.before is not None:  # not where workers ran the tests

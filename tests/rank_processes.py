@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, Self
+from typing import IO, Any, NoReturn, Self, TextIO
 
 import pytest
 
@@ -199,6 +199,7 @@ def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:
 def _serve(questions: IO[str], answers: IO[str]) -> None:
     """One JSON object a line: what to call on how many ranks; answered with their process ids."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks says when it is over
+    _warn_as_python_does()
     children: dict[int, Path] = {}
     stores: list[Any] = []
 
@@ -244,6 +245,25 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
     for pid in children:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _warn_as_python_does() -> None:
+    """Undo what pytest makes of warnings: errors here, and a list of them."""
+    warnings.resetwarnings()
+    for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", ignored)
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
+
+    warnings.showwarning = show
 
 
 def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:

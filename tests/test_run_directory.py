@@ -40,7 +40,7 @@ STEPS = 26
 
 
 def build(out: Path, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **changes)
+    return small_runs.build(out, **({"report": True} | changes))
 
 
 def contents(directory: Path) -> dict[str, bytes]:
