@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import surefoot as sf
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import images, translation
 
 Changes = dict[str, Any]

@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.activations import compute_again
 from surefoot.memory import in_words, peak
 from surefoot.models import GPT, GPTShape, ResNet
+from surefoot.train.activation_checkpointing import compute_again
 
 WAYS: tuple[Literal["off", "blocks", "selective"], ...] = ("off", "blocks", "selective")
 

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 import surefoot as sf
-from surefoot import loop
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import images
+from surefoot.train import loop
 
 STEP, TIMED = 30, 20
 PAGE = Path(__file__).parents[1] / "docs" / "anatomy.md"
@@ -269,7 +269,7 @@ def page() -> str:
     """The whole page."""
     seen = watched()
     head = (
-        "What happens in an optimizer step, line by line of [`loop.py`](../src/surefoot/loop.py), with the numbers of a real run: the"
+        "What happens in an optimizer step, line by line of [`loop.py`](../src/surefoot/train/loop.py), with the numbers of a real run: the"
         f" recipe `images` on scikit-learn's 8 x 8 digits, its network of {seen.parameters:,} parameters, batches of 64 in two"
         f" micro-batches of 32, AdamW, one CPU thread, step {STEP}. `python benchmarks/anatomy.py --write` makes this page; a test"
         f" makes it again and compares. Microseconds are the least of {TIMED} steps on one machine, under a trace function that slows"

@@ -59,7 +59,7 @@ def draw(found: Mapping[str, Told], path: Path) -> None:
     """A field for each cost: curves on logarithmic axes, or bars where there is nothing that grows."""
     from matplotlib.figure import Figure
 
-    from surefoot.drawing import COLOURS, drawing
+    from surefoot.report.figures import COLOURS, drawing
 
     with drawing():
         columns = min(3, len(found))

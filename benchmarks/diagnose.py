@@ -3,7 +3,7 @@
     python benchmarks/diagnose.py
 
 Appends a dated table to benchmarks/results/diagnose.txt: the fault, whether it was found by its name, and what else was found. The runs
-are those of tests/diagnosis/planted.py. Leaves with 1 where a fault was missed or a healthy run was called broken.
+are those of tests/diagnose/planted.py. Leaves with 1 where a fault was missed or a healthy run was called broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 
-from diagnosis.planted import ALL, HEALTHY, Planted, trained
+from diagnose.planted import ALL, HEALTHY, Planted, trained
 
 RESULTS = Path(__file__).parent / "results" / "diagnose.txt"
 

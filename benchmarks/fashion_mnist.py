@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import surefoot as sf
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import images as recipe
 
 BATCH, WIDTH, RATE, DECAY, SMOOTHING, PADDING = 256, 32, 3e-3, 0.1, 0.1, 1

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.losses import linear_cross_entropy
+from surefoot.losses.fused_head import linear_cross_entropy
 from surefoot.models.attention import causal_attention
-from surefoot.models.dropout import dropped
+from surefoot.models.layers import dropped
 
 
 def times_as_fast(theirs: Callable[[], Tensor], ours: Callable[[], Tensor], *, rounds: int = 8) -> str:

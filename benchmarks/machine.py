@@ -34,8 +34,8 @@ from plain_translator import Translator
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.pace import settle_choices
-from surefoot.recipes.target_tokens import smoothed, targets_of
+from surefoot.recipes.translation.corpus import smoothed, targets_of
+from surefoot.train.auto_precision import settle_choices
 
 Step = Callable[[], int]  # makes one and says how many targets it had
 Precision = Literal["auto", "fp32"]

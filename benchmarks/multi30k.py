@@ -37,9 +37,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import surefoot as sf
-from surefoot.config import layered
-from surefoot.data.subwords import BEGIN, END, PADDING
+from surefoot.config.tree import layered
 from surefoot.recipes import translation as recipe
+from surefoot.tokenizers.subwords import BEGIN, END, PADDING
 
 PRESET = layered(recipe.Config, [("preset", recipe.PRESETS["multi30k"])])[0]
 HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.hidden

@@ -47,7 +47,8 @@ def mlp() -> dict[str, Any]:
 
 
 def gpt() -> dict[str, Any]:
-    from surefoot.models.gpt import GPT, GPTShape
+    from surefoot.models.gpt import GPT
+    from surefoot.models.gpt_layers import GPTShape
 
     shape = GPTShape(vocabulary=256, context=64, layers=2, heads=2, width=64)
     tokens = np.random.default_rng(0).integers(0, 256, 100_000)
@@ -68,7 +69,7 @@ def stepping(settings: dict[str, Any], out: Path, steps: int, stack: ExitStack) 
     """A run, begun, that makes one window of steps each time it is asked."""
     asked = settings.get("watch_every", "") is not None
     # findings cannot be switched off: nobody would want to
-    with nullcontext() if asked else patch("surefoot.sitting.remarks_of", return_value=[]):
+    with nullcontext() if asked else patch("surefoot.run.session.remarks_of", return_value=[]):
         run = stack.enter_context(
             sf.Run(**settings, length=f"{steps} steps", out=out, precision="fp32", save_every="1000000 steps")
         )

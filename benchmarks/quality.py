@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 GPU_LOSS = 1.4697
 _NANOGPT = shlex.split(  # its README, "I only have a macbook"

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import surefoot as sf
-from surefoot.models.gpt import GPT, GPTShape
-from surefoot.world import joined
+from surefoot.distributed.world import joined
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
 
 SAMPLES, CONTEXT, VOCABULARY, ROWS, WINDOW = 4096, 128, 257, 4, 20
 

@@ -69,7 +69,9 @@ def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True
     import torch.utils.tensorboard  # noqa: F401  # what every run imports when it begins: here it is once for all
 
     from surefoot.cli import compare_worker
-    from surefoot.tune import batches, trials  # noqa: F401
+    from surefoot.compare import (
+        trials,  # noqa: F401
+    )
 
     forking = SimpleNamespace(Popen=_variant, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     for module in (compare_worker, trials) if trained else (compare_worker,):

@@ -24,14 +24,14 @@ import torch.utils.tensorboard  # noqa: F401
 
 import small_program
 from forked import Forked
-from surefoot import meeting
 from surefoot.cli.main import answered, main
-from surefoot.heartbeat import Heartbeat
-from surefoot.launch import group, launcher
-from surefoot.launch.counts import Places, asked
+from surefoot.distributed import rendezvous
+from surefoot.distributed.heartbeat import Heartbeat
+from surefoot.distributed.parent_watch import tie_to_launcher
+from surefoot.launch import launcher, process_group
 from surefoot.launch.launcher import launch
-from surefoot.launch.rank import tie_to_launcher
-from surefoot.sinks import records
+from surefoot.launch.process_count import Places, asked
+from surefoot.tracking.jsonl import records
 from waiting import HANG_S, wait_until
 
 PROGRAM = f"{Path(__file__).with_name('small_program.py')}:build"
@@ -61,7 +61,7 @@ class ForkedRank:
                 else:
                     main(list(args[3:]))
             finally:
-                meeting._part()  # as at the end of a process that ends as it should
+                rendezvous._part()  # as at the end of a process that ends as it should
 
         with open(stderr or os.devnull, "w") as said:
             self.proc = Forked(call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True)
@@ -115,8 +115,8 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
 
     def call() -> None:
         os.environ["PIDS"] = tempfile.tempdir = str(directory)
-        setattr(group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
-        setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=0.2, silent_s=silent_s))  # noqa: B010
+        setattr(process_group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
+        setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=0.2, silent_s=silent_s))  # noqa: B010
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
         sys.argv = ["surefoot", *arguments]
         if arguments == ("script",):

@@ -186,8 +186,8 @@ def on_ranks(
 def _import_for_all() -> None:
     """Import what FSDP imports in its first step and every run when it begins: here it is once for all."""
 
-    import surefoot.fully_sharded
-    import surefoot.run  # noqa: F401
+    import surefoot.distributed.fsdp
+    import surefoot.run.run  # noqa: F401
 
 
 def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import surefoot as sf
-from surefoot.config.strategy import strategy_for
-from surefoot.fully_sharded import Fsdp, sharded
-from surefoot.models.gpt import GPT, GPTShape
-from surefoot.world import World, joined
+from surefoot.config.parallel import strategy_for
+from surefoot.distributed.fsdp import Fsdp, sharded
+from surefoot.distributed.world import World, joined
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
 
 
 class Twice(nn.Module):

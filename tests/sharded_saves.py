@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from surefoot.checkpoint import Contents, Store
-from surefoot.checkpoint.pieces import Pieces, bounds
-from surefoot.checkpoint.together import Board, save_following, save_leading
+from surefoot.checkpoint.manifest import Pieces, bounds
+from surefoot.checkpoint.sharded_writer import Board, save_following, save_leading
 from surefoot.errors import CheckpointError
 
 

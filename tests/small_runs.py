@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.checkpoint.disk import Disk
-from surefoot.sinks import records
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.tracking.jsonl import records
 
 SAMPLES, FEATURES, CLASSES = 52, 8, 3
 

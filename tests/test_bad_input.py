@@ -25,9 +25,9 @@ from torch import Tensor, nn
 import surefoot as sf
 from small_runs import Net, build
 from surefoot.checkpoint import Store
-from surefoot.checkpoint.disk import Disk
+from surefoot.checkpoint.filesystem import Disk
 from surefoot.cli.main import main
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 from waiting import HANG_S
 
 Refused = Callable[..., str]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from in_one import in_one
 from surefoot.cli.main import main
-from surefoot.config import values
+from surefoot.config.toml import values
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,10 +11,10 @@ from surefoot.config.settings import Settings
 
 import small_runs
 import surefoot as sf
-from surefoot.dry_pass import dry_pass
-from surefoot.precision import FORMATS, Format
-from surefoot.profiling.peak import measured_peak
-from surefoot.world import on_paper
+from surefoot.distributed.world import on_paper
+from surefoot.plan.meta_pass import dry_pass
+from surefoot.profile.flops import measured_peak
+from surefoot.train.precision import FORMATS, Format
 
 
 def halved(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

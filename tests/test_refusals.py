@@ -24,7 +24,7 @@ from in_one import in_one
 from rank_processes import Ranks
 from surefoot import errors
 from surefoot.cli import main
-from surefoot.data import reading
+from surefoot.data import workers as reading
 
 X, Y = torch.randn(64, 4), torch.randint(3, (64,))
 

@@ -94,11 +94,11 @@ def be_a_rank() -> int:
     torchrun = os.getppid()  # before the test can know of this process, and kill torchrun
     rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     Path(os.environ[_PIDS], f"rank-{rank}-{attempt}").write_text(str(os.getpid()))
-    from surefoot import meeting
-    from surefoot.heartbeat import Heartbeat
+    from surefoot.distributed import rendezvous
+    from surefoot.distributed.heartbeat import Heartbeat
 
     silent_s = float(os.environ[_SILENT_S])
-    setattr(meeting, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010  # another type
+    setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010  # another type
     return torchrun
 
 
@@ -146,7 +146,7 @@ def script(*, batch_size: int) -> None:
 
 def late_on_rank_1(torchrun: int) -> None:
     """A script whose rank 0 waits for the other one, which comes when torchrun is gone."""
-    from surefoot.world import joined
+    from surefoot.distributed.world import joined
 
     while os.environ["RANK"] == "1" and os.getppid() == torchrun:
         time.sleep(0.1)
@@ -165,7 +165,7 @@ if __name__ == "__main__":
         case "late-on-rank-1":
             late_on_rank_1(be_a_rank())
         case _:
-            from surefoot.launch.rank import tie_to_launcher
+            from surefoot.distributed.parent_watch import tie_to_launcher
 
             tie_to_launcher()
             be_a_rank()

@@ -44,7 +44,7 @@ def watched(*, watch_every: str | None, sharding: Any = None, **changes: Any) ->
 
 def of_example(*, name: str, out: str, **changes: Any) -> dict[str, Any]:
     """As `world_runs.of_example`, with the records."""
-    from surefoot.sinks import records
+    from surefoot.tracking.jsonl import records
 
     weights = world_runs.of_example(name=name, out=out, **changes)
     return {"weights": weights, "records": records(Path(out) / "metrics.jsonl")}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.state_json import KEYS
-from surefoot.sinks.jsonl import line
+from surefoot.tracking.jsonl import line
 
 HOSTILE = '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
 

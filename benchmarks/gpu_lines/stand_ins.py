@@ -43,9 +43,9 @@ def fill_in() -> None:
         sys.modules["tomlkit"] = module
         STAND_INS.absent.append("tomlkit")
     if find_spec("tensorboard") is None:
-        sink = ModuleType("surefoot.sinks.tensorboard")
+        sink = ModuleType("surefoot.tracking.tensorboard")
         vars(sink).update(TensorBoard=NoCurves)
-        sys.modules["surefoot.sinks.tensorboard"] = sink
+        sys.modules["surefoot.tracking.tensorboard"] = sink
         STAND_INS.absent.append("tensorboard")
 
 

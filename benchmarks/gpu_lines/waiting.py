@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_lines.runs import breaking_data, breaking_run, is_tiny, optimizers
-from surefoot.data.feed import Feed
-from surefoot.data.plan import Order
-from surefoot.loop import Step, steps
+from surefoot.data.loader import Feed
+from surefoot.data.order import Order
+from surefoot.train.loop import Step, steps
 
 STEPS = 20
 ALLOWED = ("read_on_cpu", "step_unless_on_cpu")  # by design, on the CPU alone

@@ -13,8 +13,8 @@ import torch
 
 import surefoot as sf
 from growing.told import Clock, Told, seconds
-from surefoot.data.feed import Feed
-from surefoot.data.plan import Order
+from surefoot.data.loader import Feed
+from surefoot.data.order import Order
 
 SHAPES = ((12, 64), (8, 128), (32, 512), (64, 1024), (512, 1024))  # windows, tokens of context
 TOKENS = 20_000_000

@@ -14,7 +14,7 @@ import numpy as np
 
 from growing.told import Clock, Told
 from surefoot.data.buckets import Buckets
-from surefoot.data.plan import MixtureOrder, Order
+from surefoot.data.order import MixtureOrder, Order
 
 BATCH, TOKENS = 64, 4096
 COUNTED = 1_000_000  # samples of which memory is counted, which takes time

@@ -25,7 +25,7 @@ import surefoot as sf
 from growing.records import write_records
 from growing.told import Clock, Told
 from surefoot.checkpoint.store import Store
-from surefoot.sinks import JsonLines
+from surefoot.tracking.jsonl import JsonLines
 
 BEGUN, LOG_EVERY = 10, 50  # steps
 STEPS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)

@@ -87,7 +87,8 @@ def beside_training(width: int, rounds: int, now: Clock) -> tuple[list[float], l
 
 def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: ExitStack) -> Iterator[list[float]]:
     """A run that makes `EVERY` steps each time it is asked, and tells the seconds of each."""
-    from surefoot.models.gpt import GPT, GPTShape
+    from surefoot.models.gpt import GPT
+    from surefoot.models.gpt_layers import GPTShape
 
     shape = GPTShape(vocabulary=2048, context=128, layers=4, heads=4, width=width)
     tokens = np.random.default_rng(0).integers(0, 2048, 200_000)

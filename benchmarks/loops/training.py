@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from loops.models import Work
-from surefoot.data.plan import Order
+from surefoot.data.order import Order
 from surefoot.optim.param_groups import parameter_groups
 
 WINDOW, WARMUP, CLIP = 50, 100, 1.0  # steps, steps, norm

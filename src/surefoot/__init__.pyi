@@ -1,35 +1,30 @@
-from . import beam, checkpoint, data, generate, losses, models, profile, report, tune
+from . import checkpoint, data, generate, losses, models, profile, report, tune
 from .checkpoint.gpt2 import load_gpt2, save_gpt2
-from .classification import Classified, classification_scores, classified, top_k_accuracy
-from .config.strategy import ddp, fsdp
-from .data.augmentation import Augmentation
-from .data.bpe import BpeTokenizer
-from .data.choices import Choices, Question, choice_accuracy, continuation_accuracy
-from .data.cloze import cloze
-from .data.image_sets import ImageSets, load_images
-from .data.images import ImageFiles, Images, picture_as_input
+from .config.parallel import ddp, fsdp
+from .data.images.augmentation import Augmentation
+from .data.images.dataset import ImageFiles, Images, picture_as_input
+from .data.images.load import ImageSets, load_images
 from .data.mixture import Mixture
-from .data.multiple_choice import load_questions
-from .data.pairs import Pairs
-from .data.parallel import Parallel, held_out_pairs, load_pairs
-from .data.phrases import phrases
-from .data.prepare import prepare_shards
-from .data.subwords import SubwordTokenizer
-from .data.text import encode_documents, held_out_documents, held_out_split, load_documents, stdlib_documents
-from .data.tokenizers import ByteTokenizer, CharacterTokenizer, load_tokenizer, tokenizer_from_json
-from .data.tokens import HeldOut, TokenShards, Windows, write_shards
+from .data.text.files import encode_documents, held_out_documents, held_out_split, load_documents, stdlib_documents
+from .data.text.multiple_choice import Choices, Question, choice_accuracy, cloze, continuation_accuracy
+from .data.text.prepare_shards import prepare_shards
+from .data.text.question_files import load_questions
+from .data.text.shards import TokenShards, write_shards
+from .data.text.windows import HeldOut, Windows
+from .data.translation.files import Parallel, held_out_pairs, load_pairs
+from .data.translation.pairs import Pairs
+from .data.translation.phrases import phrases
 from .errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
-from .evaluate import Split, accuracy, perplexity
-from .judging import split_scores
-from .loop import Step, forward_backward, update
-from .losses import cross_entropy, linear_cross_entropy
-from .means import Mean
-from .mixing import Mixed, mixed, mixed_cross_entropy
+from .losses.dense import cross_entropy
+from .losses.fused_head import linear_cross_entropy
+from .losses.mixing import Mixed, mixed, mixed_cross_entropy
+from .mean import Mean
+from .metrics.classification import Classified, classification_scores, classified, top_k_accuracy
 from .optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
 from .optim.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
-from .panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText
-from .plateau import Plateau
-from .run import Run
+from .plan.schedule_plot import schedule_picture
+from .report.task_panels import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
+from .run.run import Run
 from .saved_run import SavedRun, load
 from .schedules.lr_schedule import (
     constant,
@@ -44,9 +39,16 @@ from .schedules.lr_schedule import (
     warmup_cosine,
     warmup_stable_decay,
 )
-from .showing import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
-from .stopping import EarlyStopping
-from .tune.schedule_pictures import schedule_picture
+from .tokenizers.bpe import BpeTokenizer
+from .tokenizers.files import load_tokenizer, tokenizer_from_json
+from .tokenizers.subwords import SubwordTokenizer
+from .tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
+from .tracking.panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText
+from .train.early_stopping import EarlyStopping
+from .train.evaluate import Split, accuracy, perplexity
+from .train.loop import Step, forward_backward, update
+from .train.plateau import Plateau
+from .train.scorer import split_scores
 
 __version__: str
 
@@ -96,7 +98,6 @@ __all__ = [
     "adam",
     "adamw",
     "adamw8bit",
-    "beam",
     "checkpoint",
     "choice_accuracy",
     "classification_panels",

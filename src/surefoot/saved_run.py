@@ -19,16 +19,16 @@ from surefoot.errors import CheckpointError, ConfigError, DataError
 if TYPE_CHECKING:
     from torch import nn
 
-    from surefoot.diagnosis import Finding
-    from surefoot.exporting import Exported, Layout, Weights
-    from surefoot.panels import Panels
-    from surefoot.record import Record
-    from surefoot.replay.replaying import Replay
-    from surefoot.reporting.recorded import ReportedRun
-    from surefoot.reporting.verdict import State
-    from surefoot.run import Run
-    from surefoot.verifying.verdict import Verdict
-    from surefoot.verifying.whole import Steps, Watching
+    from surefoot.diagnose.finding import Finding
+    from surefoot.export.export import Exported, Layout, Weights
+    from surefoot.replay.replay import Replay
+    from surefoot.report.headline import State
+    from surefoot.report.series import ReportedRun
+    from surefoot.run.run import Run
+    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.record import Record
+    from surefoot.verify.verdict import Verdict
+    from surefoot.verify.verify import Steps, Watching
 
 _BY_SCRIPT = "a script made this run, and only that can build it again; there: print(surefoot.load(run).verify())"
 
@@ -44,7 +44,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
     """
     if isinstance(run, str | bytes | os.PathLike):
         return SavedRun(local_path(run, setting="run"), run_changed_program=run_changed_program)
-    from surefoot.run import Run
+    from surefoot.run.run import Run
 
     if not isinstance(run, Run):
         raise ConfigError(
@@ -99,8 +99,8 @@ class SavedRun:
     @property
     def status(self) -> State:
         """What became of it: "running", "finished", "stopped", "diverged", "failed", or "silent" where no file says."""
+        from surefoot.report.headline import state_of
         from surefoot.report.write import is_running
-        from surefoot.reporting.verdict import state_of
 
         return state_of(self._read(), running=is_running(self.path))
 
@@ -112,7 +112,7 @@ class SavedRun:
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of each metric as {"SPLIT/METRIC": value}, those of the end included."""
-        from surefoot.record import scores_in
+        from surefoot.tracking.record import scores_in
 
         evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("scores", "end")]
         return {name: value for scores in evaluated for name, value in scores.items()}
@@ -139,7 +139,7 @@ class SavedRun:
 
     def panels(self) -> Panels | None:
         """What the report shows of the task; None where the run has none. `DataError` for a file that surefoot has not written."""
-        from surefoot.panels import read_panels
+        from surefoot.tracking.panels import read_panels
 
         return read_panels(self.path)
 
@@ -155,7 +155,8 @@ class SavedRun:
         >>> [finding.name for finding in load(place).diagnose()]
         ['loss-not-falling']
         """
-        from surefoot.diagnosis import findings, history_in
+        from surefoot.diagnose.checks import findings
+        from surefoot.diagnose.reading import history_in
 
         return findings(history_in(self.path))
 
@@ -184,7 +185,7 @@ class SavedRun:
         one of several. Tokenizers of the run are copied along. Every byte that is used is checked first; raises
         `CheckpointError` for what cannot be read or written, `ConfigError` for what cannot be asked for.
         """
-        from surefoot.exporting import export
+        from surefoot.export.export import export
 
         return export(
             self.path, out, checkpoint=checkpoint, weights=weights, layout=layout, max_file=max_file, model=model
@@ -211,7 +212,7 @@ class SavedRun:
         from torch.nn import Module
 
         from surefoot.recipes.program import choose_checkpoint
-        from surefoot.snapshot import load_weights
+        from surefoot.train.state_dict import load_weights
 
         contents = choose_checkpoint(self.path, str(checkpoint))
         if model is None:
@@ -230,7 +231,7 @@ class SavedRun:
         Without names on all but those that are for the end of the run. `checkpoint` as in `load_model`.
         """
         from surefoot.recipes.program import choose_checkpoint, note
-        from surefoot.verifying.whole import as_before
+        from surefoot.verify.verify import as_before
 
         contents = choose_checkpoint(self.path, str(checkpoint))
         run = self._rebuild(one_process=False)
@@ -252,8 +253,8 @@ class SavedRun:
         looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
         are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
         """
-        from surefoot.replay.replaying import replayed
-        from surefoot.verifying.whole import as_before
+        from surefoot.replay.replay import replayed
+        from surefoot.verify.verify import as_before
 
         if not self.checkpoints:
             raise CheckpointError(f"{self.path} holds no checkpoint, so none of its steps can be made again")
@@ -282,10 +283,10 @@ class SavedRun:
         Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
         `CheckpointError` where there is no checkpoint, `ConfigError` for a run of several ranks.
         """
-        from surefoot.verifying.comparing import TOLERANCE
-        from surefoot.verifying.files import checked
-        from surefoot.verifying.whole import verify, verify_files, verify_without_data
-        from surefoot.verifying.windows import WINDOWS
+        from surefoot.verify.compare import TOLERANCE
+        from surefoot.verify.files import checked
+        from surefoot.verify.verify import verify, verify_files, verify_without_data
+        from surefoot.verify.windows import WINDOWS
 
         files = checked(self.path)
         if self.built is None and (windows == 0 or self._read().files.config.script):
@@ -307,7 +308,7 @@ class SavedRun:
         )
 
     def _read(self) -> ReportedRun:
-        from surefoot.reporting.recorded import read_reported_run
+        from surefoot.report.series import read_reported_run
 
         return read_reported_run(self.path)
 

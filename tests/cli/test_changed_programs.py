@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot import user_files
 from surefoot.cli.main import main
+from surefoot.config import user_code
 
 PROGRAM = """
 import torch, surefoot as sf
@@ -120,17 +120,17 @@ def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: py
     program.chmod(0o664)
     monkeypatch.setattr("os.getgid", lambda: status.st_gid)
     monkeypatch.setattr("os.getuid", lambda: status.st_gid)
-    assert user_files._written_by_others(program, run=RUN) is None
+    assert user_code._written_by_others(program, run=RUN) is None
     monkeypatch.setattr("os.getgid", lambda: status.st_gid + 1)
-    assert user_files._written_by_others(program, run=RUN) == program
+    assert user_code._written_by_others(program, run=RUN) == program
 
 
 def test_what_belongs_to_another_user_may_be_written_by_others(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: program.stat().st_uid + 1)
     if program.stat().st_uid == 0:  # what is root's nobody else changes
-        assert user_files._written_by_others(program, run=RUN) is None
+        assert user_code._written_by_others(program, run=RUN) is None
     else:
-        assert user_files._written_by_others(program, run=RUN) == program
+        assert user_code._written_by_others(program, run=RUN) == program
 
 
 def test_root_trusts_itself_and_the_owner_of_the_run_and_nobody_else(
@@ -146,9 +146,9 @@ def test_root_trusts_itself_and_the_owner_of_the_run_and_nobody_else(
 
     monkeypatch.setattr(Path, "stat", of_another)
     monkeypatch.setattr("os.getuid", lambda: 0)
-    assert user_files._written_by_others(program, run=RUN) is None
+    assert user_code._written_by_others(program, run=RUN) is None
     owners[RUN] = 0
-    assert user_files._written_by_others(program, run=RUN) == program
+    assert user_code._written_by_others(program, run=RUN) == program
 
 
 @pytest.mark.parametrize("arguments", [*VERBS.values(), ["resume", "runs/a"]], ids=[*VERBS, "resume"])

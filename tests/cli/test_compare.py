@@ -29,10 +29,11 @@ from surefoot.cli.compare_options import Compare
 from surefoot.cli.compare_plan import planned_of, trial
 from surefoot.cli.main import main
 from surefoot.cli.options import verb_options
+from surefoot.compare import plan as planned
+from surefoot.compare import progress
+from surefoot.compare.runner import InOrder
 from surefoot.recipes.program import find_program
-from surefoot.sinks import records
-from surefoot.tune import planned, progress
-from surefoot.tune.training import InOrder
+from surefoot.tracking.jsonl import records
 from waiting import wait_until
 
 pytestmark = [
@@ -279,7 +280,7 @@ def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(he
 
 def test_a_variant_waits_for_the_one_that_was_killed_to_be_gone(tmp_path: Path) -> None:
     from surefoot.cli.compare_worker import _wait_until_free
-    from surefoot.directory import RunDirectory
+    from surefoot.tracking.run_directory import RunDirectory
 
     def hold() -> None:
         RunDirectory(tmp_path).open()

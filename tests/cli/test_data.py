@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import tokenizers
 
+import tokenizers
 from in_one import in_one
 from surefoot.cli.main import main
-from surefoot.recipes import corpus
+from surefoot.recipes.gpt import corpus
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("surefoot.data.prepare.prepare_shards", stopped)
+    monkeypatch.setattr("surefoot.data.text.prepare_shards.prepare_shards", stopped)
     with pytest.raises(SystemExit) as end:
         main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes"])
     assert end.value.code == 130

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis.histories import scores, train
+from diagnose.histories import scores, train
 from surefoot.cli.main import main
-from surefoot.record import Record
-from surefoot.sinks.jsonl import line
+from surefoot.tracking.jsonl import line
+from surefoot.tracking.record import Record
 
 CONFIG = 'workers = 0\n[program]\nkind = "recipe"\nrecipe = "gpt"\n'
 BLOCK = """

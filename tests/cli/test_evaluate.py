@@ -20,7 +20,7 @@ import torch
 
 import surefoot as sf
 from surefoot.cli.main import main
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import gpt, images, translation
 
 TEXT = "die Katze saß auf der Matte, während Vögel in alten Bäumen sangen. " * 120
@@ -193,7 +193,7 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
 
 
 def config(recipe: str) -> dict[str, Any]:
-    from surefoot.config import values
+    from surefoot.config.toml import values
 
     return values((Path("runs") / recipe / "config.toml").read_text())
 

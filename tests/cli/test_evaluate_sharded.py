@@ -14,7 +14,7 @@ from forked import Forked
 from rank_processes import Ranks, forks
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it. " * 120
 NETWORK = ["--model.layers", "2", "--model.width", "16", "--model.heads", "2", "--model.context", "16"]

@@ -58,15 +58,15 @@ def test_no_line_is_wider_than_a_terminal(text: str) -> None:
 
 
 def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    from surefoot.config import flatten
-    from surefoot.recipes.gpt import Config
+    from surefoot.config.tree import flatten
+    from surefoot.recipes.gpt.config import Config
 
     said = printed(capsys, "train", "gpt", "--help")
     assert [name for name in flatten(Config()) if f"--{name.replace('_', '-')} " not in said] == []
     assert "(default: 0.05)" in said
 
 
-HEAVY = "torch numpy tyro rich tomlkit matplotlib safetensors surefoot.run surefoot.config"
+HEAVY = "torch numpy tyro rich tomlkit matplotlib safetensors surefoot.run.run surefoot.config"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)

@@ -11,7 +11,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.cli.plan_schedules import schedules
-from surefoot.durations import Length
+from surefoot.config.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.lr_schedule import Joined, Schedule

@@ -14,10 +14,10 @@ import pytest
 from surefoot.cli.main import main
 from surefoot.cli.processes import Several
 from surefoot.cli.train import Nothing
-from surefoot.config import to_toml
+from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
 from surefoot.launch import launcher
-from surefoot.launch.counts import Asked, Places, Sizes, asked, chosen, sizes_of
+from surefoot.launch.process_count import Asked, Places, Sizes, asked, chosen, sizes_of
 from surefoot.recipes.program import find_program
 from written_runs import state_json
 

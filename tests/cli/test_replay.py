@@ -13,8 +13,8 @@ import pytest
 import faulty_runs
 import surefoot as sf
 from surefoot.cli.main import main
-from surefoot.replay.replaying import cost
-from surefoot.sinks import records
+from surefoot.replay.replay import cost
+from surefoot.tracking.jsonl import records
 
 Ran = Callable[..., tuple[int, str, str]]
 FILE = Path(faulty_runs.__file__)
@@ -130,8 +130,8 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
 
 
 def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
-    from surefoot.config import Sharding
-    from surefoot.recipes.images import Config
+    from surefoot.config.parallel import Sharding
+    from surefoot.recipes.images.config import Config
     from surefoot.recipes.program import for_one_process
 
     held = for_one_process(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))

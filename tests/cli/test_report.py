@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
-from surefoot.panels import ConfusionMatrix, Panels
+from surefoot.tracking.panels import ConfusionMatrix, Panels
 from written_runs import falling, written
 
 

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_batch_script import PROGRAM, TESTS, weights
 
 from fake_slurm import Job, installed, submitted
 from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main
 from surefoot.cli.submit import Training
-from test_batch_script import PROGRAM, TESTS, weights
 from waiting import wait_until
 
 TWO = ["--hours", "1", "--nodes", "2", "--out", "run"]

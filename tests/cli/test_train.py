@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import surefoot
-from surefoot import user_files
 from surefoot.cli.main import main
-from surefoot.sinks import records
+from surefoot.config import user_code
+from surefoot.tracking.jsonl import records
 
 PROGRAM = """
 from dataclasses import dataclass, field
@@ -117,7 +117,7 @@ def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_i
 )
 def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied: bool, deterministic: bool) -> None:
     from surefoot.cli.settings import configured
-    from surefoot.recipes.gpt import Config
+    from surefoot.recipes.gpt.config import Config
 
     config, _ = configured(Config, [], flags, verb="train gpt")
     assert (config.model.tied, config.deterministic) == (tied, deterministic)
@@ -165,7 +165,7 @@ def test_a_run_is_resumed_by_path_by_name_or_as_the_latest(
     flags = ["--length", "8 steps"] if function == "build" else []
     main(["train", f"program.py:{function}", *flags])
     Path(f"runs/{name}").rename("runs/whole")
-    monkeypatch.setattr("surefoot.loop.update", interrupted_at(5))
+    monkeypatch.setattr("surefoot.train.loop.update", interrupted_at(5))
     with pytest.raises(KeyboardInterrupt):
         main_unguarded("train", f"program.py:{function}", *flags)
     monkeypatch.undo()
@@ -200,7 +200,7 @@ def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_le
     """Percentages stay what they were of the 8 steps with which it began, also in the sittings after that."""
     main(["train", "program.py:build", "--length", "12 steps", "--schedule", "wsd in steps", "--out", "runs/long"])
     main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd", "--stop-after", "7 steps"])
-    monkeypatch.setattr("surefoot.loop.update", interrupted_at(9))
+    monkeypatch.setattr("surefoot.train.loop.update", interrupted_at(9))
     with pytest.raises(KeyboardInterrupt):
         main_unguarded("resume", "mine", "--length", "12 steps")
     monkeypatch.undo()
@@ -399,7 +399,7 @@ def test_a_reader_that_goes_away_ends_no_run(program: Path) -> None:
 
 def interrupted_at(step: int) -> Any:
     """An update that is Ctrl-C, and no signal that would be waited for, at a step."""
-    from surefoot.loop import update
+    from surefoot.train.loop import update
 
     def interrupted(made: Any, *names: str) -> None:
         if made.index == step:
@@ -439,7 +439,7 @@ def test_a_program_beside_a_run_is_not_executed_by_whatever_path_it_is_named(
     Path("link").symlink_to(tmp_path)
     config = Path("runs/mine/config.toml")
     text = config.read_text().replace(str(program), place.format(here=tmp_path))
-    config.write_text(re.sub("sha256 = .*", f'sha256 = "{user_files.digest(Path("evil.py"))}"', text))
+    config.write_text(re.sub("sha256 = .*", f'sha256 = "{user_code.digest(Path("evil.py"))}"', text))
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
         assert "names a program by a relative path or through a link" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from in_one import in_one
 from surefoot.data.buckets import Buckets
-from surefoot.data.feed import Feed
+from surefoot.data.loader import Feed
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, TensorDataset
 
 from in_one import in_one
+from surefoot.data.dataset_checks import fingerprint
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
-from surefoot.data.samples import fingerprint
 
 
 @dataclass

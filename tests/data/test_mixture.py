@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from surefoot.data.feed import Feed
+from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import gathering
+from surefoot.data.loader import Feed
 from surefoot.data.mixture import Mixture
-from surefoot.data.plan import MixtureOrder
-from surefoot.data.samples import check_samples, fingerprint
-from surefoot.data.tokens import Windows
+from surefoot.data.order import MixtureOrder
+from surefoot.data.text.windows import Windows
 from surefoot.errors import ConfigError, DataError
 
 FEW, MANY = torch.arange(7), torch.arange(100, 150)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from surefoot.data import reading
-from surefoot.data.feed import Feed, in_order
-from surefoot.data.plan import Order
+from surefoot.data import workers as reading
+from surefoot.data.loader import Feed, in_order
+from surefoot.data.order import Order
 from surefoot.errors import DataError
 from surefoot.seeding import seed_generators
 from waiting import HANG_S, wait_until

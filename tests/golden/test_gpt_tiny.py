@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import gpt
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 GOLDEN = {
     "modern": [5.204718, 3.615046, 3.045035],

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import images
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 GOLDEN = {
     "as it is": [2.298106, 2.228213, 2.188019],

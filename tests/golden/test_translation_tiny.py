@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.config import layered
+from surefoot.config.tree import layered
 from surefoot.recipes import translation
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 GOLDEN = {
     "pre": [5.138162, 3.772656, 3.311690],

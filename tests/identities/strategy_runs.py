@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from identities import world_runs
-from surefoot import pace, parts
+from surefoot.train import auto_precision, components
 
 WIDTH = 7  # whose rows no number of ranks shares evenly
 
@@ -89,9 +89,9 @@ class Through(nn.Module):
 
 def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
     """As `trained`, compiled since the table that "auto" reads says so; or, if not `really`, only called through another."""
-    pace.COMPILE = {"cpu": True}  # type: ignore[assignment]
+    auto_precision.COMPILE = {"cpu": True}  # type: ignore[assignment]
     if not really:
-        parts.compiled = lambda models: {name: Through(model) for name, model in models.items()}
+        components.compiled = lambda models: {name: Through(model) for name, model in models.items()}
         torch.compile = lambda model, **_: model  # what scores
     found: list[sf.Run] = []
     built = world_runs.built
@@ -199,7 +199,7 @@ def of_gathered_halves() -> dict[str, Any]:
 def read_on_the_host(**changes: Any) -> int:
     """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor; how many were made."""
     from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
-    from surefoot.loop import steps
+    from surefoot.train.loop import steps
 
     run = _run(bad=40, **changes)
     feed = run.parts.supply.feed(workers=0)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import surefoot as sf
 from in_one import in_one
 from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_mean, counted_targets, plain_mean, tokens
-from surefoot.loop import Step
-from surefoot.micro_batch import MicroBatch
+from surefoot.data.loader import MicroBatch
+from surefoot.train.loop import Step
 
 SAMPLES = 12
 CUTS = [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7], [1, 11], [3, 1, 6, 2], [11, 1]]

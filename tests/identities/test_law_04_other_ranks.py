@@ -23,7 +23,7 @@ import surefoot as sf
 from rank_processes import forks, on_ranks
 from small_runs import FEATURES, Augmented, build
 from surefoot.checkpoint import Disk, Store
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 pytestmark = forks
 

@@ -241,9 +241,9 @@ def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -
 
 
 def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
-    from surefoot.evaluate import scored
-    from surefoot.micro_batch import MicroBatch
-    from surefoot.precision import precision
+    from surefoot.data.loader import MicroBatch
+    from surefoot.train.evaluate import scored
+    from surefoot.train.precision import precision
 
     def broken(model: Any, batch: Any) -> sf.Mean:
         model(batch)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import surefoot as sf
 from in_one import in_one
 from ragged import CLASSES, FEATURES, IGNORED, LENGTH, Batch, counted_mean, counted_targets, plain_mean, tokens
-from surefoot.evaluate import scored, scored_by_batch
-from surefoot.micro_batch import MicroBatch
-from surefoot.precision import precision
+from surefoot.data.loader import MicroBatch
+from surefoot.train.evaluate import scored, scored_by_batch
+from surefoot.train.precision import precision
 
 SAMPLES = 23  # prime: every batch size but 1 and 23 is ragged
 SIZES = [1, 2, 5, 8, 11, 22, 23, 64]

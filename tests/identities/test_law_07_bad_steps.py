@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint.store import Store
-from surefoot.meter import BadSteps
-from surefoot.precision import LossScale
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
+from surefoot.train.meter import BadSteps
+from surefoot.train.precision import LossScale
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 4, 3, 4
 STEPS = SAMPLES // BATCH  # one pass

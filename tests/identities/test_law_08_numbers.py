@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_targets, plain_mean, tokens
-from surefoot.clock import PHASES, Clock
-from surefoot.diagnosis.reading import history_in
-from surefoot.loop import Step, steps
-from surefoot.reporting.recorded import read_reported_run
-from surefoot.sinks import records
-from surefoot.sinks.jsonl import line
+from surefoot.diagnose.reading import history_in
+from surefoot.report.series import read_reported_run
+from surefoot.tracking.jsonl import line, records
+from surefoot.tracking.record import PHASES
+from surefoot.train.loop import Step, steps
+from surefoot.train.timer import Clock
 from waiting import LogicalClock
 
 SAMPLES = 40

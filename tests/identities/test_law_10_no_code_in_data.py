@@ -18,9 +18,9 @@ import torch
 from in_one import in_one
 from surefoot.checkpoint import Contents, DamageError, Store, read, read_manifest, verify, write
 from surefoot.cli.main import main
-from surefoot.data.shards import TokenShards, write_shards
+from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import DataError
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import surefoot
 
 SOURCE = Path(surefoot.__file__).parent
-LOOP = SOURCE / "loop.py"
+LOOP = SOURCE / "train/loop.py"
 CONTRACT = Path(__file__).parents[2] / "pyproject.toml"
 
 
@@ -22,7 +22,7 @@ def called(tree: ast.Module) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and ast.unparse(node.func) != "self.blocks.step"  # the samples of a step, in data/plan.py
+        and ast.unparse(node.func) != "self.blocks.step"  # the samples of a step, in data/order.py
     ]
 
 
@@ -39,14 +39,14 @@ def call_sites(*names: str) -> list[str]:
 
 
 def outside_of_optimizers_and_precision(files: list[str]) -> list[str]:
-    return [file for file in files if not file.startswith("optim/") and file != "precision.py"]
+    return [file for file in files if not file.startswith("optim/") and file != "train/precision.py"]
 
 
 def lower_layers() -> set[str]:
     """The modules below the loop's layer in the import contract that `make check` proves."""
     layers = tomllib.loads(CONTRACT.read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
     split = [[name.strip() for name in layer.split("|")] for layer in layers]
-    own = next(place for place, names in enumerate(split) if "surefoot.loop" in names)
+    own = next(place for place, names in enumerate(split) if "surefoot.train.loop" in names)
     return {name for names in split[own + 1 :] for name in names}
 
 
@@ -75,7 +75,7 @@ def test_the_loop_imports_only_torch_the_standard_library_and_lower_layers() -> 
 
 
 def test_there_is_one_call_site_of_backward() -> None:
-    assert call_sites("backward") == ["loop.py"]
+    assert call_sites("backward") == ["train/loop.py"]
     assert outside_of_optimizers_and_precision(call_sites("grad", "vjp", "value_and_grad")) == []
 
 

@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.data.feed import Feed
-from surefoot.data.plan import Order
-from surefoot.layers import Layers
-from surefoot.loop import Step, steps
-from surefoot.micro_batch import MicroBatch
-from surefoot.watching import UNWATCHED, Watched
+from surefoot.data.loader import Feed, MicroBatch
+from surefoot.data.order import Order
+from surefoot.train.layer_stats import Layers, Watched
+from surefoot.train.loop import Step, steps
+from surefoot.train.step_watch import UNWATCHED
 
 STEPS = 20
 ALLOWED = ("read_on_cpu", "step_unless_on_cpu")  # the second: some of torch's optimizers read their own counters

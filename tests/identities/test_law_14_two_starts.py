@@ -62,13 +62,13 @@ def gain_by_table(
     gains: dict[str, float], *, set_to: Callable[[Any, str, Any], None], instructions: str = "fast"
 ) -> None:
     """Make this processor one with these instructions, and the table one of such gains for networks of images on "fast" ones."""
-    from surefoot import pace
     from surefoot.config import speed_table
+    from surefoot.train import auto_precision
 
     version, every = ".".join(torch.__version__.split(".")[:2]), (1, 1 << 30)
     rows = [speed_table.Row("convolution", every, every, every, gains)]
     set_to(speed_table, "TABLE", {("fast", version): ("2026-11-22", rows)})
-    set_to(pace, "instruction_set", lambda: instructions)
+    set_to(auto_precision, "instruction_set", lambda: instructions)
 
 
 @contextmanager
@@ -176,10 +176,10 @@ def reachable(first: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("first", ["surefoot.pace", "surefoot.config.speed_table"])
+@pytest.mark.parametrize("first", ["surefoot.train.auto_precision", "surefoot.config.speed_table"])
 def test_nothing_that_a_choice_can_reach_imports_a_clock(first: str) -> None:
     modules = reachable(first)
-    clocks = {"time", "timeit", "datetime", "surefoot.clock", "torch.utils.benchmark"}
+    clocks = {"time", "timeit", "datetime", "surefoot.train.timer", "torch.utils.benchmark"}
     told = {name: sorted(clocks & {*names, *(each.split(".")[0] for each in names)}) for name, names in modules.items()}
     assert {name: found for name, found in told.items() if found} == {}
     assert "surefoot.config.speed_table" in modules

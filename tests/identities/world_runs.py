@@ -318,7 +318,7 @@ def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 6
     """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what it reads."""
     import importlib
 
-    from surefoot.config import unflatten
+    from surefoot.config.tree import unflatten
 
     module = importlib.import_module(f"surefoot.recipes.{recipe}")
     settings = {"precision": "fp32", "parallel": parallel, "length": f"{steps} steps", "device": "cpu", "out": None}

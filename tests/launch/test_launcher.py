@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from forked import Forked
-from surefoot.launch.counts import Places, Sizes, asked
 from surefoot.launch.launcher import launch
+from surefoot.launch.process_count import Places, Sizes, asked
 from waiting import wait_until
 
 TOYS = Path(__file__).with_name("toys.py")

@@ -13,12 +13,17 @@ from torch.testing import assert_close
 
 from in_one import in_one
 from surefoot.models import attention
-from surefoot.models.activation import relu2
-from surefoot.models.attention import causal_attention
-from surefoot.models.gpt import GPT, GPTShape
-from surefoot.models.rms_norm import EPSILON, RMSNorm, rms_normed
-from surefoot.models.rotary import normed_and_rotated, rotated, rotations
-from surefoot.models.tiled import in_one_tile, tiled_attention
+from surefoot.models.attention import (
+    causal_attention,
+    in_one_tile,
+    normed_and_rotated,
+    rotated,
+    rotations,
+    tiled_attention,
+)
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.layers import EPSILON, RMSNorm, relu2, rms_normed
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

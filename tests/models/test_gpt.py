@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from in_one import in_one
-from surefoot.activations import compute_again
-from surefoot.generate import sample
-from surefoot.losses import chunked_cross_entropy, cross_entropy
-from surefoot.models.attention import causal_attention, masked_attention
-from surefoot.models.gpt import GPT, GPTShape
-from surefoot.models.rotary import rotated, rotations
+from surefoot.generate.sampling import sample
+from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
+from surefoot.models.attention import causal_attention, masked_attention, rotated, rotations
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
+from surefoot.train.activation_checkpointing import compute_again
 
 SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
 KINDS = {

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from surefoot.losses import cross_entropy
+from surefoot.losses.dense import cross_entropy
 from surefoot.models.attention import Cache
-from surefoot.models.decoding import Decoding
-from surefoot.models.seq2seq import Seq2Seq, Seq2SeqShape
-from surefoot.models.seq2seq_blocks import CrossAttention, DecoderBlock, SelfAttention, waves
+from surefoot.models.seq2seq import Decoding, Seq2Seq
+from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqShape, waves
 
 SMALL = Seq2SeqShape(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocabulary=50, context=32)
 KINDS = {

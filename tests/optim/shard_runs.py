@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.distributed.shards import Rows, Shard
+from surefoot.distributed.world import joined
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.clipping import clipping_of
 from surefoot.optim.kinds.muon import BatchedMuon, MuonWithAdamW
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import Group
 from surefoot.optim.skip_step import skipping
-from surefoot.sharding import Rows, Shard
-from surefoot.world import joined
 
 SHAPES = [(8, 8), (7, 3), (2, 9), (1, 5), (16, 4)]  # with fewer rows than ranks too
 KERNEL = (5, 2, 3)

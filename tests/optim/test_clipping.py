@@ -13,11 +13,11 @@ from torch import nn
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.config import clipping
+from surefoot.config.train_settings import clipping
 from surefoot.optim.build import limited
 from surefoot.optim.clipping import RECENT, ByNorm, clipping_of, gradient_norm
 from surefoot.optim.skip_step import skipped_where_bad
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 KINDS = ["norm 0.3", "value 0.02", "adaptive 0.01", "auto 0.7"]
 

@@ -13,15 +13,16 @@ from torch import nn
 
 import surefoot as sf
 from in_one import in_one
-from surefoot import plan
 from surefoot.cli.main import main
-from surefoot.models.gpt import GPT, GPTShape
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
 from surefoot.optim.lr_multipliers import factors_of
 from surefoot.optim.param_groups import parameter_groups, table
 from surefoot.optim.specs import named
 from surefoot.optim.validation import DECLARED
-from surefoot.recipes.settings import Optimizer
-from surefoot.sinks import records
+from surefoot.plan import summary
+from surefoot.recipes.optimizer_settings import Optimizer
+from surefoot.tracking.jsonl import records
 
 
 def mlp(width=16, layers=3, inputs=8, outputs=3):
@@ -407,7 +408,7 @@ def test_everything_wrong_with_them_is_told_at_once():
 
 def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
     run = run_of(optimizer=sf.adamw(0.1, weight_decay=0.1, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")]))
-    text = "\n".join(str(section) for section in plan.sections(run.parts))
+    text = "\n".join(str(section) for section in summary.sections(run.parts))
     assert "group 0: 1 tensor, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text
     assert "group 4: 1 tensor, 128 numbers, lr 0.025, weight decay 0.1: 0.weight" in text
     assert "frozen: 1 tensor, 16 numbers: 0.bias" in text

@@ -6,8 +6,10 @@ import pytest
 from torch import nn
 
 import surefoot as sf
-from surefoot.models.gpt import GPT, GPTShape
-from surefoot.models.seq2seq import Seq2Seq, Seq2SeqShape
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.seq2seq import Seq2Seq
+from surefoot.models.seq2seq_layers import Seq2SeqShape
 from surefoot.optim.param_roles import depths, final_layer, input_matrices, matrices
 
 

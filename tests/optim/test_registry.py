@@ -19,8 +19,8 @@ from rank_processes import Ranks
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.registry import all_kinds
 from surefoot.optim.specs import OPTIMIZERS
-from surefoot.plan import sections
-from surefoot.recipes.settings import Optimizer
+from surefoot.plan.summary import sections
+from surefoot.recipes.optimizer_settings import Optimizer
 
 ROOT = Path(__file__).parents[2]
 

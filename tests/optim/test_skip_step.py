@@ -19,14 +19,7 @@ from surefoot.optim.kinds.lion import Lion
 from surefoot.optim.kinds.muon import MuonWithAdamW
 from surefoot.optim.kinds.schedule_free import ScheduleFree
 from surefoot.optim.memory import restored_bytes
-from surefoot.optim.skip_step import (
-    BranchOnCpu,
-    InsideKernel,
-    PartByPart,
-    Restoring,
-    skipping,
-    step_unless_on_cpu,
-)
+from surefoot.optim.skip_step import BranchOnCpu, InsideKernel, PartByPart, Restoring, skipping, step_unless_on_cpu
 
 CPU = torch.device("cpu")
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)

@@ -28,7 +28,7 @@ from torch import nn
 import surefoot as sf
 from small_runs import CLASSES, FEATURES, SAMPLES, Augmented, Net, build, train
 from surefoot.checkpoint import Store
-from surefoot.sinks import records
+from surefoot.tracking.jsonl import records
 
 
 def newest(out: Path) -> dict[str, torch.Tensor]:

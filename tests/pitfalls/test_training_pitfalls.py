@@ -28,9 +28,9 @@ from torch import Tensor, nn
 import surefoot as sf
 from small_runs import SAMPLES, Augmented, build, loss
 from surefoot.checkpoint import Store
-from surefoot.precision import precision
-from surefoot.sinks import records
 from surefoot.tracking.format import number
+from surefoot.tracking.jsonl import records
+from surefoot.train.precision import precision
 from waiting import LogicalClock
 
 

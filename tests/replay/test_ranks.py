@@ -16,9 +16,9 @@ import surefoot as sf
 from faulty_runs import Config
 from rank_processes import Ranks
 from surefoot.checkpoint import Store
-from surefoot.replay.at_hand import seen_at_hand
-from surefoot.replay.execution import execution
-from surefoot.sinks import records
+from surefoot.replay.on_divergence import seen_at_hand
+from surefoot.replay.rerun import execution
+from surefoot.tracking.jsonl import records
 
 
 def trained(**settings: Any) -> dict[str, Any]:

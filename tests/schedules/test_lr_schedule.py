@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from in_one import in_one
-from surefoot.durations import Length
+from surefoot.config.durations import Length
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES as TABLE
 from surefoot.schedules.lr_schedule import (

@@ -14,8 +14,8 @@ from surefoot.cli.pictures import schedules
 
 import small_runs
 import surefoot as sf
-from surefoot.durations import Length
-from surefoot.recipes.settings import Schedule as Flags
+from surefoot.config.durations import Length
+from surefoot.recipes.optimizer_settings import Schedule as Flags
 from surefoot.schedules.curves import SHAPES, Factors, Fall, Shape
 from surefoot.schedules.lr_schedule import Schedule
 

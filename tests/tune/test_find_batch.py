@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from small_runs import build
-from surefoot.tune.batch_sizes import Tried, chosen, searched
+from surefoot.tune.batch_size_search import Tried, chosen, searched
 from surefoot.tune.find_batch import what_changes_with_it
 
 

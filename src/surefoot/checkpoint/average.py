@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint import contents
+from surefoot.checkpoint import state_dict
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
@@ -34,11 +34,11 @@ def averaged(store: Store, count: int) -> Contents:
         )
     newest = store.at(steps[-1])
     weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
-    sums = {name: _wide(contents.of_fixed_shape(newest.tensors(name))) for name in weights}
+    sums = {name: _wide(state_dict.of_fixed_shape(newest.tensors(name))) for name in weights}
     for step in steps[:-1]:
         other = store.at(step, only=weights)
         for name in weights:
-            _add(sums[name], contents.of_fixed_shape(other.tensors(name)), step=step)
+            _add(sums[name], state_dict.of_fixed_shape(other.tensors(name)), step=step)
     means = {name: newest.tensors(name) | _narrowed(sums[name], newest.tensors(name), count) for name in weights}
     return replace(newest, files={**newest.files, **means})
 

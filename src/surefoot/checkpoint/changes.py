@@ -1,6 +1,6 @@
 """Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted.
 
-Compared are the fingerprints that `opening.py` takes: hashes of samples and of the first micro-batch, its loss with the weights
+Compared are the fingerprints that `run/resume.py` takes: hashes of samples and of the first micro-batch, its loss with the weights
 of step 0, and hashes of the texts of the user's own code. Settings are compared in `compare.py`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.checkpoint.compare import shortened
+from surefoot.checkpoint.state_dict import shortened
 from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")

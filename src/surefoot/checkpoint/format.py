@@ -25,9 +25,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from surefoot.checkpoint.disk import DISK, Files
-from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, to_bytes
-from surefoot.checkpoint.pieces import Pieces, as_json, piece_file
+from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
 from surefoot.checkpoint.state_json import KEYS, SavedState, missing_keys
 from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line

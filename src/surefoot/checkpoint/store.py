@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from surefoot.checkpoint.disk import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.reading import read, read_manifest
+from surefoot.checkpoint.reader import read, read_manifest
 from surefoot.config.paths import local_path
 from surefoot.errors import CheckpointError, ConfigError
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.disk import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.contents import group_numbers
 from surefoot.checkpoint.nested_state import metrics_in
+from surefoot.checkpoint.state_dict import group_numbers
+from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import ConfigError, first_line
-from surefoot.sharding import held_of, plain_tensors
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared

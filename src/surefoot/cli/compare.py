@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli.compare_options import Compare, check_score, given_options
 from surefoot.cli.compare_plan import check_reference, planned_of, trial
 from surefoot.cli.options import verb_options
-from surefoot.config import layered
+from surefoot.compare import plan as planned
+from surefoot.compare import progress
+from surefoot.compare.notes import of_what_was_open
+from surefoot.compare.plan import Planned
+from surefoot.compare.search import Search
+from surefoot.compare.trials import Trials, outcome_of
+from surefoot.compare.variants import run_labels
 from surefoot.config.paths import local_path
+from surefoot.config.tree import layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import find_program, program_again
-from surefoot.signals import Signals, to_terminal
-from surefoot.sinks.console import Said
-from surefoot.stopping import parsed
-from surefoot.tune import planned, progress
-from surefoot.tune.notes import of_what_was_open
-from surefoot.tune.planned import Planned
-from surefoot.tune.search import Search
-from surefoot.tune.trials import Trials, outcome_of
-from surefoot.tune.variants import run_labels
+from surefoot.run.signals import Signals, to_terminal
+from surefoot.tracking.console import Said
+from surefoot.train.early_stopping import parsed
 
 if TYPE_CHECKING:
-    from surefoot.directory import RunDirectory
-    from surefoot.tune.comparison import Compared
-    from surefoot.tune.training import Chooser
+    from surefoot.compare.runner import Chooser
+    from surefoot.compare.trained import Compared
+    from surefoot.tracking.run_directory import RunDirectory
 
 _OUT = "runs/compare"
 
@@ -83,9 +84,9 @@ def _refuse(flags: Sequence[str], options: set[str]) -> None:
 def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *, given: set[str]) -> None:
     """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
     from surefoot.cli.compare_runs import comparison_told, files
-    from surefoot.directory import RunDirectory
-    from surefoot.tune.tables import text
-    from surefoot.tune.training import Sitting
+    from surefoot.compare.runner import Sitting
+    from surefoot.compare.tables import text
+    from surefoot.tracking.run_directory import RunDirectory
 
     from surefoot.cli.compare_worker import command  # isort: skip
 
@@ -130,7 +131,7 @@ def _prepared(
 ) -> tuple[Planned, Chooser]:
     """The plan, on disk, and who chooses what is trained next."""
     from surefoot.cli.compare_worker import what_building_tells
-    from surefoot.tune.training import InOrder
+    from surefoot.compare.runner import InOrder
 
     held = planned.read(directory.path)
     if asked_plan is None:
@@ -209,7 +210,7 @@ def _score(plan: Planned) -> Any:
 
 def _check_score(plan: Planned, path: Path) -> None:
     """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
-    from surefoot.tune.trained import read_run
+    from surefoot.compare.trained import read_run
 
     splits = plan.found.get("splits")
     if plan.score is not None and splits is not None and parsed(plan.score)[1].partition("/")[0] not in splits:
@@ -230,8 +231,7 @@ def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> st
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
     """The runs of a comparison as they are."""
-    from surefoot.tune.comparison import Compared
-    from surefoot.tune.trained import read_run
+    from surefoot.compare.trained import Compared, read_run
 
     found = []
     for variant in plan.variants:

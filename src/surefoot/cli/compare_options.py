@@ -9,9 +9,9 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from surefoot.cli.options import ChangedProgramOption, by_flag, limited, option_names
+from surefoot.compare.search import Pruner, Sampler
 from surefoot.errors import ConfigError
-from surefoot.stopping import parsed
-from surefoot.tune.search import Pruner, Sampler
+from surefoot.train.early_stopping import parsed
 
 
 @dataclass(frozen=True, kw_only=True)

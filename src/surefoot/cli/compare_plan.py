@@ -12,12 +12,12 @@ from surefoot.cli.compare_options import Compare
 from surefoot.cli.options import option_names, without
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
-from surefoot.config import flatten, layered
+from surefoot.compare.plan import Planned
+from surefoot.compare.search import corners, parameter, trial_name
+from surefoot.compare.variants import Variant, grid, labels, names, refuse_twins
+from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, program_again
-from surefoot.tune.planned import Planned
-from surefoot.tune.search import corners, parameter, trial_name
-from surefoot.tune.variants import Variant, grid, labels, names, refuse_twins
 
 _SHOWN = 3  # combinations that cannot be
 
@@ -93,7 +93,7 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
 
 def check_reference(plan: Planned) -> None:
     """Refuse a reference that no variant will be called."""
-    from surefoot.tune.comparison import refuse_reference
+    from surefoot.compare.results import refuse_reference
 
     groups = list({variant.group: variant for variant in plan.variants}.values())
     called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))

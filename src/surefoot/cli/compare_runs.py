@@ -10,19 +10,19 @@ from typing import Any
 
 from surefoot.cli.compare_options import Compare
 from surefoot.cli.options import find_run
+from surefoot.compare import plan as planned
+from surefoot.compare.batch_scores import scores_by_batch
+from surefoot.compare.plot import draw
+from surefoot.compare.results import Comparison, compared
+from surefoot.compare.tables import as_json, markdown, text, tsv
+from surefoot.compare.trained import Compared, Trained, read_run
+from surefoot.compare.trials import outcome_of
+from surefoot.compare.variants import Variant, flags
 from surefoot.config.paths import local_path
-from surefoot.directory import RunDirectory
 from surefoot.errors import ConfigError, SurefootError
 from surefoot.recipes.program import build_run, in_directory, program_and_config
-from surefoot.sinks.console import Said
-from surefoot.tune import planned
-from surefoot.tune.batches import scores_by_batch
-from surefoot.tune.comparison import Compared, Comparison, compared
-from surefoot.tune.overlay import draw
-from surefoot.tune.tables import as_json, markdown, text, tsv
-from surefoot.tune.trained import Trained, read_run
-from surefoot.tune.trials import outcome_of
-from surefoot.tune.variants import Variant, flags
+from surefoot.tracking.console import Said
+from surefoot.tracking.run_directory import RunDirectory
 
 _OUT = "runs/compared"
 _NAMED = 4  # runs of a comparison

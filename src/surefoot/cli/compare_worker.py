@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.main import answered
-from surefoot.config import flatten, layered, to_toml
+from surefoot.compare import plan as planned
+from surefoot.config.toml import to_toml
+from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import program_again
-from surefoot.tune import planned
 
 if TYPE_CHECKING:
-    from surefoot.directory import RunDirectory
-    from surefoot.run import Run
-    from surefoot.tune.planned import Planned
+    from surefoot.compare.plan import Planned
+    from surefoot.run.run import Run
+    from surefoot.tracking.run_directory import RunDirectory
 
 _PATIENCE_S = 20.0
 
@@ -36,7 +37,7 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
     threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
     with subprocess.Popen(
         command("look", directory.path, name),
-        stdin=subprocess.PIPE,  # open as long as this process lives: see tune/tether.py
+        stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/parent_watch.py
         stdout=subprocess.PIPE,
         env=os.environ | threads,
         cwd=plan.started_in,
@@ -51,10 +52,10 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
 
 def train(plan: Planned, directory: Path, name: str) -> None:
     """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
-    from surefoot.directory import RunDirectory
-    from surefoot.tune.batches import scores_by_batch
-    from surefoot.tune.trained import read_run
-    from surefoot.tune.trials import Outcome, write_outcome
+    from surefoot.compare.batch_scores import scores_by_batch
+    from surefoot.compare.trained import read_run
+    from surefoot.compare.trials import Outcome, write_outcome
+    from surefoot.tracking.run_directory import RunDirectory
 
     run = _built(plan, directory, name)
     _wait_until_free(directory / name)
@@ -65,7 +66,7 @@ def train(plan: Planned, directory: Path, name: str) -> None:
 
 def _wait_until_free(path: Path) -> None:
     """Give a variant that was killed a moment ago the time to be gone: a driver may hold a dead process for seconds."""
-    from surefoot.directory import RunDirectory
+    from surefoot.tracking.run_directory import RunDirectory
 
     until = time.monotonic() + _PATIENCE_S
     while True:
@@ -83,7 +84,7 @@ def _wait_until_free(path: Path) -> None:
 
 def look(plan: Planned, directory: Path, name: str) -> None:
     """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
-    from surefoot.pace import settle_choices
+    from surefoot.train.auto_precision import settle_choices
 
     run = _built(plan, directory, name)
     auto = settle_choices(run.parts)
@@ -140,7 +141,7 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
 def main() -> None:
     """`python -m surefoot.cli.compare_worker PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
     parent, typed, what, directory, name = sys.argv[1:]
-    from surefoot.tune.tether import die_with
+    from surefoot.distributed.parent_watch import die_with
 
     die_with(int(parent))
     sys.argv = [typed, "compare", directory]  # what goes on with it, for its environment.json and its messages

@@ -58,8 +58,8 @@ def data(arguments: list[str]) -> None:
             f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --out RUN does, and then\n"
             "  name that run's: --tokenizer RUN"
         )
-    from surefoot.data.prepare import prepare_shards
-    from surefoot.recipes.corpus import named_tokenizer
+    from surefoot.data.text.prepare_shards import prepare_shards
+    from surefoot.recipes.gpt.corpus import named_tokenizer
 
     try:
         prepare_shards(

@@ -33,15 +33,10 @@ class Diagnose(RunOption):
 def diagnose(arguments: list[str]) -> None:
     """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
-    from surefoot.diagnosis import (  # numpy: a tenth of a second
-        Finding,
-        Unclear,
-        Well,
-        history_in,
-        verdicts,
-        worst_first,
-    )
-    from surefoot.diagnosis.telling import told
+    from surefoot.diagnose.checks import verdicts
+    from surefoot.diagnose.finding import Finding, Unclear, Well, worst_first
+    from surefoot.diagnose.reading import history_in
+    from surefoot.diagnose.text import told
 
     run = find_run(options.run)
     history = history_in(run)

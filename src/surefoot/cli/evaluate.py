@@ -14,14 +14,14 @@ from surefoot.cli import processes
 from surefoot.cli.options import SavedRunOptions, find_run, run_options, without
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
+from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.placement import placed
+from surefoot.recipes.gpt.questions import named
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory, note
-from surefoot.recipes.questions import named
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
-    from surefoot.run import Run
+    from surefoot.run.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,8 @@ def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     """Make what the report shows of the task, with the best checkpoint, or the newest if none is best; write it into the run."""
-    from surefoot.panels import FILE
     from surefoot.report.write import is_running
+    from surefoot.tracking.panels import FILE
 
     if is_running(run_path):
         raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.batching import batching
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
+from surefoot.config.batch_size import batching
 from surefoot.recipes.program import status_line
 
 

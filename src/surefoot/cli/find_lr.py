@@ -21,14 +21,16 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu, saved_settings
-from surefoot.config import TrainSettings, flatten, values
 from surefoot.config.paths import file_text, local_path
+from surefoot.config.toml import values
+from surefoot.config.train_settings import TrainSettings
+from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
 
 if TYPE_CHECKING:
-    from surefoot.run import Run
+    from surefoot.run.run import Run
 
 _SHOWN = 20  # rows of losses, of a test of any length
 
@@ -72,13 +74,13 @@ def find_lr(arguments: list[str]) -> None:
     """Print the rates tried and the one suggested; leave with 1 where none can be."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.from_, options.to, options.steps, options.out
-    from surefoot.tune.range_test import check_range, written
+    from surefoot.tune.lr_range_test import check_range, written
 
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
-    from surefoot.drawing import made
+    from surefoot.report.figures import made
+    from surefoot.tune.lr_search import draw
     from surefoot.tune.lr_search import find_lr as range_test
-    from surefoot.tune.range_picture import draw
 
     if out is not None:
         made(local_path(out, setting="--out"))  # before the test, which may take long

@@ -9,8 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from surefoot.distributed.parent_watch import started_by_launcher
 from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
-from surefoot.launch.rank import started_by_launcher
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
@@ -93,7 +93,7 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
             _say(error, shown)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
-        if "surefoot.sitting" not in sys.modules and not started_by_launcher():  # which says it for all
+        if "surefoot.run.session" not in sys.modules and not started_by_launcher():  # which says it for all
             print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
@@ -116,9 +116,9 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
 
 def _told_to_ranks(problem: Exception) -> SurefootError | None:
     """Tell the other ranks, if there are any, of what this one fails; which of them was lost, where that is why."""
-    if "surefoot.meeting" not in sys.modules:  # imports torch; without it there are none
+    if "surefoot.distributed.rendezvous" not in sys.modules:  # imports torch; without it there are none
         return None
-    from surefoot.meeting import told_to_ranks
+    from surefoot.distributed.rendezvous import told_to_ranks
 
     return told_to_ranks(problem)
 
@@ -127,8 +127,8 @@ def _speaks_of(problem: Exception) -> bool:
     """Whether this process says of what it ends: one rank does, of several that end of the same."""
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
-    if "surefoot.meeting" in sys.modules:
-        from surefoot.meeting import has_met, speaks_of
+    if "surefoot.distributed.rendezvous" in sys.modules:
+        from surefoot.distributed.rendezvous import has_met, speaks_of
 
         if has_met():
             return speaks_of(problem)

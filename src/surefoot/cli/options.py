@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
-from surefoot.config import nearest
 from surefoot.config.paths import local_path
+from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli.options import ProgramOptions, limited, target, verb_options
 from surefoot.cli.processes import Several, among_settings, planned, settled
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
-from surefoot.config import flatten
+from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, build_run, find_program
 
 if TYPE_CHECKING:
-    from surefoot.paper import Assumed
-    from surefoot.run import Run
+    from surefoot.plan.cluster import Assumed
+    from surefoot.run.run import Run
 
 _H100 = "H100 SXM's data sheet"
 _USUAL = {
@@ -85,10 +85,10 @@ def plan(arguments: list[str]) -> None:
     if config is not None:
         refuse_fp16_on_a_cpu(run)
         _print_configuration(config, origins)
-    from surefoot import plan as planning
-    from surefoot.loss_contract import loss_contract
+    from surefoot.plan import summary
+    from surefoot.train.loss_contract import loss_contract
 
-    for section in planning.sections(run.parts):
+    for section in summary.sections(run.parts):
         print(f"\n{section}")
     holds, words = loss_contract(run.parts)
     if not holds:
@@ -101,7 +101,7 @@ def _planned(program: Program, config: Any, several: Several) -> Run:
     ranks = planned(several, config)
     if ranks == 1:
         return build_run(program, config)
-    from surefoot.world import planned_for
+    from surefoot.distributed.world import planned_for
 
     with planned_for(ranks):
         return build_run(program, config)
@@ -115,20 +115,20 @@ def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
 
 
 def _plan_on_paper(program: Program, config: Any, numbers: Mapping[str, float], *, world: int) -> None:
-    from surefoot import paper
-    from surefoot.world import on_paper
+    from surefoot.distributed.world import on_paper
+    from surefoot.plan import cluster_text
 
     with on_paper(world):
         run = program.on_paper(*([] if config is None else [config]))
-        for section in paper.sections(run.parts, _assumed(numbers, precision=run.parts.whole.precision.name)):
+        for section in cluster_text.sections(run.parts, _assumed(numbers, precision=run.parts.whole.precision.name)):
             print(f"\n{section}")
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
     """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
-    from surefoot.paper import Assumed
-    from surefoot.precision import FORMATS
-    from surefoot.scaling import Machine
+    from surefoot.plan.cluster import Assumed
+    from surefoot.plan.network_model import Machine
+    from surefoot.train.precision import FORMATS
 
     usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}
     values = {name: value for name, (value, _) in usual.items()} | dict(numbers)

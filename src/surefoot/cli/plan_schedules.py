@@ -10,11 +10,11 @@ from typing import Any
 from surefoot.cli.compare_options import Compare
 from surefoot.cli.options import flag_text
 from surefoot.cli.settings import configured, file_values, layers_below, read_settings
-from surefoot.config import flatten, nearest
-from surefoot.durations import Length, in_steps, planned
+from surefoot.config.durations import Length, in_steps, planned
+from surefoot.config.tree import flatten, nearest
 from surefoot.errors import ConfigError
+from surefoot.recipes.optimizer_settings import Schedule
 from surefoot.recipes.program import Program, build_run, find_program
-from surefoot.recipes.settings import Schedule
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.lr_schedule import Joined, join
 from surefoot.schedules.lr_schedule import Schedule as Single
@@ -54,8 +54,7 @@ def compare_schedules(options: Compare, flags: Sequence[str], *, given: Collecti
     basis = _basis(options, flags)
     chosen = schedules(options.schedules, basis.length, shared=basis.settings)
 
-    from surefoot.tune.schedule_pictures import drawn
-    from surefoot.tune.schedule_traces import table, traced
+    from surefoot.plan.schedule_plot import drawn, table, traced
 
     traces = traced(chosen, basis.length)
     rate = "" if basis.rate is None else f", base learning rate {basis.rate:g}"
@@ -146,7 +145,7 @@ def _basis(options: Compare, flags: Sequence[str]) -> Basis:
     own, verb = ["schedules", "out"], "compare --schedules LIST"
     if not options.what:
         plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
-        from surefoot.tune.schedule_pictures import steps_alone
+        from surefoot.plan.schedule_plot import steps_alone
 
         return Basis(steps_alone(plain.length), _settings(flatten(plain)), None)
     program = find_program(options.what[0])

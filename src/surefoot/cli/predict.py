@@ -48,7 +48,7 @@ def predict(arguments: list[str]) -> None:
     verb = f"predict {options.run} INPUT"
     asked, _ = configured(program.names["Predict"], [], flags, verb=verb, own=option_names(Predict))
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
-    from surefoot.sinks.console import Said
+    from surefoot.tracking.console import Said
 
     console = Said(None)
     for piece in program.names["predict"](config, asked, options.inputs, run=run_path, checkpoint=checkpoint):

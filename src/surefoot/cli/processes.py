@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli.options import flag_text, without
-from surefoot.config import flatten, strategy
-from surefoot.durations import seconds
+from surefoot.config import parallel
+from surefoot.config.durations import seconds
+from surefoot.config.tree import flatten
+from surefoot.distributed.parent_watch import started_by_launcher
 from surefoot.errors import ConfigError
-from surefoot.launch.counts import Asked, Places, asked, sizes_of
-from surefoot.launch.rank import started_by_launcher
+from surefoot.launch.process_count import Asked, Places, asked, sizes_of
 from surefoot.recipes.program import Program
 
 NAMES = ("nproc", "max_restarts")
@@ -126,7 +127,7 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
     if sizes is not None:
         sizes.refuse(tasks)
     if tasks > 1 and settings.get("parallel") == "none":
-        strategy.strategy_for("none", ranks=tasks)
+        parallel.strategy_for("none", ranks=tasks)
 
 
 def _wanted(several: Several) -> Asked:

@@ -39,8 +39,8 @@ class Profile(TriedRunOptions):
 def profile(arguments: list[str]) -> None:
     """Print the profile of a run."""
     options, flags = tried_options(Profile, arguments, verb="profile")
-    from surefoot.profiling.peak import given_peak
-    from surefoot.profiling.tries import tries_of
+    from surefoot.profile.flops import given_peak
+    from surefoot.profile.variants import tries_of
 
     tries = tries_of(options.tries)
     peak = None if options.peak is None else given_peak(options.peak)

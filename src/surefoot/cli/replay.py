@@ -11,8 +11,8 @@ from pathlib import Path
 from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.config import program as program_of
 from surefoot.config.paths import file_text
+from surefoot.config.toml import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.program import build_run, for_one_process
 
@@ -50,9 +50,9 @@ def replay(arguments: list[str]) -> None:
             f"replay what? surefoot replay {options.run} --step N, or --bisect-nan to find the first bad step"
         )
     _refuse_early(path, step)
-    from surefoot.replay.first_bad import first_bad
-    from surefoot.replay.replaying import records_of, replayed
-    from surefoot.sinks.console import Said
+    from surefoot.replay.bisect_nan import first_bad
+    from surefoot.replay.replay import records_of, replayed
+    from surefoot.tracking.console import Said
 
     with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
         program, config = saved_settings(path, options, flags, verb="replay")
@@ -78,7 +78,7 @@ def _refuse_early(path: Path, step: int | None) -> None:
             "  print(surefoot.load(run).replay(N))"
         )
     from surefoot.checkpoint import Store
-    from surefoot.replay.replaying import refuse_step
+    from surefoot.replay.replay import refuse_step
 
     store = Store(path / "checkpoints")
     steps = store.steps()

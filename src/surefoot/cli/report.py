@@ -16,8 +16,8 @@ from surefoot.config.paths import local_path, open_regular, read_regular
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from surefoot.reporting.charts import Chart
-    from surefoot.reporting.recorded import ReportedRun
+    from surefoot.report.charts import Chart
+    from surefoot.report.series import ReportedRun
 
 _LAST_BYTES = 4096  # of the records, more than their last lines
 
@@ -75,8 +75,8 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
     if len(runs) == 1 and _could_have_panels(runs[0]):
         print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
     if png:
-        from surefoot.reporting.pictures import draw
-        from surefoot.reporting.recorded import read_reported_run
+        from surefoot.report.figures import draw
+        from surefoot.report.series import read_reported_run
 
         charts, title = _charts([read_reported_run(run) for run in runs])
         for file in draw(charts, target.with_suffix(""), title=title):
@@ -86,10 +86,10 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
 def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
     """The charts of a picture, and what stands above them."""
     if len(runs) == 1:
-        from surefoot.reporting.run_charts import charts
+        from surefoot.report.run_charts import charts
 
         return charts(runs[0]), runs[0].files.name
-    from surefoot.reporting.overlay import overlaid
+    from surefoot.report.several_runs import overlaid
 
     held = overlaid(runs, ["silent"] * len(runs), stretches=150)
     return held.overlaid, held.title
@@ -97,9 +97,9 @@ def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
 
 def _could_have_panels(run: Path) -> bool:
     """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
-    from surefoot.config import program
-    from surefoot.panels import FILE
+    from surefoot.config.toml import program
     from surefoot.report.write import is_running
+    from surefoot.tracking.panels import FILE
 
     try:
         made_by = program(read_regular(run / "config.toml").decode())
@@ -122,7 +122,7 @@ def _is_finished(run: Path) -> bool:
 
 def _watch(runs: Sequence[Path], *, port: int) -> None:
     """Serve until Ctrl-C, and leave with 130."""
-    from surefoot.reporting.watching import HERE, served
+    from surefoot.report.live_server import HERE, served
 
     with served(runs, port=port) as server:
         try:

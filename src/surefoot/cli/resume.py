@@ -8,11 +8,10 @@ from surefoot.cli.options import RunOption, find_run, flag_text, option_names, t
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start
-from surefoot.config import TrainSettings
-from surefoot.config import origins as origins_in
-from surefoot.config import program as program_of
 from surefoot.config.paths import file_text
-from surefoot.config.train_settings import names_of
+from surefoot.config.toml import origins as origins_in
+from surefoot.config.toml import program as program_of
+from surefoot.config.train_settings import TrainSettings, names_of
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.program import read_program
 

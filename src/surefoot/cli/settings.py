@@ -20,13 +20,14 @@ from surefoot.cli.options import (
     parse,
     refuse_unknown,
 )
-from surefoot.config import layered, values
 from surefoot.config.paths import file_text, local_path
+from surefoot.config.toml import values
+from surefoot.config.tree import layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, read_program
 
 if TYPE_CHECKING:
-    from surefoot.run import Run
+    from surefoot.run.run import Run
 
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
@@ -121,7 +122,7 @@ def configured(
 def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     """The arguments that give a setting the value that one text is; the parts of a list stand in it between blanks.
 
-    >>> from surefoot.recipes.gpt import Config
+    >>> from surefoot.recipes.gpt.build import Config
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
     (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
     """

@@ -23,8 +23,8 @@ from surefoot.cli import processes
 from surefoot.cli.options import ProgramOptions, limited, option_names, target, verb_options, without
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
-from surefoot.config import flatten
 from surefoot.config.paths import local_path
+from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError, first_line
 from surefoot.recipes.program import find_program
 

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.cli.options import ProgramOptions, target, verb_options
 from surefoot.cli.processes import Several, among_settings, settled, start_several
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
-from surefoot.config import to_toml
+from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, build_run, find_program
 

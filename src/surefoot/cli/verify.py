@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.config import program as program_of
 from surefoot.config.paths import file_text
+from surefoot.config.toml import program as program_of
+from surefoot.distributed.environment import placed
 from surefoot.errors import ConfigError, DataError
-from surefoot.placement import placed
 from surefoot.recipes.program import build_run, for_one_process, status_line
 
 if TYPE_CHECKING:
-    from surefoot.verifying.files import Files
-    from surefoot.verifying.verdict import Verdict
+    from surefoot.verify.files import Files
+    from surefoot.verify.verdict import Verdict
 
 _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
 
@@ -67,7 +67,7 @@ def verify(arguments: list[str]) -> None:
     if placed(os.environ).world_size > 1:
         raise ConfigError("verify works in one process: start it without torchrun or srun")
     asked = _asked(options)
-    from surefoot.verifying.files import checked  # imports torch
+    from surefoot.verify.files import checked  # imports torch
 
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         files = checked(run_path)
@@ -97,7 +97,7 @@ def _asked(options: Verify) -> dict[str, Any]:
             raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
         asked["steps"] = "all"
     elif windows != (None, None, None):
-        from surefoot.verifying.windows import STEPS, WINDOWS
+        from surefoot.verify.windows import STEPS, WINDOWS
 
         asked["steps"] = STEPS if options.steps is None else options.steps
         asked["windows"] = WINDOWS if options.windows is None else options.windows
@@ -110,7 +110,7 @@ def _asked(options: Verify) -> dict[str, Any]:
 
 
 def _verdict(run_path: Path, files: Files, options: Verify, flags: Sequence[str], asked: dict[str, Any]) -> Verdict:
-    from surefoot.verifying.whole import verify, verify_files, verify_without_data
+    from surefoot.verify.verify import verify, verify_files, verify_without_data
 
     made_by = program_of(file_text(run_path / "config.toml"), where=str(run_path / "config.toml"))
     if made_by.get("kind") == "script":

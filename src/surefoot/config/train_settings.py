@@ -1,7 +1,7 @@
 """The one list of settings: what each is, how it is checked, and what a resume does with it. Torch-free.
 
 Everything else is derived from the fields: flags and their help, config.toml, the table in docs/settings.md, which runs are
-the same at a resume, what ranks must share, the timetable. What is wrong only beside another setting is in `checks.py`.
+the same at a resume, what ranks must share, the timetable. What is wrong only beside another setting is in `run/validate.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from surefoot.config.durations import Every, Length, every, planned, seconds
 from surefoot.config.tree import field_hints, type_problem
-from surefoot.durations import Every, Length, every, planned, seconds
 from surefoot.errors import ConfigError
 
 Role = Literal["identity", "per_rank", "one_session", "cadence", "observer"]

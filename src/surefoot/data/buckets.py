@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.data.plan import Ids, folded, permutation
+from surefoot.data.order import Ids, folded, permutation
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 

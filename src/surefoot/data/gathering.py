@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from surefoot.data.plan import Ids
+from surefoot.data.order import Ids
 
 
 @runtime_checkable

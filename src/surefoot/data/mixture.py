@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gathers, gathering, is_tensors
-from surefoot.data.plan import Ids, quotas
-from surefoot.data.samples import check_samples, fingerprint
+from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
 

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any
 
 from surefoot.errors import ConfigError, RankLostError
-from surefoot.launch.counts import Places
-from surefoot.launch.group import Group
+from surefoot.launch.process_count import Places
+from surefoot.launch.process_group import Group
 
 _LOOK_S = 0.05
 _ALIKE_S = 5.0  # in which other ranks may meet the same error, and say so themselves

@@ -5,14 +5,88 @@ Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H hea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from surefoot.models.dropout import dropped
-from surefoot.models.tiled import tiled_attention
+from surefoot.models.layers import dropped, past_norm, reciprocal, rms_normed
+
+_PLACES = ContextVar("places", default=64)  # of a tile
+
+
+def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+    """Scaled dot-product attention of each place to those up to itself: Vaswani et al. 2017, section 3.2.1.
+
+    Queries are taken 64 at a time with the keys up to the last of them, so that of all pairs above the diagonal only those
+    inside a tile are computed. Weights are kept for the backward pass: T^2/2 numbers a head.
+    """
+    y_BHTD: Tensor = _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
+    return y_BHTD
+
+
+@contextmanager
+def in_one_tile() -> Iterator[None]:
+    """In this block all pairs of places are computed: as many operations as the definition has, for those who count them."""
+    before = _PLACES.set(1 << 62)
+    try:
+        yield
+    finally:
+        _PLACES.reset(before)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, places: int) -> Tensor:
+        time, channels = q_BHTD.shape[2:]
+        q_NTD, k_NTD, v_NTD = (part.reshape(-1, time, channels) for part in (q_BHTD, k_BHTD, v_BHTD))
+        q_NTD = q_NTD * channels**-0.5
+        y_NTD = torch.empty_like(v_NTD)
+        most = min(places, time)
+        later_tt = torch.full((most, most), float("-inf"), dtype=q_NTD.dtype).triu_(1)
+        tiles = []
+        for first in range(0, time, places):
+            end = min(first + places, time)
+            scores_Nts = q_NTD[:, first:end] @ k_NTD[:, :end].mT
+            scores_Nts[..., first:] += later_tt[: end - first, : end - first]
+            tiles.append(torch.softmax(scores_Nts, dim=-1))
+            y_NTD[:, first:end] = tiles[-1] @ v_NTD[:, :end]
+        ctx.save_for_backward(q_NTD, k_NTD, v_NTD, *tiles)
+        ctx.places = places
+        return y_NTD.view(q_BHTD.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_NTD, k_NTD, v_NTD, *tiles = ctx.saved_tensors
+        outer_NTD = outer_BHTD.reshape(q_NTD.shape)
+        time, channels = q_NTD.shape[1:]
+        of_q = torch.empty_like(q_NTD)
+        of_k, of_v = (torch.zeros(q_NTD.shape, dtype=torch.float32) for _ in range(2))  # sums over tiles
+        for first, weights_Nts in zip(range(0, time, ctx.places), tiles, strict=True):
+            end = first + weights_Nts.shape[1]
+            outer_NtD = outer_NTD[:, first:end]
+            of_v[:, :end] += weights_Nts.mT @ outer_NtD
+            of_weights_Nts = outer_NtD @ v_NTD[:, :end].mT
+            of_scores_Nts = torch._softmax_backward_data(of_weights_Nts, weights_Nts, -1, weights_Nts.dtype)
+            of_q[:, first:end] = of_scores_Nts @ k_NTD[:, :end]
+            of_k[:, :end] += of_scores_Nts.mT @ q_NTD[:, first:end]
+        of_q *= channels**-0.5
+        return (
+            of_q.view(outer_BHTD.shape),
+            of_k.to(q_NTD.dtype).view(outer_BHTD.shape),
+            of_v.to(q_NTD.dtype).view(outer_BHTD.shape),
+            None,
+        )
+
 
 _TILED = 1024  # places: with more, their weights take too much memory
+
 _WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
@@ -117,3 +191,58 @@ def _written_out(
     if drop_fraction:
         weights_BHTS = dropped(weights_BHTS, drop_fraction)
     return weights_BHTS @ v_BHSD
+
+
+def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, D) of the angles by which place t turns the pairs of channels (i, i + D/2), with the base 10,000.
+
+    The sines of the first half are negative: with them a turn is `x * cosines + halves exchanged * sines`.
+    """
+    frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
+    angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
+    cos_Td, sin_Td = angles_Td.cos(), angles_Td.sin()
+    return torch.cat([cos_Td, cos_Td], dim=1), torch.cat([-sin_Td, sin_Td], dim=1)
+
+
+def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
+    turned: Tensor = x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
+    return turned
+
+
+def normed_and_rotated(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Queries or keys or both (B, T, H, D), as attention takes them (B, H, T, D): each of norm sqrt(D), and turned.
+
+    In the type of `x_BTHD`; computed in float32.
+    """
+    if not x_BTHD.is_cpu or torch.compiler.is_compiling():
+        wide_BHTD = rms_normed(x_BTHD.float()).transpose(1, 2)
+        return rotated(wide_BHTD, cos_TD, sin_TD).to(x_BTHD.dtype)
+    y_BHTD: Tensor = _NormedAndRotated.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
+    return y_BHTD
+
+
+class _NormedAndRotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        wide = torch.promote_types(x_BTHD.dtype, torch.float32)  # those of weights in bfloat16 too
+        x_BHTD = x_BTHD.transpose(1, 2).to(wide, memory_format=torch.contiguous_format, copy=True)
+        scale_BHT1 = reciprocal(x_BHTD)
+        y_BHTD = _turned(x_BHTD.mul_(scale_BHT1), cos_TD, sin_TD).to(x_BTHD.dtype)
+        ctx.save_for_backward(y_BHTD, scale_BHT1, cos_TD, sin_TD)
+        return y_BHTD
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, None, None]:
+        y_BHTD, scale_BHT1, cos_TD, sin_TD = ctx.saved_tensors
+        given, wide = y_BHTD.dtype, scale_BHT1.dtype
+        # a turn changes no product of two vectors, so the norm's gradient may be taken before turning back
+        outer_BHTD = past_norm(outer_BHTD.to(wide), y_BHTD.to(wide, copy=True), scale_BHT1)
+        inner_BTHD = _turned(outer_BHTD, cos_TD, -sin_TD).transpose(1, 2)
+        return inner_BTHD.to(given, memory_format=torch.contiguous_format), None, None
+
+
+def _turned(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    exchanged_BHTD = x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1)
+    return (x_BHTD * cos_TD).addcmul_(exchanged_BHTD, sin_TD)

@@ -11,101 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.activation import relu2
-from surefoot.models.attention import Cache, causal_attention
-from surefoot.models.dropout import Dropout
-from surefoot.models.ngrams import Ngrams, table_sizes
-from surefoot.models.rms_norm import RMSNorm
-from surefoot.models.rotary import normed_and_rotated, rotations
-
-LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
+from surefoot.models.attention import Cache, rotations
+from surefoot.models.gpt_layers import MLP, Attention, Block, GPTShape, Ngrams, norm
+from surefoot.models.layers import Dropout
 
 HeadLoss = Callable[[Tensor, Tensor], Any]
-
-
-@dataclass(frozen=True)
-class GPTShape:
-    """The size and family of a GPT. `width` is a multiple of the `heads`, of twice the heads where positions are rotary.
-
-    >>> GPTShape(layers=4, heads=4, width=128, context=64, vocabulary=65).parameters
-    803200
-    >>> GPTShape(layers=12, heads=12, width=768, context=1024, vocabulary=50257, family="gpt2", tied=True).parameters
-    124439808
-    """
-
-    layers: int
-    heads: int
-    width: int
-    context: int
-    vocabulary: int
-    dropout: float = 0.0  # fraction of units, of attention weights too
-    family: Literal["modern", "gpt2"] = "modern"
-    activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
-    tied: bool = False  # the head's matrix is the embedding's
-    smear: bool = False  # a learned share of the embedding of the token before
-    ngrams: int = 1  # at most so many tokens have a vector together, from a table; 1: each has its embedding alone
-    ngram_rows: int = 32768  # of each table, at most
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.heads, self.width, self.context, self.vocabulary) < 1:
-            raise ValueError(f"every size must be 1 or more: {self}")
-        if self.family == "modern" and self.width % (2 * self.heads):
-            raise ValueError(
-                f"width = {self.width} must be a multiple of 2 x heads = {2 * self.heads}: "
-                "rotary positions turn pairs of channels"
-            )
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
-        foreign = self._foreign_to_gpt2 if self.family == "gpt2" else []
-        if foreign:
-            raise ValueError(
-                f"{', '.join(foreign)}: not in a gpt2, which has activation = 'gelu', smear = False, ngrams = 1"
-            )
-        if not 1 <= self.ngrams <= 4:
-            raise ValueError(f"ngrams = {self.ngrams} must be 1 to 4")
-        if self.ngram_rows < 1:
-            raise ValueError(f"ngram_rows = {self.ngram_rows} must be 1 or more")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout = {self.dropout} must be a fraction, at least 0 and below 1")
-
-    @property
-    def hidden(self) -> int:
-        """Units between the two layers of an MLP: four widths; with SwiGLU's third matrix 8/3, in eights of units.
-
-        Shazeer 2020, section 2 (https://arxiv.org/abs/2002.05202): two thirds, so that the number of parameters stays.
-        """
-        return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
-
-    @property
-    def looks_back(self) -> int:
-        """How many earlier tokens the embedding of one depends on."""
-        return max(int(self.smear), self.ngrams - 1)
-
-    @property
-    def _foreign_to_gpt2(self) -> list[str]:
-        asked = {"activation": self.activation, "smear": self.smear, "ngrams": self.ngrams}
-        own: dict[str, tuple[object, ...]] = {"activation": (None, "gelu"), "smear": (False,), "ngrams": (1,)}
-        return [f"{name} = {value!r}" for name, value in asked.items() if value not in own[name]]
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers are trained."""
-        width, hidden = self.width, self.hidden
-        matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
-        if self.family == "gpt2":
-            block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
-            outside = self.context * width + 2 * width
-        else:
-            sizes = table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary)
-            block, outside = matrices, width * (1 + self.smear + sum(sizes))
-        return (1 if self.tied else 2) * self.vocabulary * width + self.layers * block + outside
 
 
 class GPT(nn.Module):
@@ -131,7 +47,7 @@ class GPT(nn.Module):
             self.ngrams = Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, **sizes)
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
-        self.norm = _norm(shape)
+        self.norm = norm(shape)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if self.positions is None:
             cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
@@ -234,89 +150,3 @@ class GPT(nn.Module):
                 nn.init.normal_(matrix.weight, std=0.02 / math.sqrt(2 * self.shape.layers))
         if self.shape.tied:
             self.head.weight = self.embedding.weight
-
-
-class Block(nn.Module):
-    """Attention, then two layers at each place, both added to the residual stream."""
-
-    def __init__(self, shape: GPTShape, layer: int = 0) -> None:
-        super().__init__()
-        self.attention_norm = _norm(shape, gains=False)
-        self.attention = Attention(shape, layer)
-        self.mlp_norm = _norm(shape, gains=False)
-        self.mlp = MLP(shape)
-
-    def forward(
-        self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
-    ) -> Tensor:
-        """The residual stream after this block; `rotation` are the cosines and sines (T, D) of rotary positions."""
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
-        y_BTC: Tensor = x_BTC + self.mlp(self.mlp_norm(x_BTC))
-        return y_BTC
-
-
-class Attention(nn.Module):
-    """Causal self-attention; in the modern family with normalised queries and keys and rotary positions."""
-
-    def __init__(self, shape: GPTShape, layer: int = 0) -> None:
-        super().__init__()
-        self.heads, self.drop_fraction, self.layer = shape.heads, shape.dropout, layer
-        gpt2 = shape.family == "gpt2"
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=gpt2)
-        self.out = nn.Linear(shape.width, shape.width, bias=gpt2)
-        self.dropout = Dropout(shape.dropout)
-
-    def forward(
-        self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
-    ) -> Tensor:
-        """What each place gathers from itself and the places before it."""
-        batch, time, width = x_BTC.shape
-        parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads)
-        if rotation is None:
-            q_BHTD, k_BHTD, v_BHTD = parts_BTHD.transpose(1, 2).chunk(3, dim=1)
-        else:
-            qk_BTHD, v_BTHD = parts_BTHD.split([2 * self.heads, self.heads], dim=2)
-            q_BHTD, k_BHTD = normed_and_rotated(qk_BTHD, *rotation).chunk(2, dim=1)
-            v_BHTD = v_BTHD.transpose(1, 2)
-        if cache is not None:
-            k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
-        drop_fraction = self.drop_fraction if self.training else 0.0
-        y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
-        y_BTC: Tensor = self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(batch, time, width)))
-        return y_BTC
-
-
-class MLP(nn.Module):
-    """Up, a nonlinearity, and down, each place by itself.
-
-    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202); its gate and its values come from one matrix. GELU in
-    the approximation by tanh, as GPT-2 has it: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
-    """
-
-    def __init__(self, shape: GPTShape) -> None:
-        super().__init__()
-        gpt2 = shape.family == "gpt2"
-        self.activation = shape.activation or ("gelu" if gpt2 else "relu2")
-        wide = 2 * shape.hidden if self.activation == "swiglu" else shape.hidden
-        self.up = nn.Linear(shape.width, wide, bias=gpt2)
-        self.down = nn.Linear(shape.hidden, shape.width, bias=gpt2)
-        self.dropout = Dropout(shape.dropout)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """Each place by itself."""
-        match self.activation:
-            case "swiglu":
-                gate, value = self.up(x_BTC).chunk(2, dim=-1)
-                inner = F.silu(gate) * value
-            case "gelu":
-                inner = F.gelu(self.up(x_BTC), approximate="tanh")
-            case _:
-                inner = relu2(self.up(x_BTC))
-        y_BTC: Tensor = self.dropout(self.down(inner))
-        return y_BTC
-
-
-def _norm(shape: GPTShape, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
-    if shape.family == "gpt2":
-        return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)
-    return RMSNorm(shape.width, gains=gains)

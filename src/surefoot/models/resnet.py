@@ -13,7 +13,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.layout import channels_side_by_side
+from surefoot.models.layers import channels_side_by_side
 
 Stem = Literal["cifar", "imagenet"]
 

@@ -1,25 +1,22 @@
-"""An encoder-decoder transformer: one sequence of tokens in, another one out (Vaswani et al. 2017).
+"""Translations under way: what an encoder-decoder keeps while its target grows token by token.
 
-Token 0 fills rows up to one length, on both sides; no real token has that number. Every real place gives the same numbers
-however far its row was filled up and whatever stands in the other rows.
-
-Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head, V vocabulary,
-K hypotheses for one source.
+The source is encoded once, its keys and values are computed once and stand once for all hypotheses about it; of the target
+only the new place is computed. Shapes: B sources, K hypotheses for each, S time of the source, H heads, D channels of a head,
+V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.models.dropout import Dropout
-from surefoot.models.rotary import rotations
-from surefoot.models.seq2seq_blocks import (
+from surefoot.models.attention import Cache, rotations
+from surefoot.models.layers import Dropout
+from surefoot.models.seq2seq_layers import (
     MLP,
     CrossAttention,
     DecoderBlock,
@@ -27,90 +24,13 @@ from surefoot.models.seq2seq_blocks import (
     Positions,
     Rotation,
     SelfAttention,
+    Seq2SeqShape,
     norm_of,
 )
 
 PADDING = 0
 
 HeadLoss = Callable[[Tensor, Tensor], Any]
-
-
-@dataclass(frozen=True)
-class Seq2SeqShape:
-    """The size of an encoder-decoder and what it is made of. `width` is a multiple of the `heads`.
-
-    norm: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
-    section 4: https://arxiv.org/abs/2002.04745), or "post", after it, as in Vaswani et al. 2017, section 3.1
-    (https://arxiv.org/abs/1706.03762). norm_kind: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
-    Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
-
-    positions: "sinusoidal" (section 3.5 of Vaswani et al.; none to learn, so that places which few sentences reach are known
-    too), "learned", or "rotary": each side's attention to itself turns its queries and keys (Su et al. 2021, section 3.2.2:
-    https://arxiv.org/abs/2104.09864).
-
-    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). query_key_norm:
-    RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_start:
-    what writes into the residual stream starts at zero, so that each block starts as identity (Goyal et al. 2017, section
-    5.1: https://arxiv.org/abs/1706.02677); for norm "pre".
-
-    >>> Seq2SeqShape(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocabulary=8000).parameters
-    7578624
-    >>> base = Seq2SeqShape(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocabulary=37000, norm="post")
-    >>> base.parameters  # "65 x 10^6" in table 3 there
-    63082496
-    """
-
-    encoder_layers: int
-    decoder_layers: int
-    heads: int
-    width: int
-    hidden: int  # units between the two layers of an MLP
-    vocabulary: int  # of the target, and of the source where `source_vocabulary` is None
-    source_vocabulary: int | None = None  # None: one vocabulary and one embedding for both sides
-    context: int = 512  # the most places of either side
-    dropout: float = 0.0  # fraction of units of the embeddings and of what each part adds
-    attention_dropout: float = 0.0  # fraction of attention weights; slow on the CPU
-    activation_dropout: float = 0.0  # fraction of units between the layers of an MLP
-    norm: Literal["pre", "post"] = "pre"
-    norm_kind: Literal["layer", "rms"] = "layer"
-    query_key_norm: bool = False
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    activation: Literal["relu", "gelu", "relu2"] = "relu"
-    zero_start: bool = False
-    tied: bool = True  # the head's matrix is the target's embedding
-
-    def __post_init__(self) -> None:
-        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context)
-        source = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
-        if min(*sizes, self.vocabulary, source) < 1:
-            raise ValueError(f"every size must be 1 or more: {self}")
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
-        if self.width % 2 and self.positions == "sinusoidal":
-            raise ValueError(f"width = {self.width} must be even: sinusoidal positions come in pairs of channels")
-        if self.width % (2 * self.heads) and self.positions == "rotary":
-            raise ValueError(
-                f"width = {self.width} must be a multiple of 2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
-            )
-        if self.zero_start and self.norm == "post":
-            raise ValueError("zero_start is for norm = 'pre': with a norm after each sum no block starts as identity")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} = {getattr(self, name)} must be a fraction, at least 0 and below 1")
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers are trained."""
-        width = self.width
-        attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.query_key_norm else 0)
-        mlp = 2 * width * self.hidden + self.hidden + width
-        norm = width if self.norm_kind == "rms" else 2 * width
-        encoder = self.encoder_layers * (attention + mlp + 2 * norm)
-        decoder = self.decoder_layers * (2 * attention + mlp + 3 * norm)
-        ends = 2 * norm if self.norm == "pre" else 0
-        places = 2 * self.context * width if self.positions == "learned" else 0
-        tables = (self.source_vocabulary or 0) + (1 if self.tied else 2) * self.vocabulary
-        return encoder + decoder + ends + places + tables * width
 
 
 class Seq2Seq(nn.Module):
@@ -219,3 +139,45 @@ class Seq2Seq(nn.Module):
                 nn.init.constant_(dict(self.decoder_norm.named_parameters())["weight"], self.shape.width**-0.5)
         if self.shape.tied:
             self.head.weight = self.embedding.weight
+
+
+class Decoding:
+    """Hypotheses (B, K) about source tokens (B, S), which grow by one token each at a time, up to `most` of them.
+
+    In the modes in which the model's parts are: set it to evaluation and switch gradients off, or they are kept.
+
+    >>> import torch
+    >>> from surefoot.models.seq2seq import Seq2SeqShape
+    >>> model = Seq2Seq(Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
+    >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, most=7)
+    >>> decoding.logits(torch.ones(3, 2, dtype=torch.long)).shape
+    torch.Size([3, 2, 10])
+    """
+
+    def __init__(self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, most: int) -> None:
+        memory_BSC, self.mask_B11S = model.encoded(source_BS)
+        self.model = model
+        self.blocks = [block for block in model.decoder if isinstance(block, DecoderBlock)]
+        self.memories = [block.cross.keys_values(memory_BSC) for block in self.blocks]
+        shape = model.shape
+        size = (shape.decoder_layers, len(source_BS) * hypotheses, shape.heads, most, shape.width // shape.heads)
+        self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
+        self.hypotheses = hypotheses
+
+    def logits(self, tokens_BK: Tensor) -> Tensor:
+        """Take one more token of each hypothesis in; give the logits (B, K, V) of the one after it."""
+        place = self.cache.length
+        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=place).view(*tokens_BK.shape, -1)
+        rotation = self.model.rotation(place, place + 1)
+        for block, (k_BHSD, v_BHSD) in zip(self.blocks, self.memories, strict=True):
+            x_BKC = block.after(x_BKC, self.cache, k_BHSD, v_BHSD, self.mask_B11S, rotation)
+        logits_BKV: Tensor = self.model.head(self.model.decoder_norm(x_BKC))
+        return logits_BKV
+
+    def select(self, sources_B: Tensor, parents_BK: Tensor) -> None:
+        """Go on with these of the sources only; each hypothesis of one becomes that in the place of its parent (0 to K - 1)."""
+        self.cache.select((sources_B[:, None] * self.hypotheses + parents_BK).flatten())
+        self.hypotheses = parents_BK.shape[1]
+        if len(sources_B) < len(self.mask_B11S):
+            self.mask_B11S = self.mask_B11S[sources_B]
+            self.memories = [(k_BHSD[sources_B], v_BHSD[sources_B]) for k_BHSD, v_BHSD in self.memories]

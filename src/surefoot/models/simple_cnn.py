@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.layout import channels_side_by_side
+from surefoot.models.layers import channels_side_by_side
 
 _BLOCKS = 3
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.distributed.shards import holders
+from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line, line_of_user
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
@@ -29,8 +31,6 @@ from surefoot.optim.registry import kind_named
 from surefoot.optim.sharding import refuse_optimizer
 from surefoot.optim.skip_step import Skip, skipping
 from surefoot.optim.specs import OptimizerSpec
-from surefoot.sharding import holders
-from surefoot.world import World
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]
 

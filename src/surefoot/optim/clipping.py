@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from surefoot.distributed.shards import add_up, holders
 from surefoot.errors import ConfigError
 from surefoot.optim.skip_step import read_on_cpu
-from surefoot.sharding import add_up, holders
 
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from surefoot.distributed.shards import extra_states
 from surefoot.errors import ConfigError, first_line
-from surefoot.sharding import extra_states
 
 
 class Averages(Protocol):

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from surefoot.distributed.shards import shard_shape
 from surefoot.optim.registry import Composite, Shapes, kind_of
 from surefoot.optim.skip_step import PartByPart, Skip
 from surefoot.optim.undo_step import Restoring
-from surefoot.scaling.workload import shard_shape
 
 
 def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.sharding import Rows
+from surefoot.distributed.shards import Rows
 
 _TOGETHER = 1 << 24  # numbers of a batch: larger matrices fill a device by themselves
 

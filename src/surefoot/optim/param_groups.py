@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.config import nearest
+from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 from surefoot.optim.param_roles import EMBEDDINGS, final_layer, is_bias_or_norm, is_embedding
 

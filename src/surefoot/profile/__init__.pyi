@@ -1,3 +1,4 @@
-from .profile import Profile, measure
+from .profile import measure
+from .result import Profile
 
 __all__ = ["Profile", "measure"]

@@ -3,82 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from surefoot.config.paths import local_path
-from surefoot.drawing import made
 from surefoot.errors import ConfigError
 from surefoot.memory import tensor_bytes
-from surefoot.parts import Parts
-from surefoot.profiling.flops import Flops, counted
-from surefoot.profiling.memory_line import MemoryLine, gradients_seen, memory_line
-from surefoot.profiling.operators import Operator, copied_s, device_busy_s, operators, profiled, write_trace
-from surefoot.profiling.peak import measured_peak
-from surefoot.profiling.phases import Phases, middle_half
-from surefoot.profiling.tries import USUAL
-from surefoot.profiling.trying import Tried, ranked, tried
-from surefoot.profiling.variants import stepping, variants
-from surefoot.profiling.watched import Stepping
-from surefoot.run import Run
-from surefoot.tune.unchanged import unchanged
+from surefoot.profile.ab_timing import Tried, ranked, tried
+from surefoot.profile.flops import counted, measured_peak
+from surefoot.profile.memory_timeline import MemoryLine, gradients_seen, memory_line
+from surefoot.profile.result import Profile
+from surefoot.profile.stopwatch import middle_half
+from surefoot.profile.timed_step import Stepping
+from surefoot.profile.trace import copied_s, device_busy_s, operators, profiled, write_trace
+from surefoot.profile.variants import USUAL, stepping, variants
+from surefoot.report.figures import made
+from surefoot.run.run import Run
+from surefoot.run.unchanged import unchanged
+from surefoot.train.components import Parts
 
 _WARM_UP = 3  # steps
+
 _UNDER_PROFILER = 2  # steps
+
 _LEAST_STEPS = 4
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
-
-    `peak` is in operations a second; `not_tried` names what there was no time for. On CUDA `busy_s` is how long the device worked,
-    and `copied_s` how long it took copies, beside that.
-    """
-
-    what: str
-    setting: str
-    phases: Phases
-    operators: list[Operator]
-    memory: MemoryLine
-    flops: Flops
-    peak: float
-    peak_given: bool
-    tokens: float  # targets of a step
-    tries: list[Tried]
-    not_tried: list[str]
-    busy_s: float | None = None
-    copied_s: float | None = None
-    files: tuple[str, ...] = ()
-
-    @property
-    def flops_per_s(self) -> float:
-        """Operations of the model a second: forward and backward passes once each, over the whole step's time."""
-        return self.flops.model / self.phases.step_s
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs utilisation: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
-        return self.flops_per_s / self.peak
-
-    def described(self) -> dict[str, Any]:
-        """All of it as JSON values."""
-        whole = asdict(self) | {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
-        whole["flops"] |= {"model": self.flops.model, "done": self.flops.done}
-        whole["tries"] = [
-            {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
-            for one in self.tries
-        ]
-        return whole
-
-    def __str__(self) -> str:
-        from surefoot.profiling.words import in_words
-
-        return in_words(self)
 
 
 def measure(
@@ -97,7 +47,7 @@ def measure(
 
     Steps are made on the run's own data, from where it stands, with a learning rate of 0; afterwards the run is what it was, bit for
     bit, and nothing is written to its directory. `steps` are timed after a warm-up, two more run under torch's profiler, one is
-    counted. Then each of `tries` (`surefoot.profiling.tries.NAMES`) is measured against the run as it is, step by step in turn.
+    counted. Then each of `tries` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
     peak: operations a second that this device can do (such as 989e12); None: measured with matrix products.
@@ -179,7 +129,7 @@ def measure(
         )
     if place is None:
         return found
-    from surefoot.profiling.files import written
+    from surefoot.profile.result import written
 
     return written(found, place)
 

@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot import user_files
-from surefoot.config import flatten, layered, nearest, values
-from surefoot.config import program as program_of
+from surefoot.config import user_code
 from surefoot.config.paths import file_text
+from surefoot.config.toml import program as program_of
+from surefoot.config.toml import values
+from surefoot.config.tree import flatten, layered, nearest
+from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError, DataError
-from surefoot.placement import placed
 from surefoot.recipes import NAMES
-from surefoot.recipes.settings import RecipeSettings
+from surefoot.recipes.optimizer_settings import RecipeSettings
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
-    from surefoot.run import Run
+    from surefoot.run.run import Run
 
 _SHARED = ("auto", "ddp", "fsdp")  # by several processes
 
@@ -65,7 +66,7 @@ class Program:
         function = self.names.get("program_files")
         if self.described.get("kind") == "recipe" and inspect.isfunction(function):
             for path, digest in function(config, run=run):
-                user_files.refuse_changed(path, was=digest, run=run, resuming=resuming)
+                user_code.refuse_changed(path, was=digest, run=run, resuming=resuming)
 
     def on_paper(self, *config: Any) -> Run:
         """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
@@ -78,7 +79,7 @@ class Program:
 
     def run(self, *config: Any) -> Run:
         """What the function builds, which must be a run."""
-        from surefoot.run import Run
+        from surefoot.run.run import Run
 
         run = self.build(*config)
         if not isinstance(run, Run):
@@ -120,16 +121,16 @@ def program_again(
                 )
             return find_program(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
-            if not user_files.is_resolved(Path(path)):
+            if not user_code.is_resolved(Path(path)):
                 raise ConfigError(
                     f"{run / 'config.toml'} names a program by a relative path or through a link: {path}\n"
                     "  surefoot never writes such a path: it could lead to a file that came with the run\n"
                     f"  if the program is yours, write its absolute path, without links, into {run / 'config.toml'}"
                 )
             if resuming or not run_changed:
-                user_files.refuse_changed(Path(path), was=digest, run=run, resuming=resuming)
+                user_code.refuse_changed(Path(path), was=digest, run=run, resuming=resuming)
             if resuming:
-                user_files.note_changed(Path(path), was=digest)
+                user_code.note_changed(Path(path), was=digest)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             import shlex
@@ -167,7 +168,7 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
         try:
             return program.run() if config is None else program.run(config)
         except DataError as problem:
-            from surefoot.directory import directory_of_start
+            from surefoot.tracking.run_directory import directory_of_start
 
             started_in = None if of is None else directory_of_start(of)
             if started_in in (None, os.getcwd()):
@@ -243,9 +244,9 @@ def note(text: str) -> None:
 
 
 def _in_file(path: Path, function: str) -> Program:
-    names = user_files.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
+    names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
     path, build = path.resolve(), names[function]
-    described = {"kind": "file", "path": str(path), "function": function, "sha256": user_files.digest(path)}
+    described = {"kind": "file", "path": str(path), "function": function, "sha256": user_code.digest(path)}
     return Program(build, _config_of(build, path), described, names)
 
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config.paths import local_path, open_regular, write_whole
-from surefoot.diagnosis import Finding, collecting, described_in, findings
+from surefoot.diagnose.checks import findings
+from surefoot.diagnose.finding import Finding
+from surefoot.diagnose.reading import collecting, described_in
 from surefoot.errors import ConfigError, DataError
-from surefoot.panels import Panels, read_panels
-from surefoot.record import Record
-from surefoot.reporting.page import POLICY, run_page, runs_page
-from surefoot.reporting.recorded import read_reported_run
+from surefoot.report.page import POLICY, run_page, runs_page
+from surefoot.report.series import read_reported_run
+from surefoot.tracking.panels import Panels, read_panels
+from surefoot.tracking.record import Record
 
 FILE = "report.html"  # in a run's directory
 _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
@@ -126,8 +128,8 @@ def refuse_no_run(path: Path) -> None:
 
 def is_running(path: Path) -> bool:
     """Whether a process trains into a run's directory now, as far as its lock tells."""
-    if "surefoot.directory" in sys.modules:  # else this process trains nothing
-        from surefoot.directory import held_here
+    if "surefoot.tracking.run_directory" in sys.modules:  # else this process trains nothing
+        from surefoot.tracking.run_directory import held_here
 
         if held_here(path):  # to open and close its lock would let go of it
             return True

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.durations import NEVER
+from surefoot.config.durations import NEVER
 from surefoot.errors import ConfigError
 
 Factors = Callable[[int], float]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.durations import Length, in_steps
+from surefoot.config.durations import Length, in_steps
 from surefoot.errors import ConfigError
 from surefoot.schedules import curves, validation
 from surefoot.schedules.curves import Factors

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from surefoot.durations import Length, in_steps
+from surefoot.config.durations import Length, in_steps
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Fall, Settings
 

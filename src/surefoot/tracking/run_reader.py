@@ -16,11 +16,11 @@ from typing import Any, TypedDict
 
 from surefoot.checkpoint.json_shapes import misshapen
 from surefoot.checkpoint.state_json import SavedState, parse_state
-from surefoot.config import origins, program, values
 from surefoot.config.paths import read_regular
+from surefoot.config.toml import origins, program, values
 from surefoot.errors import ConfigError
-from surefoot.record import Record
-from surefoot.sinks import streamed
+from surefoot.tracking.jsonl import streamed
+from surefoot.tracking.record import Record
 
 _MAX_CRASHES = 10
 

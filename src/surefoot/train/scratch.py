@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from surefoot.checkpoint.unsaved import Observation
-from surefoot.loop import State, Step, Task, forward_backward
-from surefoot.micro_batch import MicroBatch
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.shards import extra_states
 from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
-from surefoot.sharding import extra_states
+from surefoot.train.loop import State, Step, Task, forward_backward
 
 
 @contextmanager

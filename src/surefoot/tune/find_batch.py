@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from surefoot import crash
-from surefoot.batching import Batching
+from surefoot.config.batch_size import Batching
 from surefoot.data.buckets import Buckets
-from surefoot.data.plan import Ids
+from surefoot.data.loader import MicroBatch
+from surefoot.data.order import Ids
+from surefoot.data.order_build import data_plan, planned_sizes
 from surefoot.errors import ConfigError, first_line
-from surefoot.loop import Step, forward_backward, update
 from surefoot.memory import free_bytes, in_words, parsed_bytes, peak, tensor_bytes
-from surefoot.micro_batch import MicroBatch
-from surefoot.models.dropout import Dropout
+from surefoot.models.layers import Dropout
 from surefoot.optim.clipping import clear
-from surefoot.ordering import data_plan, planned_sizes
-from surefoot.parts import Parts
-from surefoot.run import Run
+from surefoot.run.run import Run
+from surefoot.run.unchanged import unchanged
+from surefoot.train import error_causes
+from surefoot.train.components import Parts
+from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
-from surefoot.tune.batch_sizes import FoundBatch, Tried, chosen, searched
-from surefoot.tune.unchanged import unchanged
+from surefoot.tune.batch_size_search import FoundBatch, Tried, chosen, searched
 
 _ONE_VALUE = "batch normalisation cannot train on one value"
 _MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
@@ -96,7 +96,7 @@ def find_batch_size(
                 f"no micro-batch of up to {rows[-1].size} {sizes.unit} can be trained with: {_ONE_VALUE}\n"
                 "  try: a larger --batch-size"
             )
-        cause = crash.explained(trial.failed, step=run.state.step, micro_batches=())
+        cause = error_causes.explained(trial.failed, step=run.state.step, micro_batches=())
         if cause is None:
             raise trial.failed
         raise cause from trial.failed

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.checkpoint.contents import load_optimizer, optimizer_tensors
+from surefoot.checkpoint.state_dict import load_optimizer, optimizer_tensors
 from surefoot.optim.kinds.adamw8bit import AdamW8bit, quantisation
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim._muon import _adjust_lr
 
+from surefoot.distributed.shards import Shard
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import loss_of, replace
 from surefoot.optim.newton_schulz import (
@@ -23,7 +24,6 @@ from surefoot.optim.newton_schulz import (
 )
 from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, with_rates
 from surefoot.optim.registry import OptimizerKind, Settings, Shape, copies
-from surefoot.sharding import Shard
 
 
 class MuonWithAdamW(Optimizer):

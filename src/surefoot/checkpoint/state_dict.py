@@ -1,0 +1,329 @@
+"""Between live objects and the named tensors and JSON of a checkpoint. Nothing here writes a file.
+
+Where tensors lie over several ranks, each takes and gives back the rows that it holds; on disk every tensor is whole.
+A model and an optimizer save what their `state_dict` gives, and take it back through their `load_state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state, split_state
+from surefoot.checkpoint.tensor_file import Stored, equal_bits
+from surefoot.distributed.shards import Rows, held_of, name_of, plain_tensors, rows_of, rows_of_state, saved_state
+from surefoot.errors import CheckpointError, first_line
+from surefoot.optim.flat_parameters import APART
+
+
+def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, Tensor]) -> list[str]:
+    """One line for each name, shape or dtype in which two sets of tensors differ."""
+    problems = [
+        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
+    ]
+    problems += [
+        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
+    ]
+    for name in live:
+        if name in saved and saved[name].shape != live[name].shape:
+            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
+        elif name in saved and saved[name].dtype != live[name].dtype:
+            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
+    return problems
+
+
+def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
+    """The first few problems, and how many more there are."""
+    return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
+
+
+Saved = Mapping[str, Tensor | Stored]
+
+_OWN = "own"  # among an optimizer's plain state, whose other names have a slash
+
+EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
+
+
+class ModelState(NamedTuple):
+    """What a model saves: tensors by their first name, {alias: name} of tied ones, and what else is in its state_dict, as JSON."""
+
+    tensors: Mapping[str, Any]  # in memory or on disk
+    aliases: Mapping[str, str]
+    extra: Mapping[str, Any]
+    rows: Mapping[str, Rows] = {}  # how those of `tensors` lie in the whole that lie over several ranks
+
+
+def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
+    """The tensors that a model saves, as they lie in it, and what else is in its state_dict, as JSON (`split_state`)."""
+    tensors: Named = {}
+    extra: dict[str, Any] = {}
+    for name, value in saved_state(model).items():
+        if isinstance(value, Tensor):
+            tensors |= plain_tensors(name, value)
+        else:
+            extra[name] = split_state(f"extra/{name}", value, tensors)
+    return tensors, extra
+
+
+def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
+    """Copies on the host of all that a model saves, tied tensors once.
+
+    Of what lies over several ranks these are this rank's rows; `whole` tells whether to copy also what each of them has.
+    """
+    live, extra = live_state(model)
+    tensors: Named = {}
+    aliases: dict[str, str] = {}
+    lying: dict[str, Rows] = {}
+    first: dict[int, str] = {}
+    for name, value in live.items():
+        if id(value) in first:
+            aliases[name] = first[id(value)]
+            continue
+        first[id(value)] = name
+        held, rows = held_of(value)
+        if rows is not None:
+            lying[name] = rows
+        if whole or rows is not None:
+            tensors[name] = copied(held)
+    return ModelState(tensors, aliases, extra, lying)
+
+
+def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
+    """Put a model's state back from whole tensors; every name, shape and dtype must agree, or all differences are named.
+
+    Returns the check of `give_back`.
+    """
+    problems = tensor_differences(of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0]))
+    if problems:
+        raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
+    return give_back(model, state, where=where)
+
+
+def give_back(
+    model: nn.Module, state: ModelState, *, where: str, own_rows: bool = False, partial: bool = False
+) -> Callable[[], None]:
+    """Copy saved tensors to where they lie in a model, cast to its number formats, then hand all to its `load_state_dict`.
+
+    So rows go into their shard one tensor at a time, and protocols of modules (clones, two keys for one weight) are followed.
+    If `load_state_dict` refuses, as that of bitsandbytes does, the copies stand. `own_rows`: the tensors are `model_tensors`
+    of this rank; `partial`: they are not all. Returns a check, to be called when all else is loaded too, that raises
+    `CheckpointError` if the model would save anything else. It compares on the host, and costs a second reading.
+    """
+    saved, refusal = _named(state), ""
+
+    def read(name: str, live: Tensor, rows: Rows | None) -> Tensor:
+        tensor = taken(saved[name], None if own_rows else rows)
+        return tensor if name.endswith(EXTRA) else tensor.to(live.dtype)
+
+    with torch.no_grad():
+        given = saved_state(model)
+        for name, value in given.items():
+            if name in state.extra:
+                given[name] = join_state(state.extra[name], saved)
+            elif not isinstance(value, Tensor):
+                given[name] = taken(saved[name], None).clone() if name in saved else value
+            for inner, part in plain_tensors(name, value).items() if isinstance(value, Tensor) else ():
+                if inner in saved:
+                    held, rows = held_of(part)
+                    tensor = read(inner, held, rows)
+                    if (held.dtype, held.shape, 0 in held.stride()) == (tensor.dtype, tensor.shape, False):
+                        held.copy_(tensor)
+                    else:  # extra state of another shape, or numbers that stand for several
+                        given[name] = tensor.to(held.device, copy=True)
+        try:
+            model.load_state_dict(given)
+        except Exception as problem:
+            refusal = f" ({first_line(problem)})"
+
+    def check() -> None:
+        live, extra = live_state(model)
+        wrong = [] if partial else [name for name in {**saved, **live} if (name in saved) != (name in live)]
+        wrong += [name for name in state.extra if extra.get(name) != state.extra[name]]
+        for name in live.keys() & saved.keys():
+            held, rows = held_of(live[name])
+            wrong += [] if equal_bits(held, read(name, held, rows)) else [name]
+        if wrong:
+            raise CheckpointError(
+                f"{where}: a model did not take back what it had saved: {min(wrong)} is not as it was{refusal}\n"
+                "  it would go on with weights that are not the trained ones\n"
+                "  make its load_state_dict undo its state_dict, and set_extra_state undo get_extra_state"
+            )
+
+    return check
+
+
+def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> None:
+    """Raise `CheckpointError` if a parameter would not come back from what its model saves; else every bit is as before.
+
+    Only those are tried that state_dict does not give as they are: filled with other numbers they are saved and loaded.
+    """
+    live = live_state(model)[0]  # which keeps ids from being used again
+    saved = {id(each) for each in live.values()}
+    parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
+    apart = {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}
+    if not apart:
+        return
+    parameters, own = [held_of(each)[0].detach() for each in apart.values()], model_tensors(model)
+    before = [each.clone() for each in parameters]
+    for each in parameters:
+        each.copy_(torch.arange(1, each.numel() + 1, dtype=torch.float64).sqrt().frac().view(each.shape))
+    tried, filled = model_tensors(model), [each.clone() for each in parameters]
+    torch._foreach_zero_(parameters)
+    give_back(model, tried, where=name, own_rows=True)
+    compared = zip(apart, parameters, filled, strict=True)  # a frozen one may not be saved: it is built again
+    lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
+    torch._foreach_copy_(parameters, before)
+    give_back(model, own, where=name, own_rows=True)
+    lost += [key for key, now, then in zip(apart, parameters, before, strict=True) if not equal_bits(now, then)]
+    if lost:
+        raise CheckpointError(
+            f"{name}: {lost[0]} would not come back, to the bit, from what the model's state_dict saves\n"
+            "  a resume would go on with other weights than those that were trained\n"
+            "  let state_dict hold all of it in its own precision, and load_state_dict put it back"
+        )
+
+
+def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
+    """What a rank needs of a saved tensor, all of it where it holds no rows of its own; of one on disk nothing else is read."""
+    if isinstance(saved, Stored):
+        return saved.whole() if rows is None else saved.rows(rows.start, rows.stop)
+    return saved if rows is None else saved[rows.start : rows.stop]
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
+) -> tuple[Named, dict[str, Any]]:
+    """Copies of the state of every parameter as PARAMETER/KEY, and all other state (`split_state`); `whole` as for a model."""
+    tensors: Named = {}
+    plain: dict[str, Any] = _own_state(optimizer)
+    for parameter, state in _by_parameter(optimizer):
+        for key, value in state.items():
+            if not isinstance(value, Tensor):
+                plain[f"{name_of(parameter, names)}/{key}"] = value
+            elif whole or rows_of_state(parameter, value) is not None:
+                tensors[f"{name_of(parameter, names)}/{key}"] = copied(value)
+    return tensors, plain
+
+
+def optimizer_rows(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Rows]:
+    """How those tensors of an optimizer's state lie in the whole that lie over several ranks."""
+    return {
+        f"{name_of(parameter, names)}/{key}": rows
+        for parameter, state in _by_parameter(optimizer)
+        for key, value in state.items()
+        if isinstance(value, Tensor) and (rows := rows_of_state(parameter, value)) is not None
+    }
+
+
+def load_optimizer(
+    optimizer: Optimizer,
+    tensors: Saved,
+    plain: Mapping[str, Any],
+    names: Mapping[Tensor, str],
+) -> None:
+    """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # those that are frozen now too: what else is not as it was says more
+    parameters = {name: held for held, name in names.items()}
+    parameters |= {name_of(parameter, names): parameter for parameter in trained}
+    own = plain[_OWN]
+    optimizer.state.clear()
+    optimizer.state.update(own["state"])
+    entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
+    _load_entries(optimizer, entries, parameters)
+    if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
+        _load_entries(optimizer, entries, parameters)  # some cast what they are given
+        (then_tensors, then), (now_tensors, now) = kept_state({_OWN: own}), kept_state(_own_state(optimizer))
+        wrong = first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)
+        if wrong is not None:
+            raise CheckpointError(
+                f"cannot resume: {type(optimizer).__name__} did not take back what it had saved: {wrong} is not as it was\n"
+                "  its steps would not be those of the run that was saved\n"
+                "  make its load_state_dict undo its state_dict"
+            )
+
+
+def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """Put the state of parameters there, but for what is there already."""
+    for key, value in entries.items():
+        name, _, entry = key.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(
+                f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
+            )
+        parameter = parameters[name]
+        held = value
+        if isinstance(value, Tensor | Stored):
+            rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
+            read, now = taken(value, rows), optimizer.state[parameter].get(entry)
+            if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
+                continue
+            held = read.to(parameter.device, copy=True)
+            if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
+                held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
+        optimizer.state[parameter][entry] = held
+
+
+def _by_parameter(optimizer: Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The state of each parameter, without what an optimizer has there for all of them together."""
+    return [(key, state) for key, state in optimizer.state.items() if isinstance(key, Tensor)]
+
+
+def _own_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer saves besides groups and the state of parameters, by names that are no parameters or in its state_dict."""
+    of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
+    named = {} if of_torch else optimizer.state_dict()  # of torch's own it would import the compiler, for nothing more
+    more = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
+    state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    return {_OWN: {"state": state, "more": more}}
+
+
+def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each group holds besides parameters: rates and decays, which user code may change, and what some optimizers count."""
+    kinds = (bool, int, float, str, Tensor, tuple)
+    return [
+        {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
+        for group in optimizer.param_groups
+    ]
+
+
+def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Put `group_numbers`, taken apart by `kept_state`, back."""
+    groups = join_state(plain, tensors)
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"cannot resume: the optimizer had {len(groups)} groups of parameters, now {len(optimizer.param_groups)}\n"
+            "  were other parameters frozen, or other decays chosen?"
+        )
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.pop(APART, None)  # by a step that this takes back
+        for key, value in saved.items():
+            held = group.get(key)
+            if held is not None and _form(held) != _form(value):
+                raise CheckpointError(
+                    f"cannot resume: {key} of the optimizer was {value!r}, and is {held!r} now\n"
+                    "  no step can be made with what the checkpoint holds there\n"
+                    "  go on from an older checkpoint, or start from its weights with --init"
+                )
+            group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_form(each) for each in value]
+    return "number" if isinstance(value, bool | int | float | Tensor) else type(value).__name__
+
+
+def _named(state: ModelState) -> dict[str, Tensor | Stored]:
+    """Saved tensors by all their names."""
+    return {**state.tensors, **{alias: state.tensors[name] for alias, name in state.aliases.items()}}
+
+
+def of_fixed_shape(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a model without state of its modules' own (`get_extra_state`), which may grow."""
+    return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

@@ -1,0 +1,1 @@
+"""Variants of a run trained side by side, and searches over settings."""

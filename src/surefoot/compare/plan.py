@@ -1,0 +1,211 @@
+"""compare.toml: what a comparison is, written before anything is trained and read by everything that goes on with it.
+
+The settings of the first variant as a config.toml has them, then [program] and [comparison] with the variants.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.compare.variants import Variant, flags
+from surefoot.config.paths import read_regular
+from surefoot.config.toml import origins, program, to_toml, values
+from surefoot.config.user_code import is_resolved
+from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed
+
+FILE = "compare.toml"
+_TABLE = "comparison"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A comparison.
+
+    program: what builds the runs, as config.toml names it. base: the settings of all runs by dotted name, and `origins` where
+    each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
+    which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
+    found: what building one of the runs has told: `score` that they watch, `splits`, `precision` and `compile`
+    for those that leave them open; and, if that one did for its precision, `chosen`: why.
+    """
+
+    program: Mapping[str, Any]
+    base: Mapping[str, Any]
+    origins: Mapping[str, str]
+    variants: Sequence[Variant]
+    threads: int
+    started_in: str
+    target: float | None = None
+    score: str | None = None
+    reference: str = "best"
+    search: Mapping[str, Any] | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the variants."""
+        return [variant.name for variant in self.variants]
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
+        those names.
+        """
+        chosen = "chosen" in self.found and self.base.get("precision") == "auto"
+        compiled = "compile" in self.found and self.base.get("compile") == "auto"
+        return ({"precision": self.found["precision"]} if chosen else {}) | (
+            {"compile": self.found["compile"]} if compiled else {}
+        )
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name."""
+        return next(variant for variant in self.variants if variant.name == name)
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """All settings of a variant by dotted name."""
+        return {**self.base, **self.variant(name).settings}
+
+
+def to_text(plan: Planned, config: Any) -> str:
+    """The plan as a file; `config` is the configuration whose values are `plan.base`."""
+    import tomlkit
+
+    table = tomlkit.table()
+    for name in ("threads", "started_in", "target", "score", "reference", "search", "found"):
+        value = getattr(plan, name)
+        if value is not None:
+            table.add(name, _toml(value))
+    rows = tomlkit.aot()
+    for variant in plan.variants:
+        row = tomlkit.table()
+        row.add("name", variant.name)
+        row.add("group", variant.group)
+        for kind, held in (("varied", variant.varied), ("settings", variant.settings)):
+            row.add(kind, _toml(held))
+        rows.append(row)
+    table.add("variants", rows)
+    document = tomlkit.document()
+    document.add(_TABLE, table)
+    head = "# what surefoot compare trains here; the same command, or `surefoot compare` with this directory, goes on\n"
+    return head + to_toml(config, plan.origins, plan.program) + "\n" + tomlkit.dumps(document)
+
+
+def from_text(text: str, *, where: str) -> Planned:
+    """What `to_text` wrote; `ConfigError` for anything else."""
+    every = values(text, where=where)
+    found: Any = tomllib.loads(text).get(_TABLE)
+    try:
+        variants = [
+            Variant(row["name"], row["group"], _plain(row["varied"]), _plain(row["settings"]))
+            for row in found["variants"]
+        ]
+        plan = Planned(
+            program=program(text, where=where),
+            base={name: value for name, value in every.items() if not name.startswith(f"{_TABLE}.")},
+            origins=origins(text),
+            variants=variants,
+            threads=found["threads"],
+            started_in=str(found["started_in"]),
+        )
+    except (TypeError, KeyError) as problem:
+        raise ConfigError(f"{where} is no plan of a comparison: {problem} is missing or damaged") from problem
+    if not is_resolved(Path(plan.started_in)):  # networks are found from there
+        raise ConfigError(
+            f"{where} was started in {plan.started_in!r}, which is relative or leads through a link\n"
+            "  surefoot never writes such a path: it could lead to files that came with the comparison\n"
+            "  if it is yours, write the absolute path of where it was started, without links, as started_in"
+        )
+    return replace(
+        plan,
+        target=found.get("target"),
+        score=found.get("score"),
+        reference=found.get("reference", plan.reference),
+        search=_plain(found["search"]) if "search" in found else None,
+        found=_plain(found.get("found", {})),
+    )
+
+
+def read(directory: Path) -> Planned | None:
+    """The plan in a comparison's directory; None where there is none."""
+    path = directory / FILE
+    try:
+        return from_text(read_regular(path).decode(), where=str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"cannot read {path}: {problem}") from problem
+
+
+def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool) -> Planned:
+    """The plan to go on with where there is one already: that, with further variants of the same settings where they are asked.
+
+    `ConfigError` where another comparison is asked. Threads stay those of the plan, unless others were asked for by name.
+    """
+    problems = _of_program(held.program, asked.program)
+    if threads_given and asked.threads != held.threads:
+        problems.append(f"threads was {held.threads}, now {asked.threads}: another number gives other bits")
+    if (held.search is None) != (asked.search is None):
+        problems.append("one of them is a search, and the other is not")
+    elif held.search is not None and asked.search is not None:
+        fixed = ("space", "sampler", "pruner", "seed")
+        problems += [f"another {name} of the search" for name in fixed if held.search[name] != asked.search[name]]
+        problems += _of_settings(held.base, asked.base)
+    else:
+        are = {variant.name: asked.settings(variant.name) for variant in asked.variants}
+        for variant in held.variants:
+            if variant.name not in are:
+                problems.append(f"{variant.name} is not among the variants any more")
+            else:
+                problems += _of_settings(held.settings(variant.name), are[variant.name])
+    if problems:
+        told = list(dict.fromkeys(problems))
+        more = [f"... and {len(told) - 3} more"] if len(told) > 3 else []
+        listed = "\n  ".join([*told[:3], *more])
+        raise ConfigError(f"{where} holds another comparison: {listed}\n  choose another directory: --out DIR")
+    if held.search is None:
+        return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
+    score = asked.score or held.score  # trials are told to the search by it
+    return replace(held, target=asked.target, score=score, reference=asked.reference, search=asked.search)
+
+
+def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In what the programs of two plans differ; a file that was changed since is another program."""
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed == ["sha256"]:
+        return [f"{now['path']} has changed since"]
+    return [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
+
+
+def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Each setting in which two runs differ, but for the directory; a list in a file is a tuple in a configuration."""
+    return [
+        f"was {flags({name: before.get(name)})}, now {flags({name: now.get(name)})}"
+        for name in {**before, **now}
+        if name != "out" and as_typed(before.get(name)) != as_typed(now.get(name))
+    ]
+
+
+def _toml(value: Any) -> Any:
+    """Without None, which TOML cannot hold: the names of what is None are listed as `absent`."""
+    import tomlkit
+
+    if isinstance(value, Mapping):
+        table = tomlkit.table()
+        absent = [name for name, held in value.items() if held is None]
+        if absent:
+            table.add("absent", absent)
+        for name, held in value.items():
+            if held is not None:
+                table.add(name, _toml(held))
+        return table
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    held = {name: _plain(value) if isinstance(value, dict) else value for name, value in table.items()}
+    absent = held.pop("absent", [])
+    return {**held, **dict.fromkeys(absent)}

@@ -1,0 +1,201 @@
+"""Variants side by side: one row each, the differences between them, and in words what they do and do not say.
+
+How differences and their noise are computed is in `paired.py`, what is said of them in `notes.py`, how rows are printed in
+`tables.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from surefoot.compare.notes import of_differences, of_target, of_what_is_shared
+from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
+from surefoot.compare.trained import Compared, Direction, Row
+from surefoot.compare.variants import labels
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows, best first, and what must be said with them. `settled` are settings that were found once for all of the runs."""
+
+    score: str | None
+    direction: Direction
+    target: float | None
+    rows: Sequence[Row]
+    notes: Sequence[str]
+    runs: Sequence[Compared]
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compared(
+    runs: Sequence[Compared],
+    *,
+    target: float | None = None,
+    reference: str = "best",
+    settled: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Put runs side by side. `reference` is the variant to which differences are taken: "best", "first", or a name.
+
+    Without a target it is the best score of the first variant that has one. `ConfigError` where the runs are judged by
+    different scores, or no variant is called as the reference is.
+    """
+    watches = {run.trained.watch for run in runs if run.trained.watch is not None}
+    if len(watches) > 1:
+        listed = ", ".join(sorted(" ".join(watch) for watch in watches))
+        raise ConfigError(f"the runs are judged by different scores: {listed}\n  choose one: --score 'min SPLIT/SCORE'")
+    watch = next(iter(watches), None)
+    direction, score = watch or ("min", None)
+    groups: dict[str, list[Compared]] = {}
+    for run in runs:
+        groups.setdefault(run.variant.group, []).append(run)
+    shown = labels([held[0].variant for held in groups.values()])
+    rows = {name: _row(name, held, label) for (name, held), label in zip(groups.items(), shown, strict=True)}
+    first = next((row for row in rows.values() if row.best is not None), None)
+    notes = [] if first is None else [of_target(target, first, is_first=first is next(iter(rows.values())))]
+    if target is None and first is not None:
+        target = first.best
+    if target is not None:
+        rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
+    sign = 1 if direction == "min" else -1
+    ranked = sorted(rows.values(), key=lambda row: (row.best is None, sign * (row.best or 0.0)))
+    standard = _reference(reference, ranked, first)
+    if standard is not None:
+        rows, more = _with_differences(rows, groups, standard, sign=sign, chosen=reference == "best")
+        notes += more
+    notes += of_what_is_shared(runs)
+    ranked = [rows[row.name] for row in ranked]
+    return Comparison(score, direction, target, ranked, notes, runs, settled or {})
+
+
+def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
+    """A variant's row without target and difference."""
+    unlike = [run for run in runs if run.status != "finished"]
+    counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
+    best = [found for run in counted if (found := run.trained.best) is not None]
+    final = [run.trained.final for run in counted if run.trained.final is not None]
+    status = "finished"
+    if unlike:
+        status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
+        status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
+    row = Row(name, runs[0].variant.varied, status, unlike[0].said if unlike else "", len(runs), label)
+    if best:
+        score, score_error = mean_and_error([score for _, score in best])
+        step, _ = mean_and_error([float(step) for step, _ in best])
+        row = replace(row, best=score, best_error=_known(score_error), best_step=step)
+    if final:
+        last, last_error = mean_and_error(final)
+        row = replace(row, final=last, final_error=_known(last_error))
+    seconds = [run.trained.training_s for run in counted if run.trained.times]
+    speeds = [run.trained.targets_per_s for run in counted if run.trained.targets_per_s is not None]
+    return replace(
+        row,
+        training_s=mean_and_error(seconds)[0] if seconds else None,
+        targets_per_s=mean_and_error(speeds)[0] if speeds else None,
+    )
+
+
+def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
+    """The same row with the time to the target."""
+    times = [found for run in runs if (found := run.trained.reached(target)) is not None]
+    if not times or len(times) < len(runs):
+        return replace(row, reached=len(times))
+    steps, _ = mean_and_error([float(step) for step, _ in times])
+    seconds, _ = mean_and_error([spent for _, spent in times])
+    return replace(row, reached=len(times), target_step=steps, target_s=seconds)
+
+
+def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row | None:
+    if first is None:
+        return None
+    if reference in ("best", "first"):
+        return ranked[0] if reference == "best" else first
+    refuse_reference(reference, {row.name: row.label for row in ranked})
+    return next(row for row in ranked if reference in (row.name, row.label))
+
+
+def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
+    if reference in ("best", "first", *labels, *labels.values()):
+        return
+    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
+    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")
+
+
+def _with_differences(
+    rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
+) -> tuple[dict[str, Row], list[str]]:
+    """The rows with the difference of each to the reference, and what is to be said of these.
+
+    Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
+    been the one that was looked at.
+    """
+    known = [name for name, row in rows.items() if row.best is not None]
+    pairs = [pair for pair in combinations(known, 2) if chosen or standard.name in pair]
+    called = {name: row.label for name, row in rows.items()}
+    differences: dict[tuple[str, str], Difference] = {}
+    whys: dict[str, None] = {}
+    for pair in pairs:
+        found = _difference(groups[pair[0]], groups[pair[1]], called)
+        if isinstance(found, Difference):
+            differences[pair] = found
+        elif standard.name in pair:
+            whys[found] = None
+    corrected = dict(zip(differences, holm([each.p_value for each in differences.values()]), strict=True))
+    done = dict(rows)
+    for (one, other), difference in differences.items():
+        if standard.name not in (one, other):
+            continue
+        name = other if one == standard.name else one
+        facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
+        p = corrected[one, other]
+        done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
+    done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
+    notes = [f"no paired difference: {why}" for why in whys]
+    uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
+    if uneven and differences:
+        notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
+    if differences:
+        notes = [*of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
+    return done, notes
+
+
+def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapping[str, str]) -> Difference | str:
+    """The difference of the best scores of two variants, or why there is none that means anything."""
+    if len(one) > 1 or len(other) > 1:
+        seeds = [
+            {run.variant.settings.get("seed"): run.trained.best for run in runs if run.status == "finished"}
+            for runs in (one, other)
+        ]
+        both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
+        scores = [(a[1], b[1]) for a, b in both if a is not None and b is not None]
+        if len(scores) < 2:
+            return "fewer than two seeds have been trained to the end by both"
+        return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
+    first, second = one[0].batches, other[0].batches
+    for run, found in ((one[0], first), (other[0], second)):
+        if found is None:
+            return f"{called[run.variant.group]} was not scored batch by batch"
+        if "why" in found or found.get("best") is None:
+            return str(found.get("why", f"{called[run.variant.group]} kept no checkpoint of its best step"))
+    assert first is not None
+    assert second is not None
+    if first["split"] != second["split"] or first["counts"] != second["counts"]:
+        return "the variants are not evaluated on the same batches"
+    return paired_difference(first["best"]["means"], second["best"]["means"], counts=first["counts"])
+
+
+def _verdict(difference: Difference, p: float, sign: int) -> str:
+    if math.isnan(p):
+        return ""
+    if p >= LEVEL:
+        return "inside the noise"
+    return "worse" if sign * difference.mean > 0 else "better"
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,234 @@
+"""Settings searched for by Optuna, in its own database beside the runs: killed and started again, nothing is lost nor repeated.
+
+What trial n is to try follows from the seed, n, and what was known when it began; so a search of one job that was killed
+proposes what it would have proposed. A trial that was running goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.compare.trials import Outcome, outcome_of
+from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed
+
+if TYPE_CHECKING:
+    import optuna
+
+FILE = "search.db"
+Sampler = Literal["tpe", "random"]
+Pruner = Literal["median", "halving", "none"]
+Space = Mapping[str, Mapping[str, Any]]
+_STARTUP = 5  # trials that nothing is compared with, and for tpe as many as are drawn at random
+_LOG_FROM = 10.0  # times: a range this wide is searched by its logarithm
+
+
+def parameter(setting: str, text: str) -> dict[str, Any]:
+    """What is searched of a setting: "1e-4..1e-2" is a range, "adamw,sgd" are choices; as JSON.
+
+    A range of positive numbers that is ten times as high at its end is searched by its logarithm; ",log" or ",linear"
+    after it says otherwise. Whole numbers stay whole.
+
+    >>> parameter("optimizer.lr", "1e-4..1e-2")
+    {'kind': 'range', 'low': 0.0001, 'high': 0.01, 'log': True}
+    >>> parameter("model.layers", "2..4"), parameter("optimizer.name", "adamw,sgd")
+    ({'kind': 'range', 'low': 2, 'high': 4, 'log': False}, {'kind': 'choice', 'of': ['adamw', 'sgd']})
+    """
+    if ".." not in text:
+        choices = [part.strip() for part in text.split(",")]
+        if "" in choices or len(set(choices)) < len(choices):
+            raise ConfigError(
+                f"--vary {setting}={text}: each value once, with a comma between, or a range as 1e-4..1e-2"
+            )
+        return {"kind": "choice", "of": choices}
+    ends, _, scale = text.partition(",")
+    low, high = (_number(part, setting, text) for part in ends.split("..", 1))
+    if scale.strip() not in ("", "log", "linear"):
+        raise ConfigError(f"--vary {setting}={text}: after a range comes nothing, log or linear")
+    if isinstance(low, float) or isinstance(high, float):
+        low, high = float(low), float(high)
+    if not low < high:
+        raise ConfigError(f"--vary {setting}={text}: a range goes from a lower number to a higher one")
+    if scale.strip() == "log" and low <= 0:
+        raise ConfigError(f"--vary {setting}={text}: a logarithm needs numbers above 0")
+    log = scale.strip() == "log" or (scale.strip() == "" and low > 0 and high / low >= _LOG_FROM)
+    return {"kind": "range", "low": low, "high": high, "log": log}
+
+
+def trial_name(number: int) -> str:
+    """What a trial of a search is called.
+
+    >>> trial_name(3)
+    'trial-003'
+    """
+    return f"trial-{number:03d}"
+
+
+def corners(space: Space) -> list[dict[str, str]]:
+    """Settings with which all of a space can be checked: every choice with the lowest ends, and with the highest.
+
+    >>> corners({"a": {"kind": "choice", "of": ["x", "y"]}, "b": {"kind": "range", "low": 1, "high": 2, "log": False}})
+    [{'a': 'x', 'b': '1'}, {'a': 'y', 'b': '1'}, {'a': 'x', 'b': '2'}, {'a': 'y', 'b': '2'}]
+    """
+    from surefoot.compare.variants import grid
+
+    found: list[dict[str, str]] = []
+    for end in ("low", "high"):
+        values = {
+            setting: [str(choice) for choice in held["of"]] if held["kind"] == "choice" else [repr(held[end])]
+            for setting, held in space.items()
+        }
+        found += [one for one in grid(values) if one not in found]
+    return found
+
+
+class Search:
+    """Chooses what is tried (`surefoot.compare.runner.Chooser`); `begin` writes a trial's settings where its process finds them.
+
+    `direction` is known once a run has begun; until then nothing can have been told.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        space: Space,
+        *,
+        trials: int,
+        seed: int,
+        sampler: Sampler,
+        pruner: Pruner,
+        direction: Literal["min", "max"],
+        begin: Callable[[str, dict[str, str]], None],
+    ) -> None:
+        self.optuna = _imported()
+        self.directory, self.total, self.seed, self.sampler, self.begin = directory, trials, seed, sampler, begin
+        self.space = space
+        self.study = self.optuna.create_study(
+            storage=f"sqlite:///{(directory / FILE).resolve()}",
+            study_name="surefoot",
+            direction="minimize" if direction == "min" else "maximize",
+            pruner=self._pruner(pruner),
+            load_if_exists=True,
+        )
+        self.going: dict[str, optuna.Trial] = {}
+        states = self.optuna.trial.TrialState
+        trials_made = self.study.get_trials(deepcopy=False)
+        self.left_running = [trial for trial in trials_made if trial.state == states.RUNNING]
+        self.over = len(trials_made) - len(self.left_running)
+
+    def next(self) -> str | None:
+        """A trial that was running when the search was killed, or else a new one, as long as there are to be more."""
+        while self.left_running:
+            frozen = self.left_running.pop(0)
+            trial = self.optuna.Trial(self.study, frozen._trial_id)
+            name = trial_name(frozen.number)
+            self.going[name] = trial
+            self.study.sampler = self._sampler(frozen.number)
+            for setting in self.space:  # as they were; or now, where the kill came before
+                self._suggest(trial, setting)
+            held = outcome_of(self.directory, name)
+            if held is not None and held["status"] in ("finished", "diverged", "pruned"):  # and nobody was told
+                self.ended(name, Outcome(held["status"]), best=_best_of(frozen, self.study.direction.name))
+                self.over += 1
+                continue
+            self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
+            return name
+        number = len(self.study.get_trials(deepcopy=False))
+        if number >= self.total:
+            return None
+        self.study.sampler = self._sampler(number)
+        trial = self.study.ask({setting: self._distribution(held) for setting, held in self.space.items()})
+        name = trial_name(trial.number)
+        self.going[name] = trial
+        self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
+        return name
+
+    def saw(self, name: str, step: int, score: float) -> bool:
+        """Tell Optuna of an evaluation; true where the trial is worse than others were at that step."""
+        trial = self.going[name]
+        known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        if step not in known and math.isfinite(score):
+            trial.report(score, step)
+        return trial.should_prune()
+
+    def ended(self, name: str, outcome: Outcome, *, best: float | None = None) -> None:
+        """Tell Optuna how a trial ended: one that diverged as one that was given up; a stopped one goes on another time."""
+        trial = self.going.pop(name)
+        states = self.optuna.trial.TrialState
+        frozen = self.study.get_trials(deepcopy=False)[trial.number]
+        best = _best_of(frozen, self.study.direction.name) if best is None else best
+        match outcome.status:
+            case "stopped":
+                return
+            case "finished" if best is not None:
+                self.study.tell(trial, best)
+            case "pruned" | "diverged":
+                self.study.tell(trial, state=states.PRUNED)
+            case _:
+                self.study.tell(trial, state=states.FAIL)
+
+    def _sampler(self, number: int) -> Any:
+        """One for a single trial: its random numbers follow from the seed and the trial's number."""
+        seed = (self.seed * 1_000_003 + number) % 2**32
+        if self.sampler == "random":
+            return self.optuna.samplers.RandomSampler(seed=seed)
+        return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
+
+    def _pruner(self, name: Pruner) -> Any:
+        match name:
+            case "median":
+                return self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
+            case "halving":
+                return self.optuna.pruners.SuccessiveHalvingPruner()
+            case "none":
+                return self.optuna.pruners.NopPruner()
+
+    def _suggest(self, trial: optuna.Trial, setting: str) -> None:
+        held = self.space[setting]
+        if held["kind"] == "choice":
+            trial.suggest_categorical(setting, tuple(held["of"]))
+        elif isinstance(held["low"], int):
+            trial.suggest_int(setting, held["low"], held["high"], log=held["log"])
+        else:
+            trial.suggest_float(setting, held["low"], held["high"], log=held["log"])
+
+    def _distribution(self, held: Mapping[str, Any]) -> Any:
+        kinds = self.optuna.distributions
+        if held["kind"] == "choice":
+            return kinds.CategoricalDistribution(tuple(held["of"]))
+        if isinstance(held["low"], int):
+            return kinds.IntDistribution(held["low"], held["high"], log=held["log"])
+        return kinds.FloatDistribution(held["low"], held["high"], log=held["log"])
+
+
+def _best_of(frozen: optuna.trial.FrozenTrial, direction: str) -> float | None:
+    reported = list(frozen.intermediate_values.values())
+    return None if not reported else min(reported) if direction == "MINIMIZE" else max(reported)
+
+
+def _number(text: str, setting: str, whole: str) -> int | float:
+    for kind in (int, float):
+        try:
+            found = kind(text)
+        except ValueError:
+            continue
+        if math.isfinite(found):
+            return found
+    raise ConfigError(f"--vary {setting}={whole}: {text!r} is no number; a range is written as 1e-4..1e-2")
+
+
+def _imported() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import optuna
+    except ModuleNotFoundError as problem:
+        if problem.name != "optuna":
+            raise
+        raise ConfigError('--search needs Optuna: pip install "surefoot[search]"') from problem
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,222 @@
+"""A comparison as text, Markdown, tab-separated values and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.compare.results import Comparison
+from surefoot.compare.trained import Row
+from surefoot.compare.variants import flags, short_names
+from surefoot.tracking.format import as_typed, duration, in_line, number
+from surefoot.tracking.text_table import text_table
+
+_ALIKE = 4  # variants named that are no worse than the best
+
+
+def text(comparison: Comparison) -> str:
+    """The table for a person, with what is to be known of it below."""
+    cells = _cells(comparison)
+    table = text_table(cells, left=(0, len(cells[0]) - 1))
+    return "\n".join([_title(comparison), *table, *_below(comparison)])
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same as a table of Markdown."""
+    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
+    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"], *rows]
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"
+
+
+def tsv(comparison: Comparison) -> str:
+    """All numbers whole, one run group a line."""
+    settings = sorted({name for row in comparison.rows for name in row.varied})
+    rows = [{**{name: row.varied.get(name) for name in settings}, **_values(row)} for row in comparison.rows]
+    lines = [["" if value is None else in_line(as_typed(value)) for value in row.values()] for row in rows]
+    return "".join("\t".join(line) + "\n" for line in [*map(list, rows[:1]), *lines])
+
+
+def as_json(comparison: Comparison) -> str:
+    """Everything, the runs of each variant one by one too; what is no number is null."""
+    runs = [
+        {
+            "name": run.variant.name,
+            "variant": run.variant.group,
+            "settings": dict(run.variant.settings),
+            "status": run.status,
+            "said": run.said,
+            "best_step": None if run.trained.best is None else run.trained.best[0],
+            "best": None if run.trained.best is None else run.trained.best[1],
+            "final": run.trained.final,
+            "training_s": run.trained.training_s,
+            "targets_per_s": run.trained.targets_per_s,
+            "scores": run.trained.scores,
+        }
+        for run in comparison.runs
+    ]
+    whole = {
+        "score": comparison.score,
+        "direction": comparison.direction,
+        "target": comparison.target,
+        "variants": [{"settings": dict(row.varied), **_values(row)} for row in comparison.rows],
+        "runs": runs,
+        "notes": list(comparison.notes),
+    }
+    return json.dumps(_finite(whole), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def best_flags(comparison: Comparison) -> str | None:
+    """The settings of the best variant as they are typed; None where nothing was varied or scored.
+
+    What was measured for all of them at the start (`settled`) is among them: it is part of what was compared.
+    """
+    row = comparison.rows[0] if comparison.rows else None
+    if row is None or row.best is None or not row.varied:
+        return None
+    fixed = {name: value for name, value in comparison.settled.items() if row.varied.get(name) in (None, "auto")}
+    return flags({**row.varied, **fixed})
+
+
+def _of_best(comparison: Comparison) -> list[str]:
+    """The best settings, and from which they could not be told apart."""
+    typed = best_flags(comparison)
+    if typed is None:
+        return []
+    noise = "inside the noise"
+    if comparison.rows[0].verdict == noise:
+        alike = [row.label for row in comparison.rows if row.verdict == "reference"]
+    else:
+        alike = [row.label for row in comparison.rows if row.verdict == noise and comparison.rows[0].verdict == "best"]
+    more = f" and {len(alike) - _ALIKE} more" if len(alike) > _ALIKE else ""
+    told = f" (by these data no better than {', '.join(map(in_line, alike[:_ALIKE]))}{more})" if alike else ""
+    return [f"best settings: {typed}{told}"]
+
+
+def _title(comparison: Comparison) -> str:
+    if comparison.score is None:
+        return "no score is watched: training is told, and nothing compared"
+    better = "lower" if comparison.direction == "min" else "higher"
+    return f"{comparison.score}: {better} is better"
+
+
+def _below(comparison: Comparison) -> list[str]:
+    said = [f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said]
+    return [*said, *comparison.notes, *_of_best(comparison)]
+
+
+def _cells(comparison: Comparison) -> list[list[str]]:
+    several = any(row.repeats > 1 for row in comparison.rows)
+    untold = dict.fromkeys(name for row in comparison.rows for name in row.varied if "=" not in row.name)
+    columns = short_names(untold)
+    head = [
+        "variant",
+        *columns.values(),
+        "best",
+        "at step",
+        "final",
+        "to target",
+        "trained",
+        "targets/s",
+        "difference",
+        "",
+    ]
+    rows = [
+        [
+            in_line(row.label),
+            *(in_line(as_typed(row.varied.get(name), digits=4)) for name in columns),
+            _with_error(row.best, row.best_error, several),
+            _rounded(row.best_step),
+            _with_error(row.final, row.final_error, several),
+            _to_target(row),
+            "" if row.training_s is None else duration(row.training_s),
+            "" if row.targets_per_s is None else f"{row.targets_per_s:,.0f}",
+            _of_difference(row),
+            row.verdict if row.status == "finished" else ", ".join(part for part in (row.status, row.verdict) if part),
+        ]
+        for row in comparison.rows
+    ]
+    last = len(head) - 1
+    kept = [place for place in range(len(head)) if place in (0, last) or any(row[place] for row in rows)]
+    return [[row[place] for place in kept] for row in [head, *rows]]
+
+
+def _with_error(value: float | None, error: float | None, several: bool) -> str:
+    if value is None:
+        return ""
+    if not several or error is None or error == 0.0:
+        return number(value)
+    digits = _digits(error)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _to_target(row: Row) -> str:
+    if row.target_step is not None and row.target_s is not None:
+        return f"{row.target_step:,.0f} steps, {duration(row.target_s)}"
+    if row.best is None:
+        return ""
+    return "never" if row.repeats == 1 or not row.reached else f"{row.reached} of {row.repeats}"
+
+
+def _of_difference(row: Row) -> str:
+    """With as many digits as its error makes sense of."""
+    if row.difference is None:
+        return ""
+    error = row.difference.standard_error
+    if math.isnan(error) or error == 0.0:
+        return f"{row.difference.mean:+.4g}"
+    digits = _digits(error)
+    return f"{row.difference.mean:+.{digits}f} ± {error:.{digits}f}"
+
+
+def _digits(error: float) -> int:
+    """Digits behind the point of which the last two are those of an error.
+
+    >>> _digits(0.0101), _digits(3.0), _digits(250.0)
+    (3, 1, 0)
+    """
+    return min(12, max(0, 1 - math.floor(math.log10(error))))
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """The numbers of a row by name."""
+    return {
+        "variant": row.name,
+        "label": row.label,
+        "status": row.status,
+        "said": row.said,
+        "repeats": row.repeats,
+        "best": row.best,
+        "best_error": row.best_error,
+        "best_step": _step(row.best_step),
+        "final": row.final,
+        "final_error": row.final_error,
+        "target_step": _step(row.target_step),
+        "target_s": row.target_s,
+        "training_s": row.training_s,
+        "targets_per_s": row.targets_per_s,
+        "difference": None if row.difference is None else row.difference.mean,
+        "difference_error": None if row.difference is None else row.difference.standard_error,
+        "pairs": None if row.difference is None else row.difference.pairs,
+        "p": row.p,
+        "verdict": row.verdict,
+    }
+
+
+def _step(value: float | None) -> float | None:
+    """A step as the whole number that it is; the mean of several may be none."""
+    return int(value) if value is not None and value.is_integer() else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(held) for name, held in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

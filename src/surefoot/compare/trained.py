@@ -1,0 +1,204 @@
+"""One run as its directory tells it: curves from metrics.jsonl, settings from config.toml, what it began with from step 0.
+
+Nothing is rebuilt and no tensor is read. What a later resume has superseded is no part of a curve.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.format import DamageError
+from surefoot.checkpoint.reader import read_manifest
+from surefoot.compare.statistics import Difference
+from surefoot.compare.variants import Variant
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.record import Record, scores_in
+from surefoot.tracking.run_reader import read_records, read_settings, read_state
+from surefoot.tracking.run_reader import read_run as read_run_files
+from surefoot.train.early_stopping import parsed
+
+Direction = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has been trained, or begun.
+
+    loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
+    spent training and waiting for data so far). `initial_weights` is a hash, and `order` all that decides which samples
+    come when; both None where there is no checkpoint of step 0.
+    """
+
+    settings: Mapping[str, Any]
+    watch: tuple[Direction, str] | None
+    loss: list[tuple[int, float]]
+    scores: list[tuple[int, float]]
+    times: list[tuple[int, float]]
+    targets: float
+    initial_weights: str | None
+    order: Mapping[str, Any] | None
+
+    @property
+    def training_s(self) -> float:
+        """Seconds spent in steps and waiting for data; evaluating, saving and each session's first step are not among them."""
+        return self.times[-1][1] if self.times else 0.0
+
+    @property
+    def targets_per_s(self) -> float | None:
+        """Targets (tokens of text, samples of images) per second of training."""
+        return self.targets / self.training_s if self.training_s > 0 and self.targets else None
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step of the best score, the first of equals, and that score; None where there is none."""
+        if self.watch is None:
+            return None
+        sign = 1 if self.watch[0] == "min" else -1
+        known = [(sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
+        return min(known)[1:] if known else None
+
+    @property
+    def final(self) -> float | None:
+        """The last score."""
+        return self.scores[-1][1] if self.scores else None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that anything is recorded of."""
+        return max((step for step, _ in [*self.times, *self.scores]), default=0)
+
+    def reached(self, target: float) -> tuple[int, float] | None:
+        """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
+        if self.watch is None:
+            return None
+        sign = 1 if self.watch[0] == "min" else -1
+        known = ((step, score) for step, score in self.scores if math.isfinite(score))
+        step = next((step for step, score in known if sign * score <= sign * target), None)
+        return None if step is None else (step, self.seconds_at(step))
+
+    def seconds_at(self, step: int) -> float:
+        """Seconds of training after so many steps; between two records as if all steps took the same time.
+
+        >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None, None)
+        >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
+        (2.0, 4.0, 6.0)
+        """
+        place = bisect_left(self.times, (step, -math.inf))
+        if place == len(self.times):
+            return self.training_s
+        before_step, before_s = self.times[place - 1] if place else (0, 0.0)
+        at_step, at_s = self.times[place]
+        return before_s + (at_s - before_s) * (step - before_step) / max(1, at_step - before_step)
+
+
+def read_run(path: Path, *, score: str | None = None) -> Trained:
+    """What a run's directory tells; `score` is "min SPLIT/SCORE" in the place of the one that the run watches.
+
+    A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
+    """
+    lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
+    settings = read_settings(path).flat if (path / "config.toml").is_file() else {}
+    watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
+    scored = [record for record in lines if record["kind"] == "scores"]
+    if score is not None and scored and parsed(score)[1] not in scored[-1]:
+        there = ", ".join(scores_in(scored[-1]))
+        raise ConfigError(f"--score {score!r}: {path} has no such score; it has: {there}")
+    made = [record for record in lines if record["kind"] == "train"]
+    spent, times = 0.0, []
+    for record in made:
+        spent += record.get("training_s", 0.0) + record.get("waiting_s", 0.0)
+        times.append((int(record["step"]), spent))
+    weights, order = _beginning(path)
+    losses = [(int(record["step"]), record.get("loss_of_applied", record.get("loss"))) for record in made]
+    name = "" if watch is None else watch[1]
+    return Trained(
+        settings=settings,
+        watch=watch,
+        loss=[(step, float(loss)) for step, loss in losses if loss is not None],
+        scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
+        times=times,
+        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
+        initial_weights=weights,
+        order=order,
+    )
+
+
+def planned_steps(path: Path) -> int | None:
+    """How many steps a run is to have; None where it has not begun."""
+    state = read_state(path, 0)
+    return None if state is None else state.planned_steps
+
+
+def watched(path: Path) -> tuple[Direction, str] | None:
+    """The score that a run itself decides by; None where it has not begun, or decides by none."""
+    state = read_run_files(path).state
+    return None if state is None or state.watch is None else (state.watch["direction"], state.watch["score"])
+
+
+def _first_loss(lines: list[Record]) -> tuple[Direction, str] | None:
+    scored = next((scores_in(record) for record in lines if record["kind"] == "scores"), {})
+    return next((("min", name) for name in scored if name.endswith("/loss")), None)
+
+
+def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
+    """A hash of the weights that a run began with, and what decides which samples come when."""
+    state = read_state(path, 0)
+    try:
+        files = read_manifest(Store(path / "checkpoints").path(0)).files
+    except (CheckpointError, DamageError):
+        return None, None
+    if state is None:
+        return None, None
+    weights = json.dumps([(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")])
+    return weights, {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run of a comparison: what it is, how it ended, and what its directory tells.
+
+    `batches` is what `batches.scores_by_batch` found, or why nothing was.
+    """
+
+    variant: Variant
+    trained: Trained
+    status: str = "finished"
+    said: str = ""
+    batches: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
+
+    label: what tells it from the others, for people; `name` is that of its directory, or of its repeats. difference: of the
+    best score, this variant's minus the reference's; `p` as it is when all comparisons are looked at together. Where only
+    some repeats reached the target, its step and seconds are absent.
+    """
+
+    name: str
+    varied: Mapping[str, Any]
+    status: str
+    said: str
+    repeats: int
+    label: str = ""
+    best: float | None = None
+    best_error: float | None = None
+    best_step: float | None = None
+    final: float | None = None
+    final_error: float | None = None
+    reached: int = 0
+    target_step: float | None = None
+    target_s: float | None = None
+    training_s: float | None = None
+    targets_per_s: float | None = None
+    difference: Difference | None = None
+    p: float | None = None
+    verdict: str = ""

@@ -1,0 +1,191 @@
+"""The processes that train the variants of a comparison: started, watched, stopped; each is a run like any other.
+
+Standard output and error of a variant are in logs/NAME.log, how it ended in results/NAME.json. What a variant shows of itself
+on the way is read from its metrics.jsonl, so that nothing has to be sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.config.paths import make_no_follow, open_no_follow, open_regular, read_regular
+from surefoot.tracking.record import Record
+
+if TYPE_CHECKING:
+    from surefoot.tracking.run_directory import RunDirectory  # imports torch
+
+Status = Literal["finished", "diverged", "out of memory", "failed", "pruned", "stopped"]
+RESULTS, LOGS = "results", "logs"
+_BY_EXIT: dict[int, Status] = {5: "diverged", 6: "out of memory"}
+_STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
+_SAID_AT_MOST = 240  # letters of an error in a table
+_TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # what would end in the same way again
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a variant ended, and in words why, where it did not finish."""
+
+    status: Status
+    said: str = ""
+
+
+@dataclass
+class Trial:
+    """One variant being trained."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    records: Records
+    log_start: int
+    fresh: bool  # begun in this sitting, not gone on with
+    started: float = field(default_factory=time.monotonic)
+    ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
+
+
+class Records:
+    """The lines that a metrics.jsonl grows by."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.read_bytes = path, 0
+
+    def new(self) -> list[Record]:
+        """The records since the last call; a line that is not whole yet is left for the next."""
+        try:
+            with open_regular(self.path) as file:
+                file.seek(self.read_bytes)
+                data = file.read()
+        except OSError:  # not begun yet
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.read_bytes += len(whole)
+        found = []
+        for text in whole.splitlines():
+            try:
+                record = json.loads(text)
+            except ValueError:  # a kill in the middle of a line
+                continue
+            if isinstance(record, dict) and "kind" in record:
+                found.append(record | {name: float(value) for name, value in record.pop("nonfinite", {}).items()})
+        return found
+
+
+class Trials:
+    """The variants being trained at this moment. `command` makes the command line that trains one of them."""
+
+    def __init__(self, directory: RunDirectory, command: Callable[[str], list[str]], *, threads: int, cwd: str) -> None:
+        self.directory, self.command, self.threads, self.cwd = directory, command, threads, cwd
+        self.running: dict[str, Trial] = {}
+
+    def start(self, name: str) -> Trial:
+        """Begin a variant, or go on with it."""
+        path = self.directory.path
+        for folder in (RESULTS, LOGS):
+            make_no_follow(path / folder)
+        metrics = path / name / "metrics.jsonl"
+        fresh = not metrics.exists()
+        numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+        with open(open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
+            begin = log.tell()
+            process = subprocess.Popen(
+                self.command(name),
+                stdin=subprocess.PIPE,  # the end of it is the end of this process: see tether.py
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | numbers,
+                cwd=self.cwd,
+                start_new_session=True,  # Ctrl-C is for this process, which tells them
+            )
+        trial = Trial(name, process, Records(metrics), begin, fresh)
+        self.running[name] = trial
+        return trial
+
+    def ended(self) -> list[tuple[Trial, Outcome]]:
+        """The variants that have ended since the last call; what became of each is on disk when this returns."""
+        found = []
+        for name, trial in list(self.running.items()):
+            code = trial.process.poll()
+            if code is None:
+                continue
+            del self.running[name]
+            if trial.process.stdin is not None:
+                trial.process.stdin.close()
+            outcome = self._outcome(trial, code)
+            if outcome.status not in ("finished", "stopped"):
+                write_outcome(self.directory, name, outcome)
+            found.append((trial, outcome))
+        return found
+
+    def stop(self, trial: Trial, why: Literal["stopped", "pruned"]) -> None:
+        """Have a variant save and end, once: a second signal would end it at once."""
+        if not trial.ending:
+            trial.ending = why
+            trial.process.terminate()
+
+    def stop_all(self) -> None:
+        """Have all of them save and end."""
+        for trial in self.running.values():
+            self.stop(trial, "stopped")
+
+    def close(self) -> None:
+        """Kill whatever still runs: this process ends in another way than it should."""
+        for trial in self.running.values():
+            trial.process.kill()
+            trial.process.wait()
+            if trial.process.stdin is not None:
+                trial.process.stdin.close()
+        self.running = {}
+
+    def _outcome(self, trial: Trial, code: int) -> Outcome:
+        held = outcome_of(self.directory.path, trial.name)
+        if held is not None and held["status"] == "finished":  # whatever ended the process after it had said so
+            return Outcome("finished")
+        if trial.ending == "pruned" and (code in _STOPPED or code == 0):
+            return Outcome("pruned")
+        if code in _STOPPED:
+            return Outcome("stopped")
+        if code < 0:
+            short = ": is memory short?" if code == -signal.SIGKILL else ""
+            return Outcome("failed", f"killed by {signal.Signals(-code).name}{short}")
+        return Outcome(_BY_EXIT.get(code, "failed"), self._said(trial))
+
+    def _said(self, trial: Trial) -> str:
+        """The error that a variant ended with, as its log has it."""
+        with (self.directory.path / LOGS / f"{trial.name}.log").open("rb") as log:
+            log.seek(trial.log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        last = [line for line in lines if line.strip()][-1:]
+        return (errors or last or ["it said nothing"])[0][:_SAID_AT_MOST]
+
+
+def write_outcome(directory: RunDirectory, name: str, outcome: Outcome, **further: Any) -> None:
+    """Keep how a variant ended, whole or not at all."""
+    text = json.dumps({"status": outcome.status, "said": outcome.said, **further}) + "\n"
+    directory.write_text(f"{RESULTS}/{name}.json", text)
+
+
+def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
+    """What is kept of how a variant ended; None where it has not, or where that cannot be read."""
+    try:
+        found = json.loads(read_regular(directory / RESULTS / f"{name}.json"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "status" in found else None
+
+
+def is_over(directory: Path, name: str) -> bool:
+    """Whether a variant need not be trained (again): it finished, diverged, or was pruned.
+
+    What failed for another reason, such as memory, is tried again, and so is a variant whose directory was removed.
+    """
+    found = outcome_of(directory, name)
+    return found is not None and found["status"] in _TO_THE_END and (directory / name).is_dir()

@@ -1,0 +1,146 @@
+"""How several processes make one run, as a setting; what it means is in `surefoot.distributed.strategy`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from surefoot.errors import ConfigError
+
+Kind = Literal["auto", "none", "ddp", "fsdp"]
+KINDS: tuple[Kind, ...] = ("auto", "none", "ddp", "fsdp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How several processes share a run, beyond --parallel."""
+
+    synchronise: Literal["auto", "last", "every"] = "auto"
+    """With which micro-batches of a step gradients are added up over ranks. auto: ddp the last; fsdp every, none is held whole."""
+    unused: bool = False
+    """Allow parameters that get no gradient; otherwise they are named at the start."""
+    blocks: tuple[str, ...] = ()
+    """fsdp: modules whose weights are gathered together, by name or class. Absent: the model's own repeated blocks."""
+    reshard: bool = True
+    """fsdp: let gathered weights go after the forward pass, and gather them again for the backward pass."""
+    offload: bool = False
+    """fsdp: keep weights, gradients and optimizer state on the CPU, and update them there."""
+    gather: Literal["fp32", "bf16"] = "fp32"
+    """fsdp: the format in which weights travel and compute; they are kept in fp32."""
+    replicas: int = 1
+    """fsdp: so many groups of ranks hold the model each; it is spread within a group alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(Sharding):
+    """How the ranks of a run work together; made by `ddp` or `fsdp`, which say what the fields mean."""
+
+    kind: Kind = "auto"
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
+            f"synchronise = {self.synchronise!r}: auto, last or every": self.synchronise
+            not in ("auto", "last", "every"),
+            f"gather = {self.gather!r}: fp32 or bf16": self.gather not in ("fp32", "bf16"),
+            f"replicas = {self.replicas}: how many groups hold the model each, 1 or more": self.replicas < 1,
+        }
+        problems = [problem for problem, found in wrong.items() if found]
+        if self.kind != "fsdp":
+            of_fsdp = [field for field in fields(Sharding) if field.name not in ("synchronise", "unused")]
+            problems += [
+                f"sharding.{field.name} = {vars(self)[field.name]!r} is for fsdp, and parallel is {self.kind}\n"
+                "  leave it out, or try: --parallel fsdp"
+                for field in of_fsdp
+                if vars(self)[field.name] != field.default
+            ]
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+
+def ddp(*, synchronise: Literal["auto", "last", "every"] = "auto", unused: bool = False) -> Strategy:
+    """Every rank holds the whole model; gradients are added up while the backward pass still runs (Li et al. 2020).
+
+    `synchronise`: with the "last" micro-batch of a step, as "auto" does, or with "every" one. `unused`: parameters that get no
+    gradient are allowed; without it they are named at the start. https://arxiv.org/abs/2006.15704
+
+    >>> ddp().kind
+    'ddp'
+    """
+    return Strategy(kind="ddp", synchronise=synchronise, unused=unused)
+
+
+def fsdp(
+    *,
+    synchronise: Literal["auto", "last", "every"] = "auto",
+    unused: bool = False,
+    blocks: Sequence[str] = (),
+    reshard: bool = True,
+    offload: bool = False,
+    gather: Literal["fp32", "bf16"] = "fp32",
+    replicas: int = 1,
+) -> Strategy:
+    """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
+
+    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks`: what is gathered together, by name or
+    class; without them the model's own repeated blocks. `reshard`: let gathered weights go after the forward pass, and gather
+    them again for the backward one. `synchronise`: "every" micro-batch adds to sharded gradients, as "auto" does, or they are held
+    whole until the "last". `unused`: parameters that get no gradient are allowed; all ranks must call the same blocks in every
+    pass still, since each gives the others its part. `offload`: keep the parts on the CPU and update there. `gather`: in which
+    format weights travel and compute. `replicas`: so many groups of ranks hold the model each (a 2-D mesh).
+
+    >>> fsdp(replicas=2).replicas
+    2
+    """
+    return Strategy(
+        kind="fsdp",
+        synchronise=synchronise,
+        unused=unused,
+        blocks=tuple(blocks),
+        reshard=reshard,
+        offload=offload,
+        gather=gather,
+        replicas=replicas,
+    )
+
+
+def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
+    """Both settings of the command line as one."""
+    held: dict[str, Any] = {field.name: vars(sharding)[field.name] for field in fields(Sharding)}
+    return Strategy(kind=setting, **held)
+
+
+def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
+    """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
+
+    One process holds the model once: a run with replicas can be scored and used there, and goes on.
+
+    >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind, strategy_for(fsdp(replicas=2), ranks=1).replicas
+    ('none', 'ddp', 1)
+    """
+    found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
+    if found.kind == "none" and (found.unused or found.synchronise == "every"):
+        name = "unused" if found.unused else "synchronise"
+        raise ConfigError(
+            f"sharding.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
+            "  leave it out, or try: --parallel auto"
+        )
+    if found.kind == "auto":
+        found = replace(found, kind="ddp" if ranks > 1 else "none")
+    if found.kind == "none" and ranks > 1:
+        raise ConfigError(
+            f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
+            "  try: --parallel ddp, --parallel fsdp, or one process"
+        )
+    if ranks == 1:
+        found = replace(found, replicas=1)
+    if ranks % found.replicas:
+        fewer = max(number for number in range(1, found.replicas) if ranks % number == 0)
+        raise ConfigError(
+            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
+            f"  try: --sharding.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
+        )
+    if found.synchronise == "auto":
+        found = replace(found, synchronise="every" if found.kind == "fsdp" else "last")
+    return found

@@ -1,0 +1,1 @@
+"""Images: arrays, folders, files, and augmentation."""

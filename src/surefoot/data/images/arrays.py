@@ -1,0 +1,264 @@
+"""Images that fit into memory, as arrays with their labels: scikit-learn's digits, IDX files, CIFAR-10, and a made-up set."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.config.paths import local_path
+from surefoot.data.order import permutation
+from surefoot.errors import DataError
+from surefoot.seeding import stream_key
+
+SIDE = 32
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+
+TEST_FILE = "test_batch.bin"
+
+_ROW = 1 + 3 * SIDE * SIDE
+
+
+def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images (N, 32, 32, 3) and labels (N,) of one file of the binary version.
+
+    Raises `DataError` for what is missing, does not end with a row, or has a label that is no class (naming the row).
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(bytes([3]) + bytes(3072)), file.flush()
+    ...     images, labels = read_cifar(file.name)
+    >>> images.shape, labels.tolist()
+    ((1, 32, 32, 3), [3])
+    """
+    path = local_path(path, setting="path")
+    try:
+        content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+    if len(content) == 0 or len(content) % _ROW:
+        raise DataError(
+            f"{path} is truncated, or no file of CIFAR-10's binary version: its {len(content)} bytes are not rows of {_ROW}\n"
+            "  was a download or a copy interrupted? Fetch it again"
+        )
+    rows = content.reshape(-1, _ROW)
+    labels = rows[:, 0]
+    outside = np.flatnonzero(labels >= len(CLASSES))
+    if outside.size:
+        raise DataError(
+            f"{path}: row {outside[0]} has the label {labels[outside[0]]}, and there are {len(CLASSES)} classes\n"
+            "  is it CIFAR-100, or another kind of file?"
+        )
+    return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), labels
+
+
+def read_all(path: Path) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], ...]:
+    """Training and test images with their labels, of a directory that holds the six files."""
+    missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
+    if missing:
+        raise DataError(f"{path} holds CIFAR-10 without {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
+    parts = [read_cifar(path / name) for name in TRAINING_FILES]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return (images, labels), read_cifar(path / TEST_FILE)
+
+
+def refuse_pickled(path: Path) -> None:
+    """Raise `DataError` where a directory holds the Python version."""
+    if (path / "data_batch_1").is_file():
+        raise DataError(
+            f"{path} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
+            "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
+        )
+
+
+_BYTES = 0x08  # the type of the numbers; others are not written for images
+
+_MOST_DIMENSIONS = 4
+
+_LARGEST_BYTES = 1 << 34  # what a header may claim
+
+
+def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
+    """The array of an IDX file of unsigned bytes with so many dimensions: 3 for images (N, H, W), 1 for labels (N,).
+
+    Raises `DataError` for what is missing, has another magic number, or is shorter or longer than its header says.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])), file.flush()
+    ...     read_idx(file.name, dimensions=1).tolist()
+    [7, 8, 9]
+    """
+    path = local_path(path, setting="path")
+    try:
+        with _opened(path) as file:
+            return _read(file, path, dimensions)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise DataError(
+            f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
+        ) from problem
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _opened(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast("BinaryIO", gzip.open(path)) if compressed else path.open("rb")
+
+
+def _read(file: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
+    header = file.read(4 + 4 * dimensions)
+    magic = int.from_bytes(header[:4], "big")
+    expected = _BYTES << 8 | dimensions
+    if len(header) < 4 or magic != expected:
+        found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
+        raise DataError(
+            f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
+            f"  {_likely(magic, dimensions)}"
+        )
+    sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
+    stated = int(np.prod(sizes, dtype=object))
+    shown = f"its header says {' x '.join(str(size) for size in sizes)} = {stated} bytes"
+    if stated > _LARGEST_BYTES:  # told before anything is unpacked
+        raise DataError(f"{path} is damaged: {shown}, and more than {_LARGEST_BYTES} are not read")
+    content = file.read(stated + 1)  # no more of what is compressed than that is unpacked
+    if len(content) != stated or len(header) < 4 + 4 * dimensions:
+        short = len(content) <= stated
+        raise DataError(
+            f"{path} is {'truncated' if short else 'too long'}: {shown}, it holds {len(content) if short else 'more'}\n"
+            "  was a download or a copy interrupted? Fetch it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
+
+
+def _called(dimensions: int) -> str:
+    return "labels" if dimensions == 1 else "images"
+
+
+def _likely(magic: int, dimensions: int) -> str:
+    other = magic & 0xFF
+    if magic >> 8 == _BYTES and 0 < other <= _MOST_DIMENSIONS:
+        return f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
+    return f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
+
+
+_DIGITS_TEST = 360  # of 1,797
+
+_IDX_PARTS = {"training": "train", "test": "t10k"}
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Images (N, H, W, C) as bytes and labels (N,) of a training and a test part, and the names of the classes."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+def digits() -> Arrays:
+    """The 1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn; 360 of them, always the same, to test.
+
+    They are the test part of Alpaydin and Kaynak 1998: https://doi.org/10.24432/C50P49
+
+    >>> digits().test_images.shape
+    (360, 8, 8, 1)
+    """
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = found.target.astype(np.int64)
+    order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
+    test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
+    return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
+
+
+def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
+    """The four IDX files of a directory, each plain or with .gz; classes are called by their numbers.
+
+    numbered: nothing else says how many classes there are, so that each must have an image to train on, or is taken for damage.
+    """
+    parts, sources = [], []
+    for part, prefix in _IDX_PARTS.items():
+        images, labels = (_idx_file(folder, prefix, kind) for kind in ("images-idx3", "labels-idx1"))
+        missing = " and ".join(
+            f"{prefix}-{kind}-ubyte"
+            for kind, path in (("images-idx3", images), ("labels-idx1", labels))
+            if path is None
+        )
+        if images is None or labels is None:
+            raise DataError(
+                f"{folder} has no {missing} (nor with .gz): the {part} part is missing\n"
+                "  MNIST and Fashion-MNIST are four files; put all of them into one directory"
+            )
+        pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
+        if len(pixels) != len(numbers):
+            raise DataError(f"{images} holds {len(pixels)} images, {labels} {len(numbers)} labels\n  fetch both again")
+        sources.append(labels)
+        parts.append((pixels[..., None], numbers.astype(np.int64)))
+    (training, training_labels), (test, test_labels) = parts
+    images_of = np.bincount(training_labels)
+    if numbered and not images_of.all():
+        raise DataError(
+            f"{sources[0]}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
+            f"{images_of.argmin()}: is the file damaged?\n  if there are so many classes, name them: --data.classes"
+        )
+    number = max(1, len(images_of))
+    return Arrays(training, training_labels, test, test_labels, tuple(str(label) for label in range(number)))
+
+
+def cifar_arrays(folder: Path) -> Arrays:
+    """CIFAR-10's binary version."""
+    (images, labels), (test_images, test_labels) = read_all(folder)
+    return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
+
+
+def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
+    """A pattern for each class under much noise, for measuring speed without data; a fifth as many to test.
+
+    >>> made = synthetic(images=20, size=8, channels=1, classes=2)
+    >>> made.images.shape, made.test_images.shape, sorted(set(made.labels.tolist()))
+    ((20, 8, 8, 1), (4, 8, 8, 1), [0, 1])
+    """
+    generator = np.random.default_rng(0)
+    patterns = generator.integers(64, 192, (classes, size, size, channels))
+    number = images + images // 5
+    labels = np.arange(number, dtype=np.int64) % classes
+    made = np.empty((number, size, size, channels), dtype=np.uint8)
+    for first in range(0, number, 1000):  # not all of the noise at once
+        chosen = slice(first, first + 1000)
+        noise = generator.integers(-64, 64, made[chosen].shape)
+        made[chosen] = patterns[labels[chosen]] + noise
+    names = tuple(str(label) for label in range(classes))
+    return Arrays(made[:images], labels[:images], made[images:], labels[images:], names)
+
+
+def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
+    """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
+    for place in (folder, folder / "cifar-10-batches-bin"):
+        if any((place / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
+            return cifar_arrays(place)
+    refuse_pickled(folder)
+    refuse_pickled(folder / "cifar-10-batches-py")
+    named = [
+        _idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in ("images-idx3", "labels-idx1")
+    ]
+    return None if not any(named) else idx_arrays(folder, numbered=numbered)
+
+
+def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:
+    dotted = kind.replace("-", ".")  # as some programs unpack them
+    names = [f"{prefix}-{written}-ubyte{end}" for written in (kind, dotted) for end in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)

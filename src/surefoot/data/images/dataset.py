@@ -1,0 +1,182 @@
+"""Labelled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
+
+Both give the same images for the same (seed, epoch, sample). A sample is (image, label): float32 (C, H, W), normalised by
+mean and deviation of the training part, and a class number. Where the images come from is in `image_sets`.
+
+Shapes: N images, B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from surefoot.data.images.augmentation import Augmentation, augmented, sample_bits
+from surefoot.data.images.folder import Files, Fitting, opened, read_picture
+from surefoot.data.leakage_check import Batch, rows_as_bytes
+from surefoot.data.order import Ids
+from surefoot.errors import DataError
+from surefoot.seeding import fold, seeded_bits, stream_key
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+
+_HASHED_BYTES = 1 << 24
+_PIECE = 1000  # draws of the piece that is cut out begin here, apart from those of augmentation
+
+
+class Images:
+    """Images in memory (N, H, W, C) as bytes, with their labels (N,); `gather` makes a whole batch.
+
+    `seed` is that of the run: what is drawn for an image comes from (seed, epoch, sample). Without an augmentation nothing is.
+
+    >>> images = Images(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
+    >>> batch, labels = images.gather(np.array([3, 4]), np.array([0, 0]))
+    >>> batch.shape, float(batch[0, 0, 0, 0]), labels.tolist()
+    (torch.Size([2, 1, 8, 8]), -2.0, [3, 4])
+    """
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[Any],
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+    ) -> None:
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+            raise DataError(
+                f"images must be bytes of shape (N, H, W, C) with N labels; found {images.dtype} {images.shape} and "
+                f"{len(labels)} labels"
+            )
+        self.images, self.labels = images, torch.from_numpy(np.asarray(labels, dtype=np.int64).copy())
+        self.mean, self.std, self.augmentation = mean, std, augmentation
+        self.key = stream_key(seed, "augment")
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return len(self.images)
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
+        """One image, as it is in the epoch that the generators are seeded for, and its label."""
+        bits = np.array([seeded_bits()], dtype=np.uint64)
+        return self._made(self.images[sample : sample + 1], bits)[0], self.labels[sample]
+
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+        """Images (B, C, H, W) and labels (B,)."""
+        return self._made(self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
+
+    def stored(self, ids: Ids) -> Batch:
+        """The images as bytes with their labels, neither normalised nor changed, and the labels."""
+        labels = self.labels.numpy()[ids]
+        return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
+
+    def fingerprint(self) -> dict[str, Any]:
+        """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
+        each = int(np.prod(self.images.shape[1:]))
+        spread = self.images[:: max(1, len(self) * each // _HASHED_BYTES)]
+        digest = sha256(spread.tobytes())
+        digest.update(self.labels.numpy().tobytes())
+        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": digest.hexdigest(), **self._how()}
+
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
+        """The same images with another mean and deviation."""
+        other = copy(self)
+        other.mean, other.std = mean, std
+        return other
+
+    def _made(self, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
+        if self.augmentation is not None:
+            images_BHWC = augmented(images_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
+        return normalised(images_BHWC, mean=self.mean, std=self.std)
+
+    def _how(self) -> dict[str, Any]:
+        changes = None if self.augmentation is None else vars(self.augmentation)
+        return {"mean": list(self.mean), "std": list(self.std), "augmentation": changes}
+
+
+class ImageFiles:
+    """Pictures in files, decoded when they are read: `DataError` names one that cannot be. Give the run workers.
+
+    With an augmentation and `fitting.crop == "resized"` a random piece is cut out first. The seed of all that is drawn is that
+    of the generators, which a run sets for each sample.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        fitting: Fitting,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
+        self.measured: Moments = (mean, std)  # tells which pictures these are, however they are normalised
+
+    def __len__(self) -> int:
+        """How many pictures there are."""
+        return len(self.files.paths)
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, int]:
+        """One picture (C, H, W), as it is in the epoch that the generators are seeded for, and its label."""
+        bits = seeded_bits()
+        picture = read_picture(self.files.paths[sample])
+        if self.augmentation is not None and self.fitting.crop == "resized":
+            image = self.fitting.piece(picture, lambda draw: fold(bits, _PIECE + draw) / 2**64)
+        else:
+            image = self.fitting.whole(picture)
+        image_BHWC = image[None]
+        if self.augmentation is not None:
+            bits_B = np.array([bits], dtype=np.uint64)
+            image_BHWC = augmented(image_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
+        return normalised(image_BHWC, mean=self.mean, std=self.std)[0], int(self.files.labels[sample])
+
+    def stored(self, ids: Ids) -> Batch:
+        """The files as they are, with their labels, and the labels."""
+        labels = np.asarray(self.files.labels)[ids].astype(np.int64)
+        return [
+            self.files.paths[place].read_bytes() + label.tobytes()
+            for place, label in zip(ids.tolist(), labels, strict=True)
+        ], labels
+
+    def fingerprint(self) -> dict[str, Any]:
+        """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
+        changes = None if self.augmentation is None else vars(self.augmentation)
+        told: dict[str, Any] = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
+        told["measured"] = [list(part) for part in self.measured]
+        return {**told, "mean": list(self.mean), "std": list(self.std), "augmentation": changes}
+
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageFiles:
+        """The same pictures with another mean and deviation."""
+        other = copy(self)
+        other.mean, other.std = mean, std
+        return other
+
+
+def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Bytes (B, H, W, C) as float32 (B, C, H, W): divided by 255, less `mean`, divided by `std`, each of one channel.
+
+    >>> normalised(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
+    2.0
+    """
+    pixels_BCHW = torch.from_numpy(np.ascontiguousarray(images_BHWC.transpose(0, 3, 1, 2)))
+    shift = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1) * 255
+    scale = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1) * 255
+    return (pixels_BCHW.to(torch.float32) - shift) / scale
+
+
+def picture_as_input(
+    path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor:
+    """A picture of any kind and size as one input (1, C, H, W) of a model that was trained on images made in that way."""
+    image = Fitting(size, channels, crop).whole(opened(path))
+    return normalised(image[None], mean=mean, std=std)

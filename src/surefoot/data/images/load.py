@@ -1,0 +1,275 @@
+"""Labelled images in three parts: to train on, held out of that, and to test.
+
+No image is in two parts. What is held out is taken from the training part by a permutation that depends on nothing but the
+number of images, so that runs of every seed are scored on the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.config.paths import local_path
+from surefoot.data.images import arrays as image_arrays
+from surefoot.data.images.arrays import Arrays
+from surefoot.data.images.augmentation import Augmentation
+from surefoot.data.images.dataset import ImageFiles, Images, Moments
+from surefoot.data.images.folder import (
+    Corrupt,
+    Crop,
+    Files,
+    Fitting,
+    class_folders,
+    files_of,
+    fitting,
+    read_picture,
+    readable,
+    refuse_channels,
+)
+from surefoot.data.order import Ids, permutation
+from surefoot.errors import ConfigError, DataError
+from surefoot.seeding import stream_key
+
+SYNTHETIC = "synthetic"
+
+_MEASURED_FILES = 2_000  # for mean and deviation
+_TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
+
+
+@dataclass(frozen=True)
+class ImageSets:
+    """Three data sets and what is known of them. Only `training` is augmented; `test` is None where there is no test part."""
+
+    training: Images | ImageFiles
+    held_out: Images | ImageFiles
+    test: Images | ImageFiles | None
+    classes: tuple[str, ...]
+    fitting: Fitting
+    """Side, channels, and how a picture of another size is made to fit."""
+    mean: tuple[float, ...]
+    """Of each channel over the training part, 0 to 1; measured even where images are normalised with others."""
+    std: tuple[float, ...]
+    left_out: list[Path]
+    """Files that could not be decoded, where such are skipped."""
+
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSets:
+        """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
+
+        >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
+        (0.5,)
+        """
+        training, held_out = self.training.normalised_with(mean, std), self.held_out.normalised_with(mean, std)
+        test = None if self.test is None else self.test.normalised_with(mean, std)
+        return replace(self, training=training, held_out=held_out, test=test)
+
+
+def load_images(
+    path: Path | str | None = None,
+    *,
+    held_out_fraction: float = 0.1,
+    augmentation: Augmentation | None = None,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+    crop: Crop = "padded",
+    corrupt: Corrupt = "stop",
+) -> ImageSets:
+    """Labelled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn where it is None.
+
+    path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, as they are or
+    below train/, val/ and test/; val/ is then the held-out part. Or "synthetic".
+    classes: names by class number; of folders all of them, in that order. seed: of the run, for what augmentation draws.
+    size, channels, crop, corrupt: of pictures in folders (the first two of "synthetic" also).
+
+    Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+
+    >>> digits = load_images()
+    >>> len(digits.training), len(digits.held_out), len(digits.test), digits.fitting.size
+    (1293, 144, 360, 8)
+    """
+    refuse_channels(channels)
+    refuse_fraction(held_out_fraction)
+    if size is not None and size < 1:
+        raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
+    if classes is not None and len(set(classes)) != len(classes):
+        raise ConfigError(f"data.classes names one twice: {', '.join(classes)}")
+    made_up, folder = str(path) == SYNTHETIC, local_path(path or "", setting="path")
+    if path is not None and not made_up:
+        _refuse_place(folder)
+    arrays = _synthetic(size, channels, classes) if made_up else _arrays(None if path is None else folder, classes)
+    if arrays is None:
+        return _of_folders(
+            folder,
+            held_out_fraction=held_out_fraction,
+            augmentation=augmentation,
+            classes=classes,
+            size=size,
+            channels=channels,
+            crop=crop,
+            corrupt=corrupt,
+        )
+    foreign = {"crop": crop != "padded", "corrupt": corrupt != "stop"}
+    foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
+    if any(foreign.values()):
+        name = next(name for name, given in foreign.items() if given)
+        raise ConfigError(
+            f"data.{name} is for pictures in folders; {path or 'the digits'} are arrays of one size and colour\n"
+            f"  leave it out (--data.{name}, in a preset or a file too)"
+        )
+    where = str(path or "digits")
+    return _of_arrays(_named(arrays, classes), where, held_out_fraction, augmentation=augmentation, seed=seed)
+
+
+def refuse_fraction(held_out_fraction: float) -> None:
+    """Raise `ConfigError` for a fraction that leaves nothing to train on, or nothing to score, of however many images."""
+    if not 0 < held_out_fraction < 1:
+        raise ConfigError(f"data.held_out_fraction = {held_out_fraction}: between 0 and 1, such as 0.1")
+
+
+def _synthetic(size: int | None, channels: int | None, classes: Sequence[str] | None) -> Arrays:
+    given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
+    return image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
+
+
+def _arrays(folder: Path | None, classes: Sequence[str] | None) -> Arrays | None:
+    return image_arrays.digits() if folder is None else image_arrays.found_in(folder, numbered=classes is None)
+
+
+def _named(arrays: Arrays, classes: Sequence[str] | None) -> Arrays:
+    return arrays if classes is None else replace(arrays, classes=tuple(classes))
+
+
+def _of_arrays(
+    arrays: Arrays, where: str, held_out_fraction: float, *, augmentation: Augmentation | None, seed: int
+) -> ImageSets:
+    for part, labels in (("training", arrays.labels), ("test", arrays.test_labels)):
+        outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
+        if outside.size:
+            raise DataError(
+                f"{where}: {part} image {outside[0]} has the label {labels[outside[0]]}, and there are {len(arrays.classes)} "
+                f"classes: {', '.join(arrays.classes[:10])}\n  name them all (--data.classes), or is a file damaged?"
+            )
+    height, width, channels = arrays.images.shape[1:]
+    if arrays.test_images.shape[1:] != (height, width, channels) or height != width:
+        raise DataError(
+            f"{where}: training images of {height} x {width} pixels and {channels} channel(s), test images of "
+            f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares of one size and colour"
+        )
+    kept, apart = _divided(len(arrays.images), held_out_fraction)
+    training = arrays.images[kept]
+    mean, std = _moments(_counts(training))
+    return ImageSets(
+        training=Images(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
+        held_out=Images(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
+        test=Images(arrays.test_images, arrays.test_labels, mean=mean, std=std),
+        classes=arrays.classes,
+        fitting=Fitting(height, channels),
+        mean=mean,
+        std=std,
+        left_out=[],
+    )
+
+
+def _of_folders(
+    folder: Path,
+    *,
+    held_out_fraction: float,
+    augmentation: Augmentation | None,
+    classes: Sequence[str] | None,
+    size: int | None,
+    channels: int | None,
+    crop: Crop,
+    corrupt: Corrupt,
+) -> ImageSets:
+    train, validation, test = (
+        next((folder / name for name in names if (folder / name).is_dir()), None)
+        for names in (_TRAIN, _VALIDATION, _TEST)
+    )
+    tree = folder if train is None else train
+    names = tuple(class_folders(tree) if classes is None else classes)
+    if len(names) < 2 or (train is None and (validation or test)):
+        raise DataError(
+            f"{folder} holds nothing to train on: no IDX files, no CIFAR-10, and no folders of at least two classes"
+            f"{' in ' + tree.name + '/' if train else ''}\n"
+            "  give a directory with a folder of pictures for each class, or with train/, val/ and test/ of such"
+        )
+    parts = {
+        name: files_of(place, names)
+        for name, place in (("training", tree), ("val", validation), ("test", test))
+        if place
+    }
+    left_out: list[Path] = []
+    if corrupt == "skip":
+        for name, files in parts.items():
+            parts[name], damaged = readable(files)
+            left_out += damaged
+    training = parts["training"]
+    fits = fitting(training, size=size, channels=channels, crop=crop)
+    if "val" in parts:
+        held_out = parts["val"]
+    else:
+        kept, apart = _divided(len(training.paths), held_out_fraction)
+        training, held_out = training.chosen(kept), training.chosen(apart)
+    mean, std = _moments_of_files(training, fits)
+    return ImageSets(
+        training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
+        held_out=ImageFiles(held_out, fits, mean=mean, std=std),
+        test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
+        classes=names,
+        fitting=fits,
+        mean=mean,
+        std=std,
+        left_out=left_out,
+    )
+
+
+def _refuse_place(path: Path) -> None:
+    if not path.is_dir():
+        what = "is a file: give the directory that it is in" if path.is_file() else "does not exist"
+        raise DataError(
+            f"{path} {what} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+        )
+
+
+def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
+    """The places to train on and those held out, both in order."""
+    number = round(images * held_out_fraction)
+    if not 0 < number < images:
+        raise DataError(
+            f"held_out_fraction = {held_out_fraction} of {images} images leaves {images - number} to train on and {number} to score"
+        )
+    order = permutation(stream_key(0, "held-out images"), images, np.arange(images))
+    return np.sort(order[number:]), np.sort(order[:number])
+
+
+def _counts(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """How often each value is there, (C, 256), of one image (H, W, C) or many."""
+    channels = range(images.shape[-1])
+    return np.stack([np.bincount(images[..., channel].reshape(-1), minlength=256) for channel in channels])
+
+
+def _moments(counts_CV: NDArray[np.int64]) -> Moments:
+    """Mean and deviation of each channel, 0 to 1, from how often each value is there: exact, and without floats of all."""
+    values = np.arange(256) / 255
+    means, deviations = [], []
+    for counts in counts_CV:
+        shares = counts / counts.sum()
+        mean = float(shares @ values)
+        means.append(mean)
+        deviations.append(
+            max(float(shares @ (values - mean) ** 2) ** 0.5, 1 / 255)
+        )  # of one colour: nothing to divide by
+    return tuple(means), tuple(deviations)
+
+
+def _moments_of_files(files: Files, fits: Fitting) -> Moments:
+    some = files.paths[:: -(-len(files.paths) // _MEASURED_FILES)]
+    counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
+    for path in some:  # one after the other: thousands of pictures need not fit into memory
+        counts_CV += _counts(fits.whole(read_picture(path)))
+    return _moments(counts_CV)

@@ -1,0 +1,272 @@
+"""A look at the data before the first step: whether targets differ at all, and whether a split holds samples that are trained on.
+
+What is random in a sample must not hide that it is another's copy: where a data set has its samples as they are stored, those
+are compared, and else all are read under the same seed. It costs a fraction of a second; what was not looked at is not told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from surefoot.data.gathering import gathering, is_tensors
+from surefoot.data.order import Ids
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+
+_MOST, _MOST_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
+_MOST_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
+_PROBED = 16  # samples from which the size of all is told
+_AT_A_TIME = 512  # samples between two looks at the clock
+_IGNORED = -100  # what cross-entropy leaves out
+_TARGETS = ("target", "targets", "label", "labels")  # in a sample that is a dictionary
+
+Batch = tuple[list[bytes], NDArray[np.int64] | None]
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A data set that has its samples as they are before anything random is done to them."""
+
+    def stored(self, ids: Ids) -> Batch:
+        """These samples as bytes, and all their targets where those are whole numbers."""
+
+
+@runtime_checkable
+class Cut(Protocol):
+    """A data set of windows over something longer: two that are cut elsewhere from the same place have no sample in common."""
+
+    def passages(self, ids: Ids) -> Batch:
+        """A passage out of each of these windows (`first_look.passages`), and all their targets."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was looked at of one data set: a number for each sample, equal where the samples are, and the targets of all of them."""
+
+    samples: list[int]
+    targets: NDArray[np.int64] | None = None
+
+
+def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+    """What a record says of the data: `samples`, how many were `looked_at`, `targets`, and the `overlap` of each split.
+
+    `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
+    are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: of how many samples of a
+    split that were `looked_at` the bytes are those of a training sample that was looked at too, `found`; `among_all` where all
+    of those were, as indices tell; of windows over a text, of how many a passage stands in the training text too, and `passages`
+    says so. A split that is the training data themselves is `same`: that is done on purpose. What cannot be read is passed over;
+    the step that needs it will say why. The global random generators are left as they were.
+
+    >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
+    >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
+    >>> look["targets"], look["overlap"]
+    ({'distinct': 2, 'most_common_fraction': 0.6666666666666666}, {'held-out': {'looked_at': 2, 'found': 2}})
+    """
+    with untouched():
+        reading_s = _READING_S / (1 + len(splits))
+        looked = _looked(train, seed=seed, reading_s=reading_s)
+        known = set(looked.samples)
+        found: dict[str, Any] = {"samples": _samples(train), "looked_at": len(looked.samples)}
+        if looked.targets is not None and looked.targets.size:
+            values, counts = np.unique(looked.targets, return_counts=True)
+            found["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
+        found["overlap"] = {
+            name: _overlap(train, split, known, seed=seed, reading_s=reading_s) for name, split in splits.items()
+        }
+    return found
+
+
+def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
+    """For each row its bytes in all arrays, end to end.
+
+    >>> rows_as_bytes(np.array([[1, 2], [3, 4]], np.uint8), np.array([7, 8], np.uint8))
+    [b'\\x01\\x02\\x07', b'\\x03\\x04\\x08']
+    """
+    plain = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays if array.size]
+    if not plain:
+        return []
+    joined = np.ascontiguousarray(np.concatenate(plain, axis=1)) if len(plain) > 1 else plain[0]
+    rows: list[bytes] = joined.view(f"V{joined.shape[1]}").ravel().tolist()
+    return rows
+
+
+def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
+    """Of each window over tokens one passage of at most `most` and a quarter of it, chosen by what stands there.
+
+    It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one (a
+    fifth of them where they are cut in the middle, all of them where they are cut alike): Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
+
+    >>> text = np.random.default_rng(0).integers(0, 50, 100)
+    >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
+    True
+    """
+    long = max(1, min(most, windows_NT.shape[1] // 4))
+    gram, places = min(4, long), windows_NT.shape[1] - long + 1
+    found: list[bytes] = []
+    for start in range(0, len(windows_NT), 256):  # few at a time: they stay in the processor's cache
+        part_NT = windows_NT[start : start + 256].astype(np.int64)
+        hashes_NT = np.zeros((len(part_NT), places), dtype=np.uint64)
+        for place in range(gram):
+            hashes_NT = (hashes_NT + part_NT[:, place : place + places].astype(np.uint64)) * np.uint64(
+                0x9E3779B97F4A7C15
+            )
+            hashes_NT ^= hashes_NT >> np.uint64(29)
+        firsts = hashes_NT.argmin(axis=1)
+        chosen = np.take_along_axis(part_NT, firsts[:, None] + np.arange(long), axis=1)
+        found += rows_as_bytes(chosen)
+    return found
+
+
+def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: float) -> dict[str, Any]:
+    if _is_same(train, split):
+        return {"looked_at": len(known), "found": len(known), "same": True}
+    if type(train) is Subset and type(split) is Subset and _is_same(train.dataset, split.dataset):
+        own = np.asarray(split.indices)
+        return {"looked_at": len(own), "found": int(np.isin(own, np.asarray(train.indices)).sum()), "among_all": True}
+    looked = _looked(split, seed=seed, reading_s=reading_s)
+    counts = {"looked_at": len(looked.samples), "found": sum(sample in known for sample in looked.samples)}
+    return counts | ({"passages": True} if isinstance(split, Cut) else {})
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    ours, theirs = _tensors(first), _tensors(second)
+    return (
+        bool(ours) and len(ours) == len(theirs) and all(one is other for one, other in zip(ours, theirs, strict=True))
+    )
+
+
+def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
+    try:
+        whole = _stored(dataset)
+        samples = _samples(dataset)
+        generator = np.random.default_rng(fold(stream_key(seed, "first look"), 0))
+        if whole is None:
+            return _read(dataset, _chosen(samples, _MOST_READ, generator), seed=seed, reading_s=reading_s)
+        return _looked_in_parts(whole, samples, generator, reading_s=reading_s)
+    except Exception:  # a record must not end a run that may never need this sample
+        return Looked([])
+
+
+def _looked_in_parts(
+    whole: Callable[[Ids], Batch], samples: int, generator: np.random.Generator, *, reading_s: float
+) -> Looked:
+    """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
+    begun = perf_counter()
+    probe, _ = whole(_chosen(samples, _PROBED, generator))
+    each = max(1, sum(map(len, probe)) // len(probe))
+    chosen = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator)
+    if chosen.size > _AT_A_TIME:
+        chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
+    rows: list[int] = []
+    targets: list[NDArray[np.int64] | None] = []
+    for start in range(0, len(chosen), _AT_A_TIME):
+        part, theirs = whole(np.sort(chosen[start : start + _AT_A_TIME]))
+        rows += [hash(row) for row in part]
+        targets.append(_counted(theirs))
+        if perf_counter() - begun > reading_s:
+            break
+    told = [each for each in targets if each is not None]
+    return Looked(rows, np.concatenate(told) if len(told) == len(targets) else None)
+
+
+def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
+    """How samples of a data set are had as they are stored, or at least in whole batches; None where neither can be."""
+    if isinstance(dataset, Stored):
+        return dataset.stored
+    if isinstance(dataset, Cut):
+        return dataset.passages
+    tensors = _tensors(dataset)
+    if tensors:
+        return lambda ids: _of_tensors([part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors])
+    if type(dataset) is Subset:
+        inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
+        return None if inner is None else lambda ids: inner(indices[ids])
+    gathers = gathering(dataset)
+    if gathers is None:
+        return None
+    return lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
+
+
+def _of_tensors(batch: Any) -> Batch:
+    arrays = [part.detach().cpu().contiguous() for part in _leaves(batch) if isinstance(part, Tensor)]
+    return rows_as_bytes(*(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)), _target(batch)
+
+
+def _read(dataset: Any, ids: Ids, *, seed: int, reading_s: float) -> Looked:
+    """Sample by sample, as long as there is time; all under the same random numbers."""
+    bits, begun = stream_key(seed, "first look"), perf_counter()
+    rows: list[int] = []
+    targets: list[NDArray[np.int64]] | None = []
+    for place in ids.tolist():
+        if perf_counter() - begun > reading_s:
+            break
+        seed_generators(bits)
+        sample = dataset[place]
+        rows.append(hash(b"".join(_bytes(part) for part in _leaves(sample))))
+        target = _target(sample)
+        targets = None if target is None or targets is None else [*targets, target]
+    return Looked(rows, _counted(np.concatenate(targets)) if targets else None)
+
+
+def _leaves(sample: Any) -> list[Any]:
+    if isinstance(sample, Mapping):
+        return [leaf for key in sample for leaf in _leaves(sample[key])]
+    if isinstance(sample, list | tuple):
+        return [leaf for part in sample for leaf in _leaves(part)]
+    return [sample]
+
+
+def _bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, Tensor):
+        leaf = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    elif isinstance(leaf, int | float):
+        leaf = np.asarray(leaf)
+    if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "tobytes"):  # the latter: a picture of PIL
+        return bytes(leaf.tobytes())
+    return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
+
+
+def _target(sample: Any) -> NDArray[np.int64] | None:
+    """The whole numbers that are to be predicted of a sample or a batch; None where there are none, or it is not said which."""
+    found: Any = None
+    if isinstance(sample, Mapping):
+        found = next((sample[name] for name in _TARGETS if name in sample), None)
+    elif isinstance(sample, list | tuple) and len(sample) > 1:
+        found = sample[1]
+    if isinstance(found, Tensor):
+        whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+        return found.detach().cpu().reshape(-1).numpy().astype(np.int64) if whole else None
+    if isinstance(found, bool) or not isinstance(found, int | np.integer | np.ndarray):
+        return None
+    array = np.asarray(found)
+    return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
+
+
+def _counted(targets: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    return None if targets is None else targets[targets != _IGNORED]
+
+
+def _tensors(dataset: Any) -> tuple[Tensor, ...]:
+    return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
+
+
+def _samples(dataset: Any) -> int:
+    tensors = _tensors(dataset)
+    return len(tensors[0]) if tensors else len(dataset)
+
+
+def _chosen(samples: int, most: int, generator: np.random.Generator) -> Ids:
+    """All of them, or so many in order: of two data sets of one length the same."""
+    if samples <= most:
+        return np.arange(samples, dtype=np.int64)
+    return np.sort(generator.choice(samples, size=most, replace=False, shuffle=False)).astype(np.int64)

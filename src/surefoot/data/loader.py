@@ -1,0 +1,224 @@
+"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one.
+
+Nothing here is remembered between steps: a feed started at step k gives what one started at 0 and run up to k gives. Random
+augmentation of a sample draws from (seed, epoch, sample), what couples samples from (seed, step, micro-batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from surefoot.data.dataset_checks import rows
+from surefoot.data.gathering import gathering, is_tensors
+from surefoot.data.order import Cut, EveryOther, Ids, InOrder, MicroBatches, Plan
+from surefoot.data.workers import Collate, Reading, Workers
+from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples for one forward and backward pass: tensors on the device, and which samples they are."""
+
+    batch: Any
+    count: int
+    """Over how many things the loss is a mean; known to the host."""
+    index: int
+    """Within the global batch of its step."""
+    ids: NDArray[np.int64]
+    """The samples, by their place in the data set."""
+    epochs: NDArray[np.int64]
+    """The pass over the data that each belongs to."""
+    void: bool = False
+    """Read only to keep step with other ranks: what is found of it is dropped."""
+
+
+Count = Callable[[Any], int]
+
+
+class Feed:
+    """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
+
+    A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the
+    host before it is moved: by default its first dimension. A data set that gathers whole batches (see `gathering`) is read
+    in this process, whatever `workers` says; with `collate`, tensors are read one by one too.
+
+    `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
+    the samples of another, and a count of 0: each rank has to make a pass.
+
+    `puts_back`: reading in this process leaves the global generators as they were (default). To ask NumPy for its state and to
+    give it back takes longer than to read a small batch, and the loop seeds them anyway before anything draws.
+
+    `say` is told of a worker that hangs.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan | MicroBatches,
+        *,
+        seed: int,
+        device: torch.device,
+        micro_batch_size: int | None = None,
+        workers: int = 0,
+        count: Count | None = None,
+        collate: Collate | None = None,
+        own: range | None = None,
+        puts_back: bool = True,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.say = say
+        self.device, self.workers, self.puts_back = device, workers, puts_back
+        self.count = count or rows
+        self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
+        self.own, self.shared = own or range(self.plan.pieces), own is not None
+        single = TensorDataset(*dataset) if is_tensors(dataset) else dataset
+        if collate is not None and not hasattr(single, "__getitem__"):
+            raise ConfigError(
+                f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
+            )
+        self.gathers = gathering(dataset) if collate is None else None
+        self.pins = self.gathers is not None and device.type == "cuda"  # workers pin what they read themselves
+        self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
+        self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
+        self.reads: Workers | None = None
+        self.step, self.stop = 0, -1
+        self.latest: int | None = None  # the step last asked for
+
+    def start(self, step: int, *, stop: int | None = None) -> None:
+        """The next step asked for will be `step`, the last one before `stop`; starts the workers where there are any."""
+        self.close()
+        self.step, self.stop = step, -1 if stop is None else stop
+        if self.workers and self.gathers is None:
+            pin = self.device.type == "cuda"
+            self.reads = Workers(
+                self.reading, first=step, stop=stop, pieces=self.own, workers=self.workers, pin=pin, say=self.say
+            )
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of a step, which must follow the one asked for before."""
+        if step != self.step:
+            raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
+        self.step, self.latest = step + 1, step
+        if self.device.type != "cuda" or (self.reads is None and self.gathers is None):
+            return self._made(step)
+        current = self.ahead if self.ahead is not None else self._made(step)
+        # one step ahead on a device with its own clock, so that the copy runs beside the step
+        self.ahead = self._made(step + 1) if self.step != self.stop else None
+        return current
+
+    def close(self) -> None:
+        """End the workers."""
+        self.ahead = None
+        if self.reads is not None:
+            self.reads.close()
+            self.reads = None
+
+    def _made(self, step: int) -> list[MicroBatch]:
+        made = []
+        pieces = self.plan.micro_batches(step)
+        for index in self.own:
+            ids, epochs = pieces[index]
+            batch = self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
+            if not len(ids) and self.shared:
+                other = next(place for place, (held, _) in enumerate(pieces) if len(held))
+                batch = self._read(step, other, *pieces[other])
+            # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
+            ids.flags.writeable = epochs.flags.writeable = False
+            there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=self.pins)
+            made.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
+        return made
+
+    def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
+        """A micro-batch, read in this process."""
+        if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
+            return None
+        if self.gathers is not None:
+            return self._gathered(step, ids, epochs)
+        return self.reading.here(step, index, puts_back=self.puts_back)
+
+    def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
+        assert self.gathers is not None
+        try:
+            return self.gathers.gather(ids, epochs)
+        except SurefootError:
+            raise
+        except Exception as problem:
+            shown = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
+            raise DataError(
+                f"samples {shown} cannot be gathered (step {step}): {type(problem).__name__}: {first_line(problem)}"
+            ) from problem
+
+
+def in_order(
+    dataset: Any,
+    *,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+    workers: int = 0,
+    count: Count | None = None,
+    collate: Collate | None = None,
+    most: int | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Iterator[MicroBatch]:
+    """Every sample of a data set once, first to last; the last batch holds what is left, and the workers end with it.
+
+    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `most` only
+    so many of the batches, spread evenly, and read in this process. Of several `ranks` each has every so-manieth batch, and
+    all have equally many: a batch that is too many is a `void` one.
+    """
+    samples = len(dataset[0]) if is_tensors(dataset) else len(dataset)
+    batches = -(-samples // batch_size)
+    plan: Plan = InOrder(samples=samples, batch_size=batch_size)
+    if ranks > 1:
+        plan = EveryOther(plan, batches=batches, rank=rank, ranks=ranks)
+    feed = Feed(
+        dataset,
+        plan,
+        seed=seed,
+        device=device,
+        workers=workers if most is None else 0,
+        count=count,
+        collate=collate if hasattr(dataset, "__getitem__") else None,
+    )
+    steps = -(-batches // ranks)
+    try:
+        if most is not None and most < steps:
+            for place in range(most):
+                step = (2 * place + 1) * steps // (2 * most)  # the middle of each part
+                feed.start(step, stop=step + 1)
+                yield from feed.micro_batches(step)
+            return
+        feed.start(0, stop=steps)
+        for step in range(steps):
+            (batch,) = feed.micro_batches(step)
+            yield replace(batch, void=True) if step * ranks + rank >= batches else batch
+    finally:
+        feed.close()
+
+
+def moved(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+    """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for.
+
+    `pin` puts what is on the host into page-locked memory first: of other memory CUDA waits for the copy.
+    """
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Tensor):
+        return (batch.pin_memory() if pin and batch.is_cpu else batch).to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: moved(value, device, pin=pin) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device, pin=pin) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(moved(value, device, pin=pin) for value in batch)
+    return batch

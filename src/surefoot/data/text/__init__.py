@@ -1,0 +1,1 @@
+"""Text: files, documents, shards of tokens, windows and multiple-choice questions."""

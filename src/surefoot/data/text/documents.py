@@ -1,0 +1,194 @@
+"""Documents in files of any size, one after the other: text, JSON lines and Parquet, from any document on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.paths import local_path
+from surefoot.data.text.files import SUFFIXES, decoded
+from surefoot.errors import ConfigError, DataError
+
+_LINES = (".jsonl", ".ndjson")
+_JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
+_PARQUET = ".parquet"
+_ABOUT = (".md", ".py")  # beside data they tell of them, and read them
+_GZIP = b"\x1f\x8b"
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class DocumentFile:
+    """A file of documents: its path, its name below what was given, its bytes, and when it was last changed."""
+
+    path: Path
+    name: str
+    size: int
+    changed_ns: int
+
+    def documents(self, *, column: str, start: int = 0) -> Iterator[str]:
+        """Its documents from number `start` on; "" for those that hold nothing.
+
+        A text file is one document, a line of JSON and a row of Parquet are one each, and their text is in `column`. Raises
+        `DataError`, naming file and line, for what cannot be read.
+        """
+        kind = _kind(self.path)
+        if kind == _PARQUET:
+            yield from _rows(self.path, column=column, start=start)
+        elif kind in _JSON:
+            yield from _json_lines(self.path, column=column, start=start)
+        elif start == 0:
+            yield _text(self.path)
+
+
+def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
+    """The files that are named, and those below directories, sorted by path; nothing below `out`, where the result goes.
+
+    Below a directory they are text (.txt, .text, .md, .rst, .py) and JSON lines (.jsonl, .ndjson), gzipped or not, and
+    .parquet; where there are JSON lines or Parquet, .md and .py tell of the data and are none of them. A file that is named
+    itself is JSON lines as .json too, and text where its name says nothing else. Raises `DataError` for what is missing or
+    empty.
+    """
+    found = []
+    for given in [local_path(path, setting="inputs") for path in inputs]:
+        if given.is_dir():
+            found += [_noted(file, file.relative_to(given).as_posix()) for file in _below(given, out=out)]
+        elif given.name.endswith(f"{_PARQUET}.gz"):
+            raise DataError(f"{given}: Parquet is compressed in itself, and not read gzipped\n  gunzip {given}")
+        elif given.is_file():
+            found.append(_noted(given, given.name))
+        else:
+            raise DataError(
+                f"no file or directory {given} (looked in {Path.cwd()})\n"
+                "  is it spelled right, and relative to where you are?"
+            )
+    empty = [file for file in found if file.size == 0 and _kind(file.path) not in SUFFIXES]
+    if empty or not any(file.size for file in found):
+        raise DataError(f"{(empty or found)[0].path if found else 'nothing'} is empty: 0 bytes")
+    return found
+
+
+def kinds(files: Sequence[DocumentFile]) -> str:
+    """How many files of each kind there are, as a line.
+
+    >>> kinds([DocumentFile(Path(name), name, size=1, changed_ns=0) for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d")])
+    '4 files: 2 .jsonl, 1 .txt, 1 of no kind, read as text'
+    """
+    counts = Counter(_kind(file.path) or "of no kind, read as text" for file in files)
+    return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
+
+
+def _below(directory: Path, *, out: Path | None) -> list[Path]:
+    """The files of documents below a directory."""
+    here, left_out = directory.resolve(), None if out is None else out.resolve()
+    if left_out is not None and here.is_relative_to(left_out):
+        raise DataError(
+            f"the directory {directory} is read, and {out} written, which holds it\n  write into another one"
+        )
+    files = [
+        file
+        for file in directory.rglob("*")
+        if file.is_file()
+        and _kind(file) in (*SUFFIXES, *_LINES, _PARQUET)
+        and not (left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out))
+    ]
+    if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
+        files = [file for file in files if _kind(file) not in _ABOUT]
+    if not files:
+        raise DataError(
+            f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
+            "  a .json file that has one object a line: name the file itself"
+        )
+    return sorted(files, key=lambda file: file.parts)
+
+
+def _noted(file: Path, name: str) -> DocumentFile:
+    found = file.stat()
+    return DocumentFile(file, name, size=found.st_size, changed_ns=found.st_mtime_ns)
+
+
+def _kind(path: Path) -> str:
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return path.suffix if plain.suffix == _PARQUET else plain.suffix
+
+
+def _text(path: Path) -> str:
+    return decoded(b"".join(_lines(path)), str(path))
+
+
+def _json_lines(path: Path, *, column: str, start: int) -> Iterator[str]:
+    """Lines that are not blank are documents."""
+    lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
+    for number, line in islice(lines, start, None):
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(decoded(line, str(path), first_line=number))
+        except (ValueError, RecursionError) as problem:
+            raise DataError(f"{where} is no JSON: {problem}\n  one JSON object a line is expected") from problem
+        if not isinstance(record, dict) or column not in record:
+            there = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
+            raise DataError(f"{where} has no {column!r}: there is {there}\n  say where the text is: --column NAME")
+        yield _checked(record[column], column, where)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as plain:
+            zipped = plain.read(len(_GZIP)) == _GZIP
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"{path} cannot be read: {problem}\n  was it copied whole?") from problem
+
+
+def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as problem:
+        raise ConfigError(f"{path}: reading Parquet needs pyarrow\n  pip install 'surefoot[hub]'") from problem
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_column(file.schema_arrow, column, path)
+            row = 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if row + rows <= start:
+                    row += rows
+                    continue
+                for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+                    for text in batch.column(0).to_pylist():
+                        if row >= start:
+                            yield _checked(text, column, f"{path}, row {row}")
+                        row += 1
+    except (pyarrow.lib.ArrowException, OSError) as problem:
+        said = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise DataError(f"{path} is damaged, or no Parquet: {said[:200]}\n  was it copied whole?") from problem
+
+
+def _check_column(schema: Any, column: str, path: Path) -> None:
+    if column not in schema.names:
+        raise DataError(
+            f"{path} has no column {column!r}: there are {', '.join(schema.names)}\n  say where the text is: --column NAME"
+        )
+    if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
+        raise DataError(
+            f"{path}: column {column!r} holds {schema.field(column).type}, not text\n  say where the text is: --column NAME"
+        )
+
+
+def _checked(text: Any, column: str, where: str) -> str:
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise DataError(
+            f"{where}: {column!r} is a {type(text).__name__}, not text\n  say where the text is: --column NAME"
+        )
+    return text

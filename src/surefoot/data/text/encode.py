@@ -1,0 +1,111 @@
+"""Texts into tokens in several processes, in order; without torch, so that the processes start quickly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import current_process, get_context, parent_process
+
+import numpy as np
+
+from surefoot.data.text.shards import Tokens
+from surefoot.errors import ConfigError, DataError
+from surefoot.tokenizers.files import tokenizer_from_json
+from surefoot.tokenizers.tokenizer import Tokenizer
+
+_AHEAD = 2  # batches waiting for each process
+
+_of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
+
+
+class RefusedTextError(DataError):
+    """A text that the tokenizer cannot encode: which of its batch, and why."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(place, why)  # both, or it could not come from another process
+        self.place, self.why = place, why
+
+
+def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
+    """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
+
+    A text without characters has no tokens, and no end. Batches are read as they are needed, a few ahead of what is encoded.
+    With one process the work is done in this one. Raises `RefusedTextError`, once all batches before that text's are given.
+    """
+    if processes == 1:
+        yield from (_encoded(tokenizer, batch) for batch in batches)
+        return
+    pool = ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(tokenizer.to_json(),)
+    )
+    waiting: deque[Future[list[Tokens]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append(pool.submit(_encoded_here, batch))
+            if len(waiting) > _AHEAD * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as problem:
+        raise DataError(
+            "a process that encodes text has ended: was there too little memory? It goes on where it was, also with fewer\n"
+            '  processes. Or is it a script? There the call must stand below: if __name__ == "__main__":'
+        ) from problem
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def refuse_script_read_again() -> None:
+    """Raise `ConfigError` where a process of the pool reads the script that started it, which would start another pool."""
+    # multiprocessing names a process before the script is read, and its parent only afterwards
+    if current_process().name != "MainProcess" and parent_process() is None:
+        raise ConfigError(
+            "each process that encodes reads the script again, and came upon the call that started it\n"
+            '  put that below: if __name__ == "__main__":'
+        )
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    try:
+        found = tokenizer.encode_all(texts)
+    except DataError:
+        _encoded_one_by_one(tokenizer, texts)
+        raise
+    return [
+        np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
+        for text, tokens in zip(texts, found, strict=True)
+    ]
+
+
+def _encoded_one_by_one(tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Say which text it is that a tokenizer cannot encode."""
+    for place, text in enumerate(texts):
+        try:
+            tokenizer.encode(text)
+        except DataError as problem:
+            raise RefusedTextError(place, str(problem)) from problem
+
+
+def _encoded_here(texts: list[str]) -> list[Tokens]:
+    return _encoded(_of_this_process[0], texts)
+
+
+def _begin(tokenizer: str) -> None:
+    """In a process of the pool: leave Ctrl-C to the one that started it, and end when that ends, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for each process
+    _of_this_process.append(tokenizer_from_json(tokenizer))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,184 @@
+"""Text to train on: files of yours, or the source of the Python that runs, which is there without any download."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from surefoot.config.paths import local_path
+from surefoot.errors import DataError
+from surefoot.tokenizers.tokenizer import Tokenizer
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def is_utf_16(data: bytes) -> bool:
+    """Whether bytes begin with the mark of UTF-16, which no UTF-8 does."""
+    return data.startswith(_UTF_16)
+
+
+def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
+    """UTF-8 as text, without the mark that it may begin with; `DataError` naming line and byte, both from 1.
+
+    `where` names the file. Lines are counted from `first_line`: that of the first byte.
+
+    >>> decoded(b"caf" + bytes([0xe9]), "menu.txt")
+    Traceback (most recent call last):
+    surefoot.errors.DataError: menu.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9
+      is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        # the mark is cut off before bytes are counted: count in what was given
+        place = problem.start + len(data) - len(problem.object)
+        line = data[:place].count(b"\n") + first_line
+        byte = place - (data.rfind(b"\n", 0, place) + 1) + 1
+        hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
+        if is_utf_16(data):
+            hint = "it begins with the mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
+        raise DataError(
+            f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is 0x{data[place]:02x}\n  {hint}"
+        ) from problem
+
+
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+
+_NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+_TABLES = {
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
+    "turtledemo",
+    "ensurepip",
+}  # generated tables, generated text, drawings
+
+Part = TypeVar("Part", str, np.ndarray)
+
+
+def load_documents(path: Path | str) -> dict[str, str]:
+    """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
+
+    Files are read as UTF-8; of several, one that does not end in a line end gets one; nothing else is changed, and empty
+    ones are left out. Raises `DataError` for what is missing, empty, or not UTF-8 (naming file and byte).
+    """
+    path = local_path(path, setting="path")
+    if path.is_dir():
+        files = sorted(
+            (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()),
+            key=lambda file: file.parts,
+        )
+        if not files:
+            raise DataError(
+                f"no text in the directory {path}: no file ends in {', '.join(SUFFIXES)}\n  give the path of one file"
+            )
+        documents = _read(files, below=path)
+    elif path.is_file():
+        documents = {path.name: _decoded(path)}
+    else:
+        raise DataError(
+            f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+        )
+    if not any(text.strip() for text in documents.values()):
+        raise DataError(f"{path} holds no text: it is empty, or nothing but white space")
+    return documents
+
+
+def stdlib_documents() -> dict[str, str]:
+    """The source of the running Python's standard library without its tests, about 10 MB in 500 files, as {name: text}.
+
+    It differs between versions of Python; a run's data fingerprint tells them apart.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(_source_files(root), key=lambda file: file.parts)
+    if not files:
+        raise DataError(
+            f"this Python has no source of its standard library in {root}\n  give a text file or a directory: --data.path"
+        )
+    return _read(files, below=root)
+
+
+def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
+    """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
+
+    The order in which they are chosen does not depend on what stands beside them, so that a folder that grows keeps most of
+    them out. As many as make
+    up the fraction, counted in characters, and never twice as much; the smallest where all are too large for that. Raises
+    `DataError` where a part would be empty.
+
+    >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
+    (['abcdefgh'], ['ij'])
+    """
+    if len(documents) == 1:
+        training, end = held_out_split(next(iter(documents.values())), held_out_fraction=held_out_fraction)
+        return [training], [end]
+    wanted = held_out_fraction * sum(len(text) for text in documents.values())
+    held_out: set[str] = set()
+    so_far = 0
+    for name in sorted(documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()):
+        if so_far >= wanted:
+            break
+        if so_far + len(documents[name]) <= 2 * wanted:  # one that is most of the text is for training
+            held_out.add(name)
+            so_far += len(documents[name])
+    if not held_out:
+        held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
+    if not 0 < held_out_fraction < 1 or len(held_out) == len(documents):
+        raise DataError(
+            f"held_out_fraction = {held_out_fraction} of {len(documents)} documents leaves nothing to train on or to score\n"
+            "  give a fraction between 0 and 1, such as 0.1, and more documents if there are few"
+        )
+    return [text for name, text in documents.items() if name not in held_out], [
+        text for name, text in documents.items() if name in held_out
+    ]
+
+
+def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
+    """The tokens of all documents in one row, each followed by the tokenizer's end of a document, where it has one."""
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    parts = [part for tokens in tokenizer.encode_all(documents) for part in (tokens, np.array(end, dtype=tokens.dtype))]
+    return np.concatenate(parts)
+
+
+def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part, Part]:
+    """Text or tokens in two: what comes first to train on, and the end to score.
+
+    >>> held_out_split("abcdefghij", held_out_fraction=0.2)
+    ('abcdefgh', 'ij')
+    """
+    cut = len(whole) - round(len(whole) * held_out_fraction) if 0 < held_out_fraction < 1 else 0
+    if not 0 < cut < len(whole):
+        raise DataError(
+            f"held_out_fraction = {held_out_fraction} of {len(whole)} leaves {cut} to train on and {len(whole) - cut} to score\n"
+            "  give a fraction between 0 and 1, such as 0.1, and more text if it is short"
+        )
+    return whole[:cut], whole[cut:]
+
+
+def _source_files(root: Path) -> Iterator[Path]:
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in _NOT_SOURCE | _TABLES]  # site-packages may hold very much
+        # _sysconfigdata is written when Python is built, and names the machine it was built on
+        yield from (
+            Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
+        )
+
+
+def _decoded(file: Path) -> str:
+    try:
+        return decoded(file.read_bytes(), str(file))
+    except OSError as problem:
+        raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
+
+
+def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:
+    texts = {file.relative_to(below).as_posix(): _decoded(file) for file in files}
+    return {name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text}

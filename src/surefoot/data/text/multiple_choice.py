@@ -1,0 +1,259 @@
+"""Multiple choice for language models: which of several endings does the model find likeliest after its beginning?
+
+Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefoot.data.order import Ids
+from surefoot.data.text.shards import Tokens
+from surefoot.errors import DataError
+from surefoot.mean import Mean
+from surefoot.seeding import fold, stream_key
+
+TokenRow = Sequence[int] | Tokens
+
+LogitsAt = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What each choice begins with, its ending, and which is right. Beginnings and endings are tokens, none empty.
+
+    Mostly all beginnings are one; where the choice lies in the beginning, the endings are one. `source` is where the question
+    comes from, such as a file and a line, for messages.
+    """
+
+    beginnings: Sequence[TokenRow]
+    endings: Sequence[TokenRow]
+    right: int
+    source: str = ""
+
+
+class ChoiceBatch(NamedTuple):
+    """Some questions, their rows filled up with 0 to one length: what the score functions of this file are given."""
+
+    tokens: Tensor
+    """(B, N, T): what the model is shown, all but the last token of each row."""
+    places: Tensor
+    """(E,): where in the rows laid end to end each token of an ending is predicted."""
+    targets: Tensor
+    """(E,): the tokens of the endings."""
+    rows: Tensor
+    """(E,): of which row's ending each of them is."""
+    ending_tokens: Tensor
+    """(B, N): tokens of each ending."""
+    ending_bytes: Tensor
+    """(B, N): bytes of each ending."""
+    right: Tensor
+    """(B,): which ending is right."""
+
+
+class Choices:
+    """Questions as a data set for a `Split` whose score is `choice_accuracy` or `continuation_accuracy`.
+
+    A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning (a model is shown
+    all but the last of a row), and `shortened` counts the questions with such a row. Questions are kept from the longest to the
+    shortest, so that those of a batch differ little and the first batch needs the most memory; `most_targets` is how
+    many tokens the endings of one question have at most. All questions must have as many endings.
+
+    >>> dataset = Choices([Question([[1, 2]] * 2, [[3], [4, 5]], right=0)], context=8, byte_counts=[1] * 6)
+    >>> dataset.gather(np.array([0]), np.array([0])).targets.tolist()
+    [3, 4, 5]
+    """
+
+    def __init__(self, questions: Sequence[Question], *, context: int, byte_counts: Sequence[int] | Tokens) -> None:
+        if not questions:
+            raise DataError("no questions to choose in: at least one is needed")
+        self.context, self.choices = context, len(questions[0].endings)
+        rows, endings, self.shortened = [], [], 0
+        for place, question in enumerate(questions):
+            _refuse_malformed(question, place, choices=self.choices, context=context)
+            whole = [np.concatenate(pair) for pair in zip(question.beginnings, question.endings, strict=True)]
+            self.shortened += any(len(row) > context + 1 for row in whole)
+            rows += [row[-(context + 1) :] for row in whole]
+            endings += [len(ending) for ending in question.endings]
+        self.tokens = np.concatenate(rows).astype(np.int32)
+        self.lengths, self.endings = np.array([len(row) for row in rows]), np.array(endings)
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.byte_counts = np.asarray(byte_counts)
+        self.right = np.array([question.right for question in questions])
+        self.order = np.argsort(-self.lengths.reshape(-1, self.choices).max(axis=1), kind="stable")
+        self.most_targets = int(self.endings.reshape(-1, self.choices).sum(axis=1).max())
+
+    def __len__(self) -> int:
+        """How many questions there are."""
+        return len(self.right)
+
+    def gather(self, ids: Ids, epochs: Ids) -> ChoiceBatch:
+        """These questions, filled up to the longest among them; epochs make no difference."""
+        del epochs
+        asked = self.order[ids]
+        rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
+        starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
+        span_T = np.arange(int(shown_R.max()))
+        filled_RT = span_T >= shown_R[:, None]
+        tokens_RT = np.where(filled_RT, 0, self.tokens.take(starts_R[:, None] + span_T, mode="clip")).astype(np.int64)
+        rows_E = np.repeat(np.arange(len(rows_R)), endings_R)
+        within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
+        places_E = (shown_R - endings_R)[rows_E] + within_E
+        targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
+        bytes_R = np.bincount(rows_E, weights=self.byte_counts[targets_E], minlength=len(rows_R))
+        bytes_R = bytes_R.astype(np.int64)  # float64, which they are here, is nothing that MPS has
+        shape = (len(ids), self.choices)
+        return ChoiceBatch(
+            tokens=torch.from_numpy(tokens_RT).view(*shape, -1),
+            places=torch.from_numpy(rows_E * len(span_T) + places_E),
+            targets=torch.from_numpy(targets_E),
+            rows=torch.from_numpy(rows_E),
+            ending_tokens=torch.from_numpy(endings_R).view(shape),
+            ending_bytes=torch.from_numpy(bytes_R).view(shape),
+            right=torch.from_numpy(self.right[asked]),
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Which questions, and how much of them is shown."""
+        digest = sha256()
+        for part in (self.tokens, self.lengths, self.endings, self.right):
+            digest.update(part.astype("<i8").tobytes())
+        return {"questions": len(self), "sha256": digest.hexdigest(), "context": self.context}
+
+
+def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
+    """The logits (E, V) at some places of the rows laid end to end, of a model that turns tokens (R, T) into logits (R, T, V).
+
+    >>> logits_at(lambda tokens: F.one_hot(tokens, 5), torch.tensor([[3, 4], [2, 1]]), torch.tensor([1, 2])).tolist()
+    [[0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
+    """
+    logits_RTV: Tensor = model(tokens_RT)
+    return logits_RTV.flatten(0, 1).index_select(0, places_E)
+
+
+def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits_at) -> dict[str, Mean]:
+    """How often the right ending is the likeliest, in three ways to compare endings of different length.
+
+    `acc` compares summed log-likelihoods, which prefer short endings. `acc_norm` compares their means per token, as
+    nanoGPT-style repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, and so does
+    not depend on the tokenizer; lm-evaluation-harness (Gao et al.) calls the mean per character `acc_norm`.
+
+    model: tokens (R, T) to logits (R, T, V); where it can make the logits of some places alone, `logits` says how. `batch` as
+    `Choices` gives it.
+    """
+    logits_EV = _ending_logits(model, batch, logits)
+    summed_BN = -_summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
+    compared = {
+        "acc": summed_BN,
+        "acc_norm": summed_BN / batch.ending_tokens,
+        "acc_per_byte": summed_BN / batch.ending_bytes.clamp(min=1),
+    }
+    return {
+        name: Mean((scores_BN.argmax(dim=1) == batch.right).sum(), len(batch.right))
+        for name, scores_BN in compared.items()
+    }
+
+
+def continuation_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits_at) -> dict[str, Mean]:
+    """How often the right ending is what the model would write itself, as in LAMBADA (Paperno et al. 2016).
+
+    `acc`: every token of it is the likeliest at its place. `loss`: the nats of the whole ending, whose exponential is LAMBADA's
+    perplexity; of other endings nothing is counted. Arguments as in `choice_accuracy`.
+    """
+    logits_EV = _ending_logits(model, batch, logits)
+    nats_BN = _summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
+    misses_BN = _summed((logits_EV.argmax(dim=1) != batch.targets).float(), batch)
+    right_B1 = batch.right[:, None]
+    missed_B, nats_B = (sums_BN.take_along_dim(right_B1, dim=1) for sums_BN in (misses_BN, nats_BN))
+    return {"acc": Mean((missed_B == 0).sum(), len(missed_B)), "loss": Mean(nats_B.sum(), len(nats_B))}
+
+
+def _ending_logits(model: Any, batch: ChoiceBatch, logits: LogitsAt) -> Tensor:
+    # batches of questions have all kinds of shapes, and a compiled model would be compiled again for each; nothing is compiled
+    # where torch._dynamo was never imported, which takes seconds
+    compiling = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():
+        return logits(model, batch.tokens.flatten(0, 1), batch.places).float()
+
+
+def _summed(values_E: Tensor, batch: ChoiceBatch) -> Tensor:
+    """Sums (B, N) over the tokens of each ending: in float64, where they do not depend on the order of the terms."""
+    wide = torch.float32 if values_E.device.type == "mps" else torch.float64
+    sums_BN = torch.zeros(batch.ending_tokens.shape, dtype=wide, device=values_E.device)
+    sums_BN.view(-1).index_add_(0, batch.rows, values_E.to(wide))
+    return sums_BN
+
+
+def _refuse_malformed(question: Question, place: int, *, choices: int, context: int) -> None:
+    where = question.source or f"question {place}"
+    number = len(question.endings)
+    if number != choices or len(question.beginnings) != number or not 0 <= question.right < number:
+        raise DataError(
+            f"{where} has {number} endings and {len(question.beginnings)} beginnings, {question.right} right: need {choices}"
+        )
+    for beginning, ending in zip(question.beginnings, question.endings, strict=True):
+        if not len(ending) or not len(beginning):
+            raise DataError(
+                f"{where}: a beginning of {len(beginning)} tokens and an ending of {len(ending)}: none may be empty"
+            )
+        if len(ending) > context:
+            raise DataError(
+                f"{where}: an ending of {len(ending)} tokens, at most {context} fit into the model's context\n"
+                "  a larger model.context, or a tokenizer that makes fewer tokens of a text"
+            )
+
+
+def cloze(
+    tokens: Tokens, *, context: int, questions: int, seed: int, choices: int = 4, ending: int = 16
+) -> list[Question]:
+    """Questions from a text itself: which of several pieces of it really follows?
+
+    The right ending is what comes next, the others were taken from elsewhere in `tokens`; each `ending` tokens long, after
+    at most `context` - `ending` of them. Chance is 1 in `choices`. The same text and seed give the same questions.
+
+    >>> question = cloze(np.arange(100), context=8, questions=1, seed=0)[0]
+    >>> beginning, right = question.beginnings[question.right], question.endings[question.right]
+    >>> right[0] - beginning[-1], len(question.endings)
+    (1, 4)
+    """
+    ending = min(ending, context // 2)
+    before = context - ending
+    places = len(tokens) - context
+    if ending < 1:
+        raise DataError(f"context = {context}: a question needs a token before its ending: --cloze-questions 0")
+    if places < choices:
+        raise DataError(
+            f"{len(tokens)} tokens are too few for questions of context {context}\n"
+            "  give more text to hold out, a smaller model.context, or --cloze-questions 0"
+        )
+    key = stream_key(seed, "cloze")
+    made = []
+    for number in range(questions):
+        generator = np.random.default_rng(fold(key, number))
+        start = int(generator.integers(places + 1))
+        starts = [start + before]
+        for _ in range(100 * choices):  # endings that are the same text would be no choice
+            other = int(generator.integers(len(tokens) - ending + 1))
+            if not any(np.array_equal(tokens[other : other + ending], tokens[one : one + ending]) for one in starts):
+                starts.append(other)
+            if len(starts) == choices:
+                break
+        else:
+            raise DataError(
+                f"the held-out text repeats itself: there are not {choices} different pieces of {ending} tokens"
+            )
+        order = generator.permutation(choices)
+        endings = [tokens[starts[place] : starts[place] + ending].tolist() for place in order]
+        beginning = tokens[start : start + before].tolist()
+        made.append(Question([beginning] * choices, endings, int(np.flatnonzero(order == 0)[0])))
+    return made

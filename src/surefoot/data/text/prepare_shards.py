@@ -1,0 +1,279 @@
+"""Token shards from text of any size: many processes, the same bytes whatever their number, resumed where it was killed.
+
+Beside the shards stand `tokenizer.json`, with which they are read, and `prepare.json`: what they were made of, and for each
+shard where in the text the next one begins. A shard is listed there once it is on the disk, so a kill costs what the unfinished
+one held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from surefoot.config.paths import local_path
+from surefoot.data.text.documents import DocumentFile, document_files, kinds
+from surefoot.data.text.encode import RefusedTextError, encoded_batches, refuse_script_read_again
+from surefoot.data.text.shards import (
+    INDEX,
+    Shard,
+    Tokens,
+    TokenShards,
+    is_damaged,
+    write_durably,
+    write_index,
+    write_shard,
+)
+from surefoot.errors import ConfigError, DataError
+from surefoot.tokenizers.tokenizer import Tokenizer
+
+_NOTES, _TOKENIZER = "prepare.json", "tokenizer.json"
+_CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # of a batch for one process
+_SAID_EVERY_S = 10.0
+
+
+class Place(NamedTuple):
+    """Where in the text a shard begins: a token of a document of a file."""
+
+    file: int
+    document: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A shard, and where the next one begins."""
+
+    shard: Shard
+    next: Place
+
+
+def prepare_shards(
+    directory: Path | str,
+    inputs: Sequence[Path | str],
+    *,
+    tokenizer: Tokenizer,
+    column: str = "text",
+    processes: int | None = None,
+    shard_tokens: int = 100_000_000,
+    say: Callable[[str], None] | None = None,
+) -> TokenShards:
+    """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
+
+    Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left
+    out. `processes` encode (absent: one for each core); since they read a script again, its call must stand below
+    `if __name__ == "__main__":`. A call that was killed is gone on with by the same call, to the same
+    bytes; one that has ended is checked, and what is damaged is made again. `say` is given a line of progress now and then.
+
+    Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
+    that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.
+    """
+    directory = local_path(directory, setting="directory")
+    processes = processes if processes is not None else os.cpu_count() or 1
+    if processes < 1 or shard_tokens < 1:
+        raise ConfigError(f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1")
+    if processes > 1:
+        refuse_script_read_again()
+    files = document_files(inputs, out=directory)
+    settings: dict[str, Any] = {
+        "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
+        "column": column,
+        "shard_tokens": shard_tokens,
+        "files": [[file.name, file.size, file.changed_ns] for file in files],
+    }
+    _tell(say, kinds(files))
+    noted = _noted(directory, settings, say)
+    sound = next((place for place, one in enumerate(noted) if is_damaged(directory, one.shard)), len(noted))
+    made = noted[:sound]
+    if sound < len(noted):
+        _tell(say, f"{directory / noted[sound].shard.name} is missing or damaged: made again from there on")
+    elif (directory / INDEX).exists():
+        _tell(say, f"{directory} holds all {sum(one.shard.count for one in made):,} tokens, undamaged: nothing to do")
+        return TokenShards.open(directory)
+    elif made:
+        _tell(say, f"going on after {_shards(len(made))} with {sum(one.shard.count for one in made):,} tokens")
+    with _writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / INDEX).unlink(missing_ok=True)
+        write_durably(directory / _TOKENIZER, tokenizer.to_json().encode())
+        _note(directory, settings, made)
+    begins = made[-1].next if made else Place(0, 0, 0)
+    documents = _encoded(files, begins, tokenizer=tokenizer, column=column, processes=processes)
+    for pieces, following in _filled(_told(documents, files, say), begins, shard_tokens=shard_tokens):
+        with _writing(directory):
+            shard = write_shard(pieces, directory, number=len(made), vocabulary=tokenizer.vocabulary)
+            made.append(Made(shard, following))
+            _note(directory, settings, made)
+    if not made:
+        raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
+    with _writing(directory):
+        shards = write_index([one.shard for one in made], directory, vocabulary=tokenizer.vocabulary)
+    _tell(say, f"{len(shards):,} tokens in {_shards(len(made))} in {directory}")
+    return shards
+
+
+def _encoded(
+    files: Sequence[DocumentFile], begins: Place, *, tokenizer: Tokenizer, column: str, processes: int
+) -> Iterator[tuple[Place, Tokens]]:
+    """The tokens of each document, from the one in which a shard begins on."""
+    waiting: deque[list[Place]] = deque()
+
+    def batches() -> Iterator[list[str]]:
+        places: list[Place] = []
+        texts: list[str] = []
+        characters = 0
+        for number in range(begins.file, len(files)):
+            start = begins.document if number == begins.file else 0
+            for document, text in enumerate(files[number].documents(column=column, start=start), start=start):
+                places.append(Place(number, document, 0))
+                texts.append(text)
+                characters += len(text)
+                if characters >= _CHARACTERS_AT_ONCE or len(texts) >= _DOCUMENTS_AT_ONCE:
+                    waiting.append(places)
+                    yield texts
+                    places, texts, characters = [], [], 0
+        if texts:
+            waiting.append(places)
+            yield texts
+
+    try:
+        for tokens in encoded_batches(batches(), tokenizer, processes=processes):
+            yield from zip(waiting.popleft(), tokens, strict=True)
+    except RefusedTextError as problem:
+        refused = waiting[0][problem.place]
+        where = f"{files[refused.file].path}, document {refused.document + 1}"
+        raise DataError(f"{where} (the first is 1): {problem.why}") from problem
+
+
+def _filled(
+    documents: Iterator[tuple[Place, Tokens]], begins: Place, *, shard_tokens: int
+) -> Iterator[tuple[list[Tokens], Place]]:
+    """The tokens of each shard, and where the next one begins."""
+    pieces: list[Tokens] = []
+    room, following = shard_tokens, begins
+    for place, tokens in documents:
+        first = begins.token if place == begins._replace(token=0) else 0
+        while first < len(tokens):
+            pieces.append(tokens[first : first + room])
+            first, room = first + len(pieces[-1]), room - len(pieces[-1])
+            following = place._replace(token=first)
+            if room == 0:
+                yield pieces, following
+                pieces, room = [], shard_tokens
+    if pieces:
+        yield pieces, following
+
+
+def _told(
+    documents: Iterator[tuple[Place, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None] | None
+) -> Iterator[tuple[Place, Tokens]]:
+    """The same documents; every few seconds a line says how far they are."""
+    began = said = time.monotonic()
+    number = count = 0
+    for place, tokens in documents:
+        number, count = number + 1, count + len(tokens)
+        now = time.monotonic()
+        if now - said >= _SAID_EVERY_S:
+            said = now
+            _tell(
+                say,
+                f"file {place.file + 1} of {len(files)} ({files[place.file].name}): {count:,} tokens of {number:,} documents,"
+                f" {count / (now - began):,.0f} tokens/s",
+            )
+        yield place, tokens
+
+
+def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None] | None) -> list[Made]:
+    """What a call before this one has made in a directory; `DataError` where that was anything else.
+
+    Until there is a shard, another call may have any settings. While there is more to do, files may change of which
+    nothing is in a shard yet: what is made is what would have been made of them from the start.
+    """
+    place = directory / _NOTES
+    if not place.is_file():
+        if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
+            raise DataError(
+                f"{directory} holds token shards that were not prepared here: choose another directory, or delete this one first"
+            )
+        return []
+    try:
+        found = json.loads(place.read_bytes())
+        before = dict(found["settings"])
+        made = [Made(Shard(**one["shard"]), Place(*one["next"])) for one in found["shards"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise DataError(f"{place} cannot be read ({problem}): delete {directory}, and begin again") from problem
+    other = {name: now for name, now in settings.items() if before.get(name) != now}
+    if not other:
+        return made
+    unfinished = not (directory / INDEX).exists()
+    if unfinished and not made:
+        _tell(say, f"{directory} holds no shard yet: begun anew")
+        return []
+    if unfinished and list(other) == ["files"] and _unread(before["files"], settings, made):
+        _tell(say, f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
+        return made
+    told = "; ".join(_difference(name, before.get(name), now) for name, now in other.items())
+    anew = "delete this one first" if not unfinished else f"begin again: delete {directory}, then the same command"
+    raise DataError(
+        f"{directory} holds {_shards(len(made))} of other settings or texts: {told}\n  choose another directory, or {anew}"
+    )
+
+
+def _unread(before: Sequence[Any], settings: Mapping[str, Any], made: Sequence[Made]) -> bool:
+    """Whether all files of which something is in a shard are as they were, and all shards full: the last may hold a rest."""
+    read = made[-1].next.file + 1
+    full = all(one.shard.count == settings["shard_tokens"] for one in made)
+    return full and before[:read] == settings["files"][:read]
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'s' * (count != 1)}"
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    if name == "tokenizer":
+        return "they were made by another tokenizer"
+    if name == "files" and isinstance(before, list):
+        return _changed(before, now)
+    return f"{name} was {before!r}, now {now!r}"
+
+
+def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
+    """Which of the files are not those that they were."""
+    sizes = {one[0]: one[1] for one in before}
+    new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
+    for name, size, _ in new:
+        if sizes.get(name) == size:
+            return f"{name} was written again since, with as many bytes (a copy has the same time by cp -p)"
+        if name in sizes:
+            return f"{name} has changed since, from {sizes[name]:,} to {size:,} bytes"
+    shown = f", such as {(new or gone)[0][0]}" if new or gone else " in another order"
+    return f"of {len(before)} files, now {len(now)}{shown}"
+
+
+def _note(directory: Path, settings: dict[str, Any], made: Sequence[Made]) -> None:
+    shards = [{"shard": vars(one.shard), "next": list(one.next)} for one in made]
+    notes = {"format_version": 1, "settings": settings, "shards": shards}
+    write_durably(directory / _NOTES, json.dumps(notes, indent=1).encode())
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise DataError(
+            f"cannot write into {directory}: {problem.strerror or problem}\n  the same command goes on where it was"
+        ) from problem
+
+
+def _tell(say: Callable[[str], None] | None, line: str) -> None:
+    if say is not None:
+        say(line)

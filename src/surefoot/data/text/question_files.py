@@ -1,0 +1,217 @@
+"""Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA.
+
+Which layout a file has is told by its keys. What is done with the questions stands in `data/text/multiple_choice.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot.config.paths import local_path
+from surefoot.data.order import permutation
+from surefoot.data.text.multiple_choice import Question
+from surefoot.errors import DataError
+from surefoot.seeding import stream_key
+from surefoot.tokenizers.tokenizer import Tokenizer
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The keys of a kind of record: of its beginnings, its endings (each one text or a list), and the number of the right one."""
+
+    beginning: str
+    ending: str
+    right: str | None
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for key in (self.beginning, self.ending, self.right) if key is not None]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A question in words: as many beginnings as endings."""
+
+    beginnings: Sequence[str]
+    endings: Sequence[str]
+    right: int
+    source: str
+
+
+_LAYOUTS = (
+    _Layout("ctx", "endings", "label"),  # HellaSwag
+    _Layout("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
+    _Layout("context_options", "continuation", "gold"),  # WinoGrande
+    _Layout("context", "continuation", None),  # LAMBADA
+)
+
+
+def load_questions(
+    path: Path | str, tokenizer: Tokenizer, *, number: int | None = None, seed: int = 0
+) -> list[Question]:
+    """The questions of a file, in tokens; of more than `number` so many, chosen by `seed`, in the file's order.
+
+    One JSON object a line, gzipped or not, in UTF-8, with the keys `ctx, endings, label` (HellaSwag), `query, choices, gold`,
+    `context_options, continuation, gold` (one ending after several beginnings) or `context, continuation` (one ending alone);
+    others are ignored. An ending is encoded by itself, with a blank before it where neither the beginning ends in white space
+    nor the ending begins with it.
+
+    Raises `DataError`, naming file and line, for what is none of these; the whole file is checked, whatever is chosen.
+    """
+    path = local_path(path, setting="path")
+    if number is not None and number < 1:
+        raise DataError(f"{number} questions of {path}: at least 1 is needed")
+    records = _records(path)
+    if number is not None and number < len(records):
+        chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
+        records = [records[place] for place in sorted(chosen.tolist())]
+    return _encoded(records, tokenizer)
+
+
+def _records(path: Path) -> list[_Record]:
+    layout: _Layout | None = None
+    found: list[_Record] = []
+    for line, text in _lines(path):
+        source = f"{path}, line {line}"
+        record = _json(text, source)
+        layout = layout or _layout(record, source)
+        found.append(_record(record, layout, source))
+        if len(found[-1].endings) != len(found[0].endings):
+            raise DataError(
+                f"{source} has {len(found[-1].endings)} endings, those before it {len(found[0].endings)}\n"
+                "  accuracies of different numbers of choices have no common chance: put them into files of their own"
+            )
+    if not found:
+        raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1."""
+    if not path.is_file():
+        raise DataError(
+            f"no file {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+        )
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data.startswith(_GZIP) else data
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"{path} cannot be read: {problem}\n  was it copied whole?") from problem
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _json(line: bytes, source: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line.decode())
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{source} is not UTF-8: its byte {problem.start} is 0x{line[problem.start]:02x}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"{source} is no JSON: {problem}\n  one JSON object a line is expected") from problem
+    if not isinstance(found, dict):
+        raise DataError(f"{source} is a {type(found).__name__}, not an object with named values")
+    return found
+
+
+def _layout(record: dict[str, Any], source: str) -> _Layout:
+    """The layout with all its keys in a record; otherwise the one with most is what it was meant to be."""
+    best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout.keys) / len(layout.keys))
+    if not any(key in record for key in best.keys):
+        known = "; ".join(", ".join(layout.keys) for layout in _LAYOUTS)
+        raise DataError(f"{source} has the keys {_shown(record)}\n  those of a question are one of: {known}")
+    return best
+
+
+def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
+    missing = [key for key in layout.keys if key not in record]
+    if missing:
+        raise DataError(
+            f"{source} has no {', no '.join(repr(key) for key in missing)}: its keys are {_shown(record)}\n"
+            f"  the keys {', '.join(layout.keys)} are needed"
+        )
+    beginnings, endings = (_texts(record[key], key, source) for key in (layout.beginning, layout.ending))
+    number = max(len(beginnings), len(endings))
+    if min(len(beginnings), len(endings)) not in (1, number):
+        raise DataError(
+            f"{source}: {layout.beginning!r} has {len(beginnings)} texts and {layout.ending!r} {len(endings)}: which belong together?\n"
+            "  one of the two must be a single text, or both equally many"
+        )
+    if layout.right is not None and number < 2:
+        raise DataError(f"{source} has {number} ending: there is nothing to choose")
+    right = 0 if layout.right is None else _right(record[layout.right], layout.right, source, number=number)
+    beginnings = beginnings * number if len(beginnings) == 1 else beginnings
+    endings = endings * number if len(endings) == 1 else endings
+    if layout.right is None and number > 1:
+        raise DataError(f"{source} has several endings and no key that says which is right")
+    return _Record(beginnings, endings, right, source)
+
+
+def _texts(value: Any, key: str, source: str) -> list[str]:
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise DataError(f"{source}: {key!r} is {_cut(json.dumps(value))}: text is needed, and none empty")
+    return list(texts)
+
+
+def _right(value: Any, key: str, source: str, *, number: int) -> int:
+    """The number of the right ending; as text too, since some copies of HellaSwag have it so."""
+    plain = value if isinstance(value, int) and not isinstance(value, bool) else -1
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        plain = int(value)
+    if not 0 <= plain < number:
+        hidden = "\n  a test set without answers? The validation set has them" if value in ("", None, -1) else ""
+        raise DataError(
+            f"{source}: {key!r} is {_cut(json.dumps(value))}: a number from 0 to {number - 1} is needed{hidden}"
+        )
+    return plain
+
+
+def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
+    texts: list[str] = []
+    for record in records:
+        texts += record.beginnings if len(set(record.beginnings)) > 1 else record.beginnings[:1]
+        texts += [
+            ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
+            for beginning, ending in zip(record.beginnings, record.endings, strict=True)
+        ]
+    try:
+        tokens = iter(tokenizer.encode_all(texts))
+    except DataError:
+        _encoded_one_by_one(records, tokenizer)
+        raise
+    made = []
+    for record in records:
+        number = len(record.endings)
+        several = len(set(record.beginnings)) > 1
+        beginnings = [next(tokens) for _ in range(number)] if several else [next(tokens)] * number
+        made.append(Question(beginnings, [next(tokens) for _ in range(number)], record.right, record.source))
+    return made
+
+
+def _encoded_one_by_one(records: Sequence[_Record], tokenizer: Tokenizer) -> None:
+    """Say in which line the text stands that a tokenizer cannot encode."""
+    for record in records:
+        for text in (*record.beginnings, *record.endings):
+            try:
+                tokenizer.encode(f" {text}")
+            except DataError as problem:
+                raise DataError(f"{record.source}: {problem}") from problem
+
+
+def _shown(record: dict[str, Any]) -> str:
+    return _cut(", ".join(record)) or "none"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

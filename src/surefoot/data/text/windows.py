@@ -1,0 +1,181 @@
+"""Windows over tokens, for language models: shuffled and shifted every epoch to train on, in order and complete to score.
+
+Shape suffixes: B batch, T time (the context).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.data.leakage_check import Batch, passages
+from surefoot.data.order import Ids
+from surefoot.data.text.shards import Tokens, TokenShards, write_shards
+from surefoot.errors import DataError
+from surefoot.seeding import fold, stream_key
+
+__all__ = ["HeldOut", "TokenShards", "Windows", "write_shards"]
+
+_IGNORED = -100  # what cross-entropy leaves out, here and in torch
+_HASHED_TOKENS = 1 << 24
+
+
+class Windows:
+    """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
+
+    Each epoch starts at an offset from (seed, epoch), so that a token is not always first of its window. A window is (inputs,
+    targets), the targets one token later, and lies within one shard. The number of windows is the same for every offset: fewer
+    than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
+
+    >>> windows = Windows(np.arange(10), context=3, seed=0)
+    >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
+    (2, [torch.Size([2, 3]), torch.Size([2, 3])])
+    """
+
+    def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
+        self.arrays = _arrays(tokens, context)
+        self.described = {**_described(tokens, context), "seed": seed}
+        self.context, self.key = context, stream_key(seed, "window offset")
+        counts = [max(0, len(array) - context) // context for array in self.arrays]
+        places = [max(1, len(array) - count * context) for array, count in zip(self.arrays, counts, strict=True)]
+        self.places = np.array(places, dtype=np.uint64)
+        self.ends = np.cumsum(counts)
+        if self.ends[-1] == 0:
+            longest = max(len(array) for array in self.arrays)
+            raise DataError(
+                f"no window of context {context} fits into {longest} tokens in one piece: at least {2 * context} are needed\n"
+                "  give more text, or a smaller context"
+            )
+        self.starts = np.concatenate([[0], self.ends[:-1]])
+
+    def __len__(self) -> int:
+        """How many windows an epoch has."""
+        return int(self.ends[-1])
+
+    @property
+    def lengths(self) -> int:
+        """Tokens of every window, so that a batch may be given in tokens."""
+        return self.context
+
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these windows, both (B, T) int64."""
+        sources = np.searchsorted(self.ends, ids, side="right")
+        first = int(epochs[0])
+        if (epochs == first).all():
+            offsets = self.offsets(first)[sources]
+        else:
+            offsets = np.array(
+                [self.offsets(epoch)[source] for epoch, source in zip(epochs.tolist(), sources, strict=True)]
+            )
+        firsts = (ids - self.starts[sources]) * self.context + offsets
+        window_BT = _windows(self.arrays, sources, firsts, self.context)
+        # copies, so that both lie in memory row after row: a loss may `view` its targets
+        return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
+
+    def passages(self, ids: Ids) -> Batch:
+        """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
+        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
+        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+
+    def offsets(self, epoch: int) -> Ids:
+        """The token at which an epoch's first window starts, in each shard."""
+        # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
+        offsets: Ids = (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
+        return offsets
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Which tokens, how long the windows are, and the seed of their offsets."""
+        return self.described
+
+
+class HeldOut:
+    """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
+
+    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target: there
+    is nothing before it to predict it from.
+
+    >>> HeldOut(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
+    (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
+    """
+
+    def __init__(self, tokens: Tokens | TokenShards, *, context: int) -> None:
+        self.arrays = _arrays(tokens, context)
+        self.described = _described(tokens, context)
+        self.context = context
+        self.ends = np.cumsum([-(-(len(array) - 1) // context) for array in self.arrays])
+        if self.ends[-1] == 0:
+            raise DataError(
+                "the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction"
+            )
+        self.starts = np.concatenate([[0], self.ends[:-1]])
+        self.lengths = np.array([len(array) for array in self.arrays])
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return int(self.ends[-1])
+
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
+        del epochs
+        sources = np.searchsorted(self.ends, ids, side="right")
+        firsts = (ids - self.starts[sources]) * self.context
+        window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
+        filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
+        inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
+        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
+
+    def passages(self, ids: Ids) -> Batch:
+        """A passage out of each window (`first_look.passages`), and all targets."""
+        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
+        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Which tokens, and how long the windows are."""
+        return self.described
+
+
+def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:
+    """`context` + 1 tokens from each of `firsts` on in the array of its source; past an array's end its last token."""
+    if len(arrays) == 1:
+        return _cut(arrays[0], firsts, context)
+    window_BT = np.empty((len(firsts), context + 1), dtype=arrays[0].dtype)
+    for source in np.unique(sources):
+        here = sources == source
+        window_BT[here] = _cut(arrays[source], firsts[here], context)
+    return window_BT
+
+
+def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
+    if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
+        # all windows as rows of one view, that begin one token apart: a row is copied at once, not token by token
+        whole: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
+        return whole[firsts]
+    return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")
+
+
+def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
+    if context < 1:
+        raise DataError(f"context = {context}: a window has at least 1 token")
+    arrays = list(tokens.arrays) if isinstance(tokens, TokenShards) else [np.asarray(tokens)]
+    for array in arrays:
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise DataError(
+                f"tokens must be a 1-dimensional array of whole numbers, found {array.dtype} of shape {array.shape}\n"
+                "  encode text first: surefoot.ByteTokenizer().encode(text)"
+            )
+    return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
+
+
+def _described(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
+    if isinstance(tokens, TokenShards):
+        return {**tokens.fingerprint(), "context": context}
+    array = np.asarray(tokens)
+    # the whole up to 16 Mi tokens, beyond that as many spread over it: naming the data stays a matter of milliseconds
+    shown = array[:: max(1, len(array) // _HASHED_TOKENS)]
+    digest = sha256(np.ascontiguousarray(shown).astype("<i8").tobytes()).hexdigest()
+    return {"tokens": len(array), "sha256": digest, "context": context}

@@ -1,0 +1,127 @@
+"""Sentence pairs as tokens: a data set that makes whole batches, padded to the longest row of each side.
+
+Shape suffixes: B batch, S time of the source, T time of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from surefoot.data.leakage_check import Batch
+from surefoot.data.order import Ids
+from surefoot.errors import ConfigError, DataError
+from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
+
+Tokens = NDArray[np.int32]
+
+
+class Pairs:
+    """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
+
+    Pairs of which a side has more than `max_source` or `max_target` tokens (with the end) are left out: `left_out` of them.
+    `lengths` (pairs, 2) are the places that a pair takes in a model: the source's tokens with the end, and the target's with
+    begin or end (a model is shown all but the last of a target, and asked for all but the first).
+
+    >>> pairs = Pairs([[7, 8], [9]], [[5], [6, 6]])
+    >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))
+    >>> source_BS.tolist(), target_BT.tolist(), pairs.lengths.tolist()
+    ([[9, 2, 0], [7, 8, 2]], [[1, 6, 6, 2], [1, 5, 2, 0]], [[3, 2], [2, 3]])
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[int] | Tokens],
+        targets: Sequence[Sequence[int] | Tokens],
+        *,
+        max_source: int | None = None,
+        max_target: int | None = None,
+    ) -> None:
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} sources and {len(targets)} targets: a pair has one of each")
+        for name, most in (("max_source", max_source), ("max_target", max_target)):
+            if most is not None and most < 2:
+                raise ConfigError(f"{name} = {most}: a sentence needs a token and an end, 2 at least")
+        counts = np.array([[len(row) + 1 for row in sources], [len(row) + 1 for row in targets]], dtype=np.int64).T
+        counts = counts.reshape(-1, 2)
+        kept = np.ones(len(counts), dtype=bool)
+        for side, most in enumerate((max_source, max_target)):
+            if most is not None:
+                kept &= counts[:, side] <= most
+        self.lengths: NDArray[np.int64] = counts[kept]
+        self.left_out = int(len(kept) - kept.sum())
+        if self.left_out and not kept.any():
+            raise DataError(
+                f"all {self.left_out} pairs are longer than max_source = {max_source} and max_target = {max_target} tokens\n"
+                f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: give larger limits"
+            )
+        places = np.flatnonzero(kept).tolist()
+        self.source, self.source_starts = _flat([sources[place] for place in places], before=[], after=[END])
+        self.target, self.target_starts = _flat([targets[place] for place in places], before=[BEGIN], after=[END])
+
+    @classmethod
+    def encoded(
+        cls,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        source: SubwordTokenizer,
+        target: SubwordTokenizer,
+        max_source: int | None = None,
+        max_target: int | None = None,
+    ) -> Pairs:
+        """The tokens of sentence pairs."""
+        return cls(
+            source.encode_all([one for one, _ in pairs]),
+            target.encode_all([other for _, other in pairs]),
+            max_source=max_source,
+            max_target=max_target,
+        )
+
+    def __len__(self) -> int:
+        """How many pairs there are."""
+        return len(self.lengths)
+
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+        """Source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs make no difference."""
+        del epochs
+        return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
+
+    def stored(self, ids: Ids) -> Batch:
+        """The tokens of each pair without anything that fills up, and those of all targets."""
+        targets = [self.target[self.target_starts[place] : self.target_starts[place + 1]] for place in ids.tolist()]
+        sources = [self.source[self.source_starts[place] : self.source_starts[place + 1]] for place in ids.tolist()]
+        rows = [source.tobytes() + target.tobytes() for source, target in zip(sources, targets, strict=True)]
+        return rows, np.concatenate(targets).astype(np.int64) if targets else None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """How many pairs and tokens, and a hash of all of them."""
+        digest = sha256()
+        for array in (self.source, self.source_starts, self.target, self.target_starts):
+            digest.update(array.astype("<i8").tobytes())
+        return {"samples": len(self), "tokens": int(self.lengths.sum()), "sha256": digest.hexdigest()}
+
+
+def _flat(
+    rows: Sequence[Sequence[int] | Tokens], *, before: list[int], after: list[int]
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """All rows in one array, and where each starts (one more than there are rows: the end)."""
+    first, last = np.array(before, dtype=np.int32), np.array(after, dtype=np.int32)
+    parts = [part for row in rows for part in (first, np.asarray(row, dtype=np.int32), last)]
+    sizes = [len(before) + len(row) + len(after) for row in rows]
+    starts = np.concatenate([[0], np.cumsum(np.array(sizes, dtype=np.int64))]).astype(np.int64)
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32), starts
+
+
+def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:
+    firsts, ends = starts[ids], starts[ids + 1]
+    longest = int((ends - firsts).max()) if len(ids) else 0
+    places_BT = firsts[:, None] + np.arange(longest)
+    rows_BT = flat.take(places_BT, mode="clip").astype(np.int64)
+    rows_BT[places_BT >= ends[:, None]] = PADDING
+    return torch.from_numpy(rows_BT)

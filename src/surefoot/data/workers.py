@@ -1,0 +1,292 @@
+"""Reading sample by sample, and the loader processes that do it; each sample is seeded by (seed, epoch, sample).
+
+A loader's worker is given addresses (step, micro-batch) and computes nothing that depends on which worker it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from surefoot.data.dataset_checks import read
+from surefoot.data.order import MicroBatches
+from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
+from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
+
+Collate = Callable[[list[Any]], Any]
+
+_ENDLESS = sys.maxsize
+_LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+_PARENT_WATCH_S = 1.0
+_WAIT_S = 5.0
+_HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch; twice as many of a worker each time it has been named
+
+
+class Reading(Dataset[Any]):
+    """A data set of micro-batches, addressed by (step, index within the step).
+
+    Every sample is read under its own seed. Most data sets draw nothing from Python's or NumPy's generator, and to seed these
+    takes longer than to read a sample that lies in memory: as long as nothing has drawn from them in this process, torch's
+    alone are seeded, and a micro-batch in which something did is read once more. Not noticed is who draws from them unseeded and
+    then puts back their state: all samples draw the same there.
+    """
+
+    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
+        self.dataset, self.plan, self.collate = dataset, plan, collate
+        self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
+        self.undrawn: Undrawn | None = Undrawn()  # None from the first draw on
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        """The micro-batch; leaves the global generators set to anything."""
+        if self.undrawn is not None:
+            self.undrawn.begin()
+            try:
+                batch = self._made(*address, seed=seed_torch)
+            except DataError:  # it may come of what was drawn: seeded, it is that of the sample
+                self.undrawn = None
+            else:
+                if self.undrawn.held():
+                    return batch
+                self.undrawn = None
+        return self._made(*address, seed=seed_generators)
+
+    def here(self, step: int, index: int, *, puts_back: bool) -> Any:
+        """The micro-batch, read in this process as a worker would: on one thread. `puts_back`: so are the global generators."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
+        try:
+            with untouched() if puts_back else nullcontext():
+                return self[step, index]
+        finally:
+            torch.set_num_threads(threads)
+
+    def _made(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
+        ids, epochs = self.plan.micro_batches(step)[index]
+        if not len(ids):
+            return None
+        samples, of_epoch, key = [], -1, 0
+        for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True):
+            if epoch != of_epoch:  # nearly always one, which is folded in once
+                of_epoch, key = epoch, fold(self.sample_key, epoch)
+            seed(fold(key, sample))
+            samples.append(read(self.dataset, sample, step=step))
+        seed(fold(self.collate_key, step, index))
+        try:
+            return self.collate(samples)
+        except SurefootError:
+            raise
+        except Exception as problem:
+            shown = ", ".join(str(sample) for sample in ids[:4])
+            raise DataError(
+                f"samples {shown}{' ...' if len(samples) > 4 else ''} of step {step} cannot be put into one batch: "
+                f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"
+            ) from problem
+
+
+class Workers:
+    """Loader processes that read micro-batches ahead, from one step up to another; they live until `close`."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        *,
+        first: int,
+        stop: int | None,
+        pieces: range,
+        workers: int,
+        pin: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan, self.first, self.pieces, self.workers, self.say = reading.plan, first, pieces, workers, say
+        self.taken = 0  # micro-batches
+        self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits for a micro-batch, by worker
+        were = set(multiprocessing.active_children())
+        with warnings.catch_warnings(), _deaths_told():
+            # how many workers are too many is for whoever sets them to say
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            with _signals_held_back(), _nothing_collected() as start:
+                self.batches: Any = iter(
+                    _loader(reading, start, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin)
+                )
+            self.processes = set(multiprocessing.active_children()) - were
+            # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
+            atexit.register(self.close)
+
+    def next(self) -> Any:
+        """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
+        waits, worker = 0, self.taken % self.workers  # a loader takes their micro-batches in turns
+        while True:
+            try:
+                with _deaths_told():
+                    batch = next(self.batches)
+                break
+            except RuntimeError as problem:
+                if "DataLoader timed out" not in str(problem):
+                    raise
+                waits += 1
+                if waits == self.named_after[worker]:
+                    self.say(self._hanging(worker, waits * _WAIT_S))
+                    self.named_after[worker] *= 2
+        self.taken += 1
+        if isinstance(batch, SurefootError):
+            raise batch
+        return batch
+
+    def _hanging(self, worker: int, waited_s: float) -> str:
+        """Which worker is waited for, and what it reads."""
+        ahead, place = divmod(self.taken, len(self.pieces))
+        step, index = self.first + ahead, self.pieces[place]
+        ids, _ = self.plan.micro_batches(step)[index]
+        samples = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
+        process = self.batches._workers[worker]
+        return (
+            f"warning: loader worker {worker} (process {process.pid}) has been reading samples {samples} of step {step}"
+            f" for {waited_s:.0f} s\n"
+            "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
+            f"  to see where it stands: py-spy dump --pid {process.pid}; or try --workers 0"
+        )
+
+    def close(self) -> None:
+        """End the processes, those too that are in the middle of a sample after five seconds."""
+        atexit.unregister(self.close)
+        # what its __del__ does, done now: the traceback of an error may keep the iterator alive
+        self.batches._shutdown_workers()
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _loader(
+    reading: Reading, start: _Start, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
+) -> DataLoader[Any]:
+    return DataLoader(
+        _Answers(reading),
+        batch_size=None,
+        sampler=_Addresses(first, _ENDLESS if stop is None else stop, pieces),
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin,
+        worker_init_fn=start,
+        timeout=_WAIT_S,  # of one wait, after which it is looked whether a worker has died
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        generator=torch.Generator(),  # otherwise it draws a number from the global one
+    )
+
+
+class _Answers(Dataset[Any]):
+    """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        try:
+            return self.reading[address]
+        except SurefootError as problem:
+            if (cause := behind(problem)) is not None:  # which does not travel between processes
+                problem.add_note("".join(traceback.format_exception(cause)))
+            problem.of_user = comes_of_user(problem)
+            return problem
+
+
+class _Addresses:
+    """The addresses of some micro-batches of each of the steps from first up to stop: what a loader hands to its workers."""
+
+    def __init__(self, first: int, stop: int, pieces: range) -> None:
+        self.first, self.stop, self.pieces = first, stop, pieces
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        step = self.first
+        while step < self.stop:
+            for index in self.pieces:
+                yield step, index
+            step += 1
+
+    def __len__(self) -> int:
+        return min((self.stop - self.first) * len(self.pieces), _ENDLESS)
+
+
+class _Start:
+    """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
+
+    Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
+    inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
+    """
+
+    def __init__(self, parent: int, *, collects: bool) -> None:
+        self.parent, self.collects = parent, collects
+
+    def __call__(self, worker: int) -> None:
+        del worker
+        gc.freeze()
+        if self.collects:
+            gc.enable()
+        for number in _LEFT_TO_THE_PARENT:
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
+        # torch's own watch waits for the queue first, and does not end a worker that is blocked on a full pipe
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while os.getppid() == self.parent:
+            time.sleep(_PARENT_WATCH_S)
+        os._exit(1)
+
+
+@contextmanager
+def _deaths_told() -> Iterator[None]:
+    """A worker's death, of which torch tells by a signal's handler, as the error it is."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "DataLoader worker" not in str(problem):
+            raise
+        raise DataError(
+            f"a loader worker ended unexpectedly: {first_line(problem)}\n"
+            "  most often memory ran out (also that of /dev/shm): try fewer --workers, or --workers 0 to see the error itself"
+        ) from problem
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[_Start]:
+    """How a worker starts, that is forked while nothing is collected."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield _Start(os.getpid(), collects=collects)
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Signals that come while workers are forked wait until both sides are ready: a worker not yet so would die of them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has no such signals
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,261 @@
+"""Findings on the gradient: limited in most steps, growing, vanishing on its way down, and noisier than the batch bears."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well
+from surefoot.diagnose.history import History, Table
+from surefoot.diagnose.statistics import level, trend
+from surefoot.diagnose.text import listed
+from surefoot.diagnose.weights import WATCHED, matrices
+
+FEWEST = 12
+"""Records: thirds of four, whose medians one record does not move."""
+OFTEN = 0.9
+"""Of the steps. A limit is for the rare large gradient (Pascanu et al. 2013, section 3.2, https://arxiv.org/abs/1211.5063); one
+that acts in nine of ten steps is what sets the size of the steps, and the rate no longer does."""
+FAR_BELOW = 2.0
+"""Times the limit: they set it to between half of the usual norm and ten times it, so one below half acts all the time."""
+FAR_ABOVE = 10.0
+"""Times the limit: steps of a tenth of what the gradient says. Below, it is a smaller rate for SGD, and nothing for Adam."""
+GREW = 10.0
+"""From the first to the last third: a norm varies by two or three within a run that is well, and falls or rises slowly."""
+SURE = 3.0
+"""Standard deviations of a trend: one run in a thousand has such a one by chance."""
+GONE = 1e-4
+"""Of the largest layer's gradient, each times its weight: what a change of the layer by a given part of itself does to the loss, in
+whatever units it has its weights. Every layer of a plain network with sigmoids takes a factor of 4 or more (Hochreiter 1991;
+Glorot and Bengio 2010); in networks that train, layers are within some hundreds of each other."""
+NOISY = 10.0
+"""Noise scale over batch size. With a batch of B, a step is worth B / (B + noise scale) of one with the true gradient (McCandlish et al.
+2018, equation 2.7, https://arxiv.org/abs/1812.06162): below a tenth, twice the batch is all but twice the progress."""
+
+
+def often_clipped(history: History) -> Verdict:
+    """How often the gradient is limited in the later half of the run, and how far its norm lies above the limit."""
+    name, clip = "often-clipped", history.described.clip
+    clipped = history.column("clipped").finite
+    if clip is not None and clip[0] in ("off", "auto"):
+        return Well(
+            name,
+            "the gradient is not limited" if clip[0] == "off" else "the limit follows the gradient's norm by itself",
+        )
+    late = clipped.since(max(history.step // 2, history.described.warmup))
+    if len(late) < FEWEST // 2:
+        return Unclear(name, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
+    share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
+    limit = clip[1] if clip is not None else math.nan
+    close = clip is not None and clip[0] == "norm" and norm < FAR_BELOW * limit
+    if share < OFTEN or close:
+        return Well(
+            name, f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else "")
+        )
+    written = str(history.described.made.get("clip", "the limit"))
+    tries = (
+        [history.described.typed("clip", f"norm {float(f'{2 * norm:.1g}'):g}")]
+        if clip is not None and clip[0] == "norm"
+        else []
+    )
+    return Finding(
+        name,
+        "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
+        f"The gradient was limited in {share:.0%} of the later steps: the limit, {written}, sets their size.",
+        evidence=(
+            f"norm of the gradient {norm:.3g} in the middle of them"
+            + ("" if math.isnan(limit) else f", limit {limit:g}"),
+        ),
+        causes=(
+            "a limit that is too small for this model, whose gradient grows with the number of its parameters",
+            "a gradient that has grown",
+        ),
+        try_=(*tries, history.described.typed("clip", "auto 0.9")),
+        step=int(late.step[0]),
+        numbers={"share": share, "norm": norm},
+    )
+
+
+def growing_gradient(history: History) -> Verdict:
+    """The norm of the gradient in the last third of the run against the first, and in which layers it grew most."""
+    name, norms = "growing-gradient", history.column("norm").finite
+    norms = norms.since(history.described.warmup)
+    if len(norms) < FEWEST:
+        return Unclear(name, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
+    third = len(norms) // 3
+    before, now = level(norms.value[:third]), level(norms.value[-third:])
+    if not (before > 0 and now > GREW * before and trend(norms.value) > SURE):
+        return Well(name, f"the gradient's norm went from {before:.3g} to {now:.3g}")
+    return Finding(
+        name,
+        "warning",
+        f"The norm of the gradient grows: from {before:.3g} to {now:.3g}.",
+        evidence=(
+            f"levels of the first and last third of {len(norms)} records; the trend is {trend(norms.value):.1f} deviations",
+            *_layers_that_grew(history),
+        ),
+        causes=(
+            "the beginning of a divergence: weights, logits or attention that grow without a limit",
+            "targets or weights of the loss that grow with the steps",
+        ),
+        try_=(
+            history.described.typed("optimizer.lr", float(f"{history.described.lr / 3:.2g}"))
+            if history.described.lr
+            else "a lower rate",
+            "more weight decay; a norm on queries and keys, or on the output",
+        ),
+        step=int(norms.step[0]),
+        numbers={"before": before, "now": now},
+    )
+
+
+def vanishing_gradient(history: History) -> Verdict:
+    """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
+    name = "vanishing-gradient"
+    norms = history.column("norm").finite
+    gradients, weights = (_settled(history, history.watched(kind)) for kind in ("gradient_norm", "weight_norm"))
+    if len(norms) >= FEWEST and not norms.value[-len(norms) // 4 :].any():
+        return Finding(
+            name,
+            "error",
+            "The gradient is exactly 0.",
+            evidence=(f"the norm is 0 in the last {len(norms) // 4} records",),
+            causes=(
+                "all units of a layer are dead, or an output is saturated",
+                "a loss that is constant, or is computed from detached tensors",
+            ),
+            try_=(f"{history.described.replay(history.step - 1)}  # shows where it ends",),
+            step=int(norms.step[-(len(norms) // 4)]),
+            numbers={"smallest": 0.0},
+        )
+    names = [parameter for parameter in matrices(history, gradients.names) if parameter in weights.names]
+    if len(gradients) < WATCHED or len(names) < 2:
+        return Unclear(
+            name,
+            f"{len(gradients)} watched steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED}, of 2)",
+        )
+    relative = {}
+    for parameter in names:
+        gradient = gradients.value[:, gradients.names.index(parameter)]
+        weight = weights.value[:, weights.names.index(parameter)]
+        part = level(gradient) * level(weight)
+        if math.isfinite(part) and part > 0:
+            relative[parameter] = part
+    if len(relative) < 2:
+        return Unclear(name, "fewer than two matrices have gradients")
+    most = max(relative.values())
+    gone = {parameter: part / most for parameter, part in relative.items() if part < GONE * most}
+    if not gone:
+        return Well(
+            name,
+            f"gradients of all {len(relative)} matrices are within {most / min(relative.values()):.2g} of each other",
+        )
+    smallest = min(gone, key=lambda parameter: gone[parameter])
+    largest = max(relative, key=lambda parameter: relative[parameter])
+    return Finding(
+        name,
+        "warning",
+        f"The gradient vanishes on its way to {listed(list(gone))}.",
+        evidence=(
+            f"times the weight, that of {smallest} is {gone[smallest]:.1g} of that of {largest}",
+            f"{len(gone)} of {len(relative)} matrices are below {GONE:g}",
+        ),
+        causes=(
+            "many layers that each make it smaller: sigmoid or tanh without residual connections or norms",
+            "weights that start too small",
+        ),
+        try_=("residual connections, a norm in each layer, ReLU or GELU", "weights started by Glorot's or He's rule"),
+        numbers={"smallest": gone[smallest], "layers": len(gone)},
+    )
+
+
+def noisy_batch(history: History) -> Verdict:
+    """The gradient noise scale against the batch: McCandlish et al. 2018, appendix A.1, both means taken before dividing."""
+    name = "batch-too-small"
+    told = [record["noise"] for record in history.layers if isinstance(record.get("noise"), dict)]
+    rows = np.array(
+        [
+            [each.get(key) or math.nan for key in ("small_count", "small_squared", "big_count", "big_squared")]
+            for each in told
+        ]
+    )
+    rows = rows[np.isfinite(rows).all(axis=1)] if rows.size else rows.reshape(0, 4)
+    rows = rows[rows[:, 2] > rows[:, 0]]
+    if len(rows) < 2 * WATCHED:
+        return Unclear(
+            name,
+            f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED}): give micro_batch_size for them",
+        )
+    batch = float(np.median(rows[:, 2]))
+    gradient, noise = gradient_and_noise(rows)
+    error = float(gradient.std(ddof=1)) / math.sqrt(len(rows))
+    surely = float(noise.mean()) / max(
+        float(gradient.mean()) + 2 * error, 1e-300
+    )  # were the gradient as large as it may be
+    known = float(gradient.mean()) > 2 * error
+    scale = noise_scale(rows) if known else surely
+    if not surely > NOISY * batch:
+        if not known:
+            return Unclear(name, "the noise of the gradient is not known well enough yet")
+        return Well(name, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
+    described = history.described
+    times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
+    size = described.made.get("batch_size")
+    number, _, unit = str(size).partition(" ")
+    larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
+    return Finding(
+        name,
+        "warning" if surely > NOISY**2 * batch else "note",
+        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
+        evidence=(
+            f"from {len(rows)} watched steps; at least {surely:.3g}, were the gradient two of its errors larger than measured",
+            f"a step is worth {batch / (batch + scale):.2g} of one with the true gradient",
+        ),
+        causes=("a batch smaller than the task needs; late in training all gradients are noisier",),
+        try_=(
+            described.typed("batch_size", f"{larger} {unit}".strip() if unit else larger),
+            "with it, a higher rate: about as its square root for Adam, in proportion for SGD",
+            "or a lower rate at the end, which averages as a larger batch does",
+        ),
+        numbers={"noise_scale": scale, "at_least": surely, "batch": batch},
+    )
+
+
+def noise_scale(rows: NDArray[np.float64]) -> float:
+    """Targets at which noise and gradient are equal, from rows of (small count, its squared norm, big count, its squared norm).
+
+    Infinite where the gradient is lost in the noise. McCandlish et al. 2018, equations A.2 and A.3.
+
+    >>> noise_scale(np.array([[1.0, 1.0 + 8.0, 4.0, 1.0 + 2.0]]))  # gradient 1, noise 8 / count
+    8.0
+    """
+    gradient, noise = gradient_and_noise(rows)
+    return float(noise.mean() / gradient.mean()) if gradient.mean() > 0 else math.inf
+
+
+def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each row an unbiased estimate of the true gradient's squared norm, and of the variance of one target's gradient."""
+    small, small_squared, big, big_squared = rows.T
+    gradient = (big * big_squared - small * small_squared) / (big - small)
+    return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
+
+
+def _settled(history: History, table: Table) -> Table:
+    """The watched steps after the warm-up, without the first: until then what starts at 0 has hardly left it."""
+    return table.rows((table.step >= history.described.warmup) & (np.arange(len(table)) > 0))
+
+
+def _layers_that_grew(history: History) -> tuple[str, ...]:
+    table = history.watched("gradient_norm")
+    if len(table) < 2 * WATCHED:
+        return ()
+    third = len(table) // 3
+    grew = {}
+    for place, parameter in enumerate(table.names):
+        before, now = level(table.value[:third, place]), level(table.value[-third:, place])
+        if before > 0 and now > GREW * before:
+            grew[parameter] = now / before
+    shown = [f"{parameter} ({grew[parameter]:.3g} times)" for parameter in sorted(grew, key=lambda each: -grew[each])]
+    return (f"most in {listed(shown)}",) if shown else ()

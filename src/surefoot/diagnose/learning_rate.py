@@ -1,0 +1,277 @@
+"""Findings on whether the loss falls, and whether the learning rate is why not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.diagnose.activations import died
+from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well
+from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.statistics import level, noise
+from surefoot.diagnose.text import listed
+from surefoot.diagnose.weights import ratio_at_full_rate, unmoved
+
+FEWEST = 12
+"""Records of a loss: quarters of three, the fewest that have a median apart from their extremes."""
+SMALLEST_FALL = 0.01
+"""Of the first loss: a model that has learnt how often each target comes, and no more, has gained about as much."""
+CERTAIN = 2.0
+"""Standard errors: a fall within two is chance in one of twenty runs (the usual 5 %)."""
+LITTLE = 0.25
+"""Of the first loss: a run that has gained more than a quarter of it has a rate that does something, however long it takes."""
+STRAIGHT = 0.6
+"""What the second half of all rate gains over what the first half gains. A loss that falls as a power or an exponential of the
+steps, as a trained one does (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361), is far below a half; a straight line has 1."""
+WILD = 0.1
+"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`weights.USUAL`)."""
+TIMID = 1e-5
+"""Of a weight's norm in one step: a tenth of the lower end of the usual range, and 10,000 steps to move by a tenth."""
+MOVED = 0.1
+"""Of a weight's norm, over the whole run: a model whose weights are all within a tenth of where they began is still about the one that
+it was made as. The sum of all updates is more than how far they came (triangle inequality), so this is told only where it is sure."""
+REBOUND = 0.03
+"""Of the level that the loss had in the first third, which is lost when the rate is full and not made good before it falls: what a rate
+loses that is too high. Levels of a few records differ by 1 % or so by chance alone."""
+ABOVE_START = 1.05
+"""Times the first loss: chance level is where a model begins, and only updates that are too large take it above that."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The loss in quarters of its records, and how sure a level of one is."""
+
+    start: float
+    quarters: tuple[float, ...]
+    error: float  # standard error of a quarter's level
+
+    @property
+    def best(self) -> float:
+        """The lowest level after the first quarter."""
+        return min(self.quarters[1:])
+
+    @property
+    def fallen(self) -> bool:
+        """Whether the loss was ever surely lower than it began."""
+        least = max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
+        return self.start - self.best > least
+
+
+def course(loss: Series) -> Course:
+    """The course of a loss of at least `FEWEST` records; where the first lies far above its quarter, it is the start."""
+    parts = np.array_split(loss.value, 4)
+    wobble = noise(loss.value)
+    start, first = level(parts[0]), float(loss.value[0])
+    if first - start > 6 * wobble:  # it fell within the first quarter; six: no chance
+        start = first
+    error = 1.2533 * wobble / math.sqrt(min(len(part) for part in parts))  # of a median: sqrt(pi / 2) of a mean's
+    return Course(start, tuple(level(part) for part in parts), error)
+
+
+def loss_not_falling(history: History) -> Verdict:
+    """The level of the loss in any later quarter of the run against that at its start."""
+    name, loss, described = "loss-not-falling", history.loss, history.described
+    if len(loss) < FEWEST or history.step <= 2 * described.warmup:
+        return Unclear(name, _too_few(history))
+    found = course(loss)
+    if found.fallen:
+        return Well(name, f"the loss fell from {found.start:.4g} to {found.best:.4g}")
+    trained = described.made.get("init") is not None or _knows_already(history, found.start)
+    severity: Severity = "warning" if trained else "error"
+    return Finding(
+        name,
+        severity,
+        f"The training loss has not fallen in {history.step:,} steps.",
+        evidence=(
+            f"level of the loss at the start {found.start:.4g}, in the later quarters "
+            f"{', '.join(f'{quarter:.4g}' for quarter in found.quarters[1:])}; noise of a level {found.error:.2g}",
+        ),
+        causes=(
+            "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
+            "a learning rate that is far too high or far too low",
+            "a loss that does not depend on what is trained, or units that are all dead",
+            *(("weights that were trained before, with little left to learn",) if trained else ()),
+            "a loss that is not meant to fall, as of two models against each other, or of a policy: judge those by scores",
+        ),
+        try_=(
+            "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
+            described.rate_test,
+        ),
+        numbers={"start": found.start, "best": found.best, "noise": found.error},
+    )
+
+
+def rate_too_high(history: History) -> Verdict:
+    """Updates of a tenth of the weights and more, or a loss above where it began."""
+    name, loss, described = "rate-too-high", history.loss, history.described
+    ratio = ratio_at_full_rate(history)
+    if len(loss) < FEWEST and math.isnan(ratio):
+        return Unclear(name, _too_few(history))
+    evidence: list[str] = []
+    severity: Severity | None = None
+    if ratio > WILD:
+        evidence.append(
+            f"a step at the highest rates changes the weights by {ratio:.2g} of their norm (usual: 1e-4 to 1e-2)"
+        )
+        severity = "warning"
+    if len(loss) >= FEWEST:
+        found = course(loss)
+        began = level(loss.value[:3])
+        if max(began, found.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
+            began = float(loss.value[0])
+        worst = max(found.quarters)
+        if worst > ABOVE_START * began + CERTAIN * found.error and began > 0:
+            evidence.append(f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}")
+            severity = "warning" if found.quarters[-1] < began else "error"
+        elif (rebound := _rebound(history)) is not None:
+            evidence.append(rebound)
+            severity = "warning"
+        elif severity is not None and not found.fallen:
+            evidence.append(f"the loss has not fallen below {found.start:.4g}, where it began")
+            severity = "error"
+    if severity is None:
+        return Well(
+            name, "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
+        )
+    dead = died(
+        history
+    )  # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
+    if dead:
+        evidence.append(
+            f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
+        )
+    clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
+    if clipped >= 0.5:
+        evidence.append(f"the gradient was limited in {clipped:.0%} of the steps")
+    rate = described.lr
+    lower = "a tenth of the learning rate" if rate is None else described.typed("optimizer.lr", _tenth(rate))
+    tries = [lower, described.rate_test]
+    if described.warmup < 0.01 * (described.schedule_steps or 0):
+        tries.append(described.typed("schedule.warmup", "5%"))
+    return Finding(
+        name,
+        severity,
+        f"The learning rate{'' if rate is None else f', {rate:g},'} seems to be too high.",
+        evidence=tuple(evidence),
+        causes=(
+            "a base rate above what this model and batch size bear",
+            "no warm-up, so that the first steps are as large as all others",
+        ),
+        try_=tuple(tries),
+        numbers={"update_to_weight": ratio},
+    )
+
+
+def rate_too_low(history: History) -> Verdict:
+    """A loss that falls little and as a straight line over the sum of all rates, or updates that hardly move the weights."""
+    name, loss, described = "rate-too-low", history.loss, history.described
+    ratio = ratio_at_full_rate(history)
+    curve = None if len(loss) < FEWEST else _halves(history)
+    if curve is None and math.isnan(ratio):
+        return Unclear(name, _too_few(history))
+    evidence = []
+    if ratio < TIMID:
+        evidence.append(
+            f"a step at the highest rates changes the weights by {ratio:.2g} of their norm (usual: 1e-4 to 1e-2)"
+        )
+    moved = ratio * history.step
+    if moved < MOVED and not unmoved(history) and curve is not None and curve[1] + curve[2] < LITTLE * curve[0]:
+        evidence.append(
+            f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
+        )
+    if curve is not None and described.made.get("init") is None:
+        start, first, second, error = curve
+        total = first + second
+        certain = total > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
+        if certain and total < LITTLE * start and second >= STRAIGHT * first:
+            evidence.append(
+                f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
+                f" by {second:.3g} over the second, from {start:.4g}"
+            )
+    if not evidence:
+        return Well(
+            name, "the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights"
+        )
+    rate = described.lr
+    higher = (
+        "ten times the learning rate" if rate is None else described.typed("optimizer.lr", float(f"{10 * rate:.3g}"))
+    )
+    return Finding(
+        name,
+        "warning",
+        f"The learning rate{'' if rate is None else f', {rate:g},'} seems to be too low.",
+        evidence=tuple(evidence),
+        causes=(
+            "a base rate below what this model and batch size bear",
+            "a run too short to tell",
+            "a limit on the gradient far below its norm, with SGD",
+        ),
+        try_=(higher, described.rate_test),
+        numbers={"update_to_weight": ratio},
+    )
+
+
+def _knows_already(history: History, start: float) -> bool:
+    """Whether the loss began at less than half of what a model would have that knows no more than the commonest target.
+
+    A cross-entropy without knowledge of the inputs is at least the negative logarithm of the commonest target's share.
+    """
+    told = history.data.get("targets")
+    share = told.get("most_common_fraction") if isinstance(told, dict) else None
+    return isinstance(share, float) and 0 < share < 1 and 0 < start < -0.5 * math.log(share)
+
+
+def _rebound(history: History) -> str | None:
+    """A sentence where the loss fell in the first third of the run, rose, and stayed above that for as long as the rate was high."""
+    loss, described = history.loss, history.described
+    width = max(3, len(loss) // 10)
+    levels = np.array([level(loss.value[place : place + width]) for place in range(len(loss) - width + 1)])
+    third = len(levels) // 3
+    if third < 2:
+        return None
+    place = int(np.argmin(levels[:third]))
+    early, error = float(levels[place]), 1.2533 * noise(loss.value) / math.sqrt(width)
+    rates = history.column("learning_rate").finite
+    if described.shape in ("restarts", "one-cycle", "joined") or not len(rates):  # whose rates rise and fall on purpose
+        return None
+    rate = np.interp(loss.step[width // 2 :][: len(levels)], rates.step, rates.value)
+    high = (rate >= 0.5 * rates.value.max()) & (np.arange(len(levels)) >= place + width)
+    later = levels[high]
+    risen = len(later) >= width and float(later.max()) - early > REBOUND * abs(early) + 2 * CERTAIN * error
+    fell = loss.value[0] - early > max(SMALLEST_FALL * abs(loss.value[0]), 2 * CERTAIN * error)
+    if not fell or not risen or float(later.min()) < early - CERTAIN * error:
+        return None
+    step = int(loss.step[place + width // 2])
+    return (
+        f"the loss fell to {early:.4g} by step {step:,}, rose to {later.max():.4g},"
+        " and was not lower again while the rate was above half of its highest"
+    )
+
+
+def _halves(history: History) -> tuple[float, float, float, float] | None:
+    """The start, and by how much the loss fell over the first and the second half of all rate; with the error of a level."""
+    loss = history.loss
+    rates = history.column("learning_rate").finite
+    if len(rates) < FEWEST:
+        return None
+    passed = np.cumsum(rates.value * np.interp(rates.step, history.windows.step, history.windows.value))
+    spent = np.interp(loss.step, rates.step, passed)
+    if spent[-1] <= spent[0]:
+        return None
+    part = (spent - spent[0]) / (spent[-1] - spent[0])
+    ends = [loss.value[:3], loss.value[(part >= 0.45) & (part <= 0.55)], loss.value[part >= 0.95]]
+    if min(len(end) for end in ends) < 2:
+        return None
+    start, middle, last = (level(end) for end in ends)
+    error = 1.2533 * noise(loss.value) / math.sqrt(min(len(end) for end in ends))
+    return start, start - middle, middle - last, error
+
+
+def _tenth(rate: float) -> float:
+    return float(f"{rate / 10:.3g}")
+
+
+def _too_few(history: History) -> str:
+    return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"

@@ -1,0 +1,232 @@
+"""What a run was asked to do, as far as findings are measured by it; and how another value is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from surefoot.config.train_settings import TrainSettings, clipping
+from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed
+
+Standing = Literal["running", "over", "unknown"]
+
+_NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
+
+
+@dataclass(frozen=True)
+class Described:
+    """The settings of a run; each is None where it is not known, as in runs of older versions.
+
+    made: what is compared when it goes on (`described` in a checkpoint's state.json, or of the run that trains now).
+    written: settings by dotted name, as in config.toml.
+    program: "recipe", "file" or "script"; what makes it says how a setting is given.
+    kinds: the class of each module by its name.
+    standing: whether it trains now.
+    """
+
+    made: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    program: str = "script"
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    standing: Standing = "unknown"
+    name: str = "RUN"  # as `surefoot resume` takes it
+    processors: int | None = None
+    memory_bytes: int | None = None  # of the machine
+    saved_step: int = 0  # of the newest checkpoint; records may be missing, or not written yet
+
+    @property
+    def steps(self) -> int | None:
+        """How long the run is to be."""
+        found = re.fullmatch(r"(\d+) steps", str(self.made.get("length")))
+        return int(found[1]) if found else None
+
+    @property
+    def schedule_steps(self) -> int | None:
+        """The length that the schedule was made for."""
+        found = self.made.get("schedule_of_steps")
+        return found if isinstance(found, int) else self.steps
+
+    @property
+    def shape(self) -> str | None:
+        """The schedule's."""
+        found = _mapping(self.made.get("schedule")).get("shape")
+        return found if isinstance(found, str) else None
+
+    @property
+    def warmup(self) -> int:
+        """Steps until the rate is whole; 0 where that is not known."""
+        schedule = _mapping(self.made.get("schedule"))
+        while "first" in schedule:
+            schedule = _mapping(schedule["first"])
+        found = schedule.get("warmup")
+        return found if isinstance(found, int) else 0
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        """Name and settings; of several models those of the first."""
+        found = _mapping(self.made.get("optimizer"))
+        if "name" in found or not found:
+            return found
+        return _mapping(next(iter(found.values())))
+
+    @property
+    def lr(self) -> float | None:
+        """The base rate."""
+        found = self.optimizer.get("lr")
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
+    def clip(self) -> tuple[str, float] | None:
+        """Kind and limit of clipping the gradient."""
+        try:
+            return clipping(self.made.get("clip"))
+        except ConfigError:
+            return None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of one step, in samples or tokens."""
+        return _whole(self.made.get("batch_size"))
+
+    @property
+    def samples(self) -> int | None:
+        """Of one pass over the training data."""
+        data = _mapping(self.made.get("data"))
+        return _whole(_mapping(data.get("plan")).get("samples")) or _whole(data.get("samples"))
+
+    @property
+    def workers(self) -> int:
+        """Processes that read samples; 0 where that is not known."""
+        return _whole(self.written.get("workers")) or 0
+
+    @property
+    def label_smoothing(self) -> float:
+        """Of the training loss, where the settings say so; else 0."""
+        found = [value for name, value in _named(self.made.get("settings")) if name == "label_smoothing"]
+        found += [value for name, value in self.written.items() if name.rpartition(".")[2] == "label_smoothing"]
+        return max((float(value) for value in found if isinstance(value, int | float)), default=0.0)
+
+    @property
+    def max_bad_steps(self) -> int:
+        """How many steps in a row may be skipped; 0 is a number too."""
+        limit = _whole(self.made.get("max_bad_steps"))
+        return TrainSettings.max_bad_steps if limit is None else limit
+
+    def kind(self, module: str) -> str:
+        """The class of a module, or "" where that is not known."""
+        return self.kinds.get(module, "")
+
+    def present(self, name: str) -> Any:
+        """The value of a setting by its dotted name; None where that is not known."""
+        if name == "optimizer.lr":
+            return self.lr
+        if name == "schedule.warmup":
+            return f"{self.warmup} steps" if self.made.get("schedule") else None
+        if name == "schedule.name":
+            return self.shape
+        if name.startswith("optimizer."):
+            return self.optimizer.get(name.removeprefix("optimizer."))
+        written = self.written.get(name)
+        return self.made.get(name) if written is None and "." not in name else written
+
+    @property
+    def rate_test(self) -> str:
+        """What to type to test rates from the run's start on; a finished run has no next steps to do it in."""
+        if self.program == "script":
+            return "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
+        return f"surefoot find-lr {self.name} --checkpoint 0"
+
+    def replay(self, step: int | str) -> str:
+        """What to type to look at one step."""
+        if self.program == "script":
+            return f"print(surefoot.load(run).replay({step})) where this run is built"
+        return f"surefoot replay {self.name} --step {step}"
+
+    def typed(self, name: str, value: Any) -> str:
+        """What to type for another value of a setting, with that of now: a flag, or code where the run is no recipe's.
+
+        >>> Described(program="recipe", made={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
+        '--optimizer.lr 0.0003 (now 0.003)'
+        >>> Described(made={"batch_size": 8}).typed("batch_size", 64)
+        'Run(batch_size=64) (now 8)'
+        """
+        now = self.present(name)
+        said = "" if now is None else f" (now {as_typed(now)})"
+        leaf = name.rpartition(".")[2]
+        flag = name if self.program == "recipe" or name in self.written else leaf if leaf in self.written else None
+        if flag is not None and self.program != "script":
+            text = as_typed(value)
+            shown = f'"{text}"' if " " in text else text
+            return f"--{flag.replace('_', '-')} {shown}{said}"
+        if name.startswith("optimizer."):
+            return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){said}"
+        if name == "schedule.name":
+            return f"a schedule of shape {value}{said}"
+        if name.partition(".")[0] in _NESTED:
+            return f"{leaf}={value!r} for the {name.partition('.')[0]}{said}"
+        return f"Run({name}={value!r}){said}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(value: Any) -> int | None:
+    """A number of samples, steps or tokens: 64, or "4096 tokens"."""
+    found = re.fullmatch(r"(\d+)(?: \w+)?", str(value))
+    return int(found[1]) if found and not isinstance(value, bool) else None
+
+
+def _named(value: Any) -> Iterator[tuple[str, Any]]:
+    """All names with their values in nested settings."""
+    for name, held in _mapping(value).items():
+        yield name, held
+        yield from _named(held)
+
+
+_LINE = re.compile(r"( *)\((\w+(?:-\w+)?)\): (?:(\d+) x )?(\w+)\(")
+
+
+def kinds_of_modules(printed: str) -> dict[str, str]:
+    """The class of each module by its dotted name, from the `repr` of a model; the model itself is "".
+
+    >>> kinds_of_modules("Net(\\n  (act): ReLU()\\n  (blocks): ModuleList(\\n    (0-1): 2 x Linear(in_features=1)\\n  )\\n)")
+    {'': 'Net', 'act': 'ReLU', 'blocks': 'ModuleList', 'blocks.0': 'Linear', 'blocks.1': 'Linear'}
+    """
+    lines = printed.splitlines()
+    opening = re.match(r"(\w+)\(", lines[0]) if lines else None
+    found = {"": opening[1]} if opening else {}
+    above: list[tuple[int, list[str]]] = []  # indentation, and names: several where a line stands for several modules
+    for line in lines[1:]:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        depth = len(match[1])
+        while above and above[-1][0] >= depth:
+            above.pop()
+        parents = above[-1][1] if above else [""]
+        names = [f"{parent}.{leaf}" if parent else leaf for parent in parents for leaf in _leaves(match[2])]
+        above.append((depth, names))
+        found |= dict.fromkeys(names, match[4])
+    return found
+
+
+def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
+    """The same of a run's models by name: where there are several, their modules are called MODEL.MODULE, as in its records."""
+    found: dict[str, str] = {}
+    for model, text in printed.items():
+        before = f"{model}." if len(printed) > 1 else ""
+        found |= {before + name: kind for name, kind in kinds_of_modules(str(text)).items()}
+    return found
+
+
+def _leaves(written: str) -> Iterator[str]:
+    """The names that "3" or "0-3" stands for."""
+    first, _, last = written.partition("-")
+    if last and first.isdigit() and last.isdigit():
+        yield from (str(number) for number in range(int(first), int(last) + 1))
+    else:
+        yield written

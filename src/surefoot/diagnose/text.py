@@ -1,0 +1,118 @@
+"""Findings as text for a terminal of 80 columns, and in one line for a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from surefoot.diagnose.finding import SEVERITIES, Finding, Unclear, Verdict, Well, worst_first
+from surefoot.diagnose.history import History
+from surefoot.diagnose.statistics import FEWEST
+
+_WIDE = 80
+
+_HEAD = 11  # columns of what stands before evidence, causes and things to try
+
+
+def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
+    """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
+    found = worst_first([verdict for verdict in verdicts if isinstance(verdict, Finding)])
+    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
+    of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
+    blocks = [_headline(history, found, else_said=f"nothing found{of_all}")]
+    blocks += [_block(finding) for finding in found]
+    if every or not found:
+        well = [verdict for verdict in verdicts if isinstance(verdict, Well)]
+        if well:
+            blocks.append(
+                "\n".join(["looked at, and found well", *_rows([(each.name, each.message) for each in well])])
+            )
+        if unclear:
+            rows = _rows([(each.name, each.message) for each in unclear])
+            blocks.append("\n".join(["not known, for too little is recorded of it", *rows, *_more_records(history)]))
+    return "\n\n".join(blocks)
+
+
+def in_a_line(finding: Finding, *, command: str | None) -> str:
+    """A finding as it is said while the run goes on; `command` is what explains it, None where nothing is saved.
+
+    >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
+    >>> in_a_line(finding, command="surefoot diagnose runs/a")
+    'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
+    """
+    more = f" More: {command}" if command is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
+    return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
+
+
+def _more_records(history: History) -> list[str]:
+    """What to type for a run of these steps to have records enough."""
+    every = history.step // (2 * FEWEST)
+    if len(history.train) >= FEWEST or every < 1 or not history.over:
+        return []
+    return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
+
+
+def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:
+    steps = history.described.steps
+    of_all = "" if steps is None else f" of {steps:,}"
+    standing = (
+        "going on"
+        if history.described.standing == "running"
+        else history.ended_by or ("finished" if history.complete else "not finished")
+    )
+    counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
+    said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
+    resumed = (
+        f", resumed {len(history.resumed)} times"
+        if len(history.resumed) > 1
+        else ", resumed once"
+        if history.resumed
+        else ""
+    )
+    return f"{history.described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
+
+
+def _block(finding: Finding) -> str:
+    lines = [
+        f"{finding.severity.upper()}  {finding.name}",
+        *wrap(finding.message, _WIDE - 2, initial_indent="  ", subsequent_indent="  "),
+    ]
+    for head, texts in (("evidence", finding.evidence), ("causes", finding.causes), ("try", finding.try_)):
+        for place, text in enumerate(texts):
+            first = f"  {head if place == 0 else '':<{_HEAD - 2}}"
+            lines += wrap(
+                text,
+                _WIDE,
+                initial_indent=first,
+                subsequent_indent=" " * (_HEAD + 2),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
+
+
+def _rows(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    wide = max(len(name) for name, _ in pairs)
+    lines = []
+    for name, message in pairs:
+        lines += wrap(
+            message,
+            _WIDE,
+            initial_indent=f"  {name:<{wide}}  ",
+            subsequent_indent=" " * (wide + 4),
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+_SHOWN = 4
+
+
+def listed(names: Sequence[object], *, most: int = _SHOWN) -> str:
+    """Names in a line, and how many more there are.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,209 @@
+"""Findings on where the time goes: waiting for data, evaluating, saving; and on a throughput that falls or jitters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well
+from surefoot.diagnose.history import History
+from surefoot.diagnose.statistics import level, noise, trend
+from surefoot.tracking.format import three_digits
+
+FEWEST = 12
+"""Records of a throughput: thirds of four."""
+LEAST_S = 1.0
+"""Of time in all: what a run of less spends on anything is not worth a word."""
+LONG_ENOUGH_S = 3.0
+"""Of steps in all, for their speed to be judged: other processes come and go within seconds."""
+WAITING = 0.1
+"""Of the time of steps: less is lost in the noise of a shared machine."""
+MUCH_WAITING = 0.3
+"""Of the time of steps: a third of the machine stands still."""
+EVALUATING = 0.25
+"""Of all time: a quarter of what the run costs is not spent on training. Validation usually takes a few per cent."""
+SAVING = 0.1
+"""Of all time: saving is in the background, and only copying is waited for; a tenth is far more often than any crash costs."""
+WANTED = 0.05
+"""Of all time, that evaluating or saving is to take after what is tried."""
+FELL = 0.8
+"""Last over first third: a fifth is beyond what a machine that is otherwise busy takes for as long as a third of a run."""
+SURE = 3.0
+"""Standard deviations of a trend: one run in a thousand has such a one by chance."""
+UNEVEN = 0.25
+"""Deviation of neighbours over the level: batches of different lengths make a tenth or so."""
+
+
+def data_bound(history: History) -> Verdict:
+    """The share of a step's time in which it waits for data, without the first record, in which workers start."""
+    name = "data-bound"
+    waiting, training = (history.column(column).value[1:] for column in ("waiting_s", "training_s"))
+    waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
+    if len(waiting) < FEWEST // 4 or waited_s + trained_s < LEAST_S:
+        return Unclear(name, f"{max(len(waiting), 0)} records of {waited_s + trained_s:.1f} s of training are too few")
+    share = waited_s / (waited_s + trained_s)
+    if share < WAITING:
+        return Well(name, f"steps wait for data {share:.1%} of their time")
+    described = history.described
+    workers = workers_needed(waited_s, trained_s, workers=described.workers)
+    most = described.processors
+    tries = [described.typed("workers", workers if most is None else max(1, min(workers, most)))]
+    if most is not None and workers > most:
+        tries.append(
+            f"this machine has {most} processors: {workers} would be needed, so make samples cheaper to read too"
+        )
+    tries.append("smaller or prepared files, less augmentation, data held in memory as tensors")
+    return Finding(
+        name,
+        "warning" if share >= MUCH_WAITING else "note",
+        f"Steps wait for data {share:.0%} of their time.",
+        evidence=(
+            f"{waited_s:.1f} s of waiting beside {trained_s:.1f} s of training, with {described.workers} workers",
+        ),
+        causes=(
+            "samples are read more slowly than they are trained on: decoding, augmentation, many small files, a slow disk",
+        ),
+        try_=tuple(tries),
+        numbers={"share": share, "workers": workers},
+    )
+
+
+def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
+    """How many would read a step's samples in the time that it takes to train on them; at least one more than now.
+
+    Without workers, what is waited for is one process's reading; with some, all of them together take a whole step of the run.
+
+    >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
+    (3, 4)
+    """
+    reading = (
+        waited_s / max(trained_s, 1e-9) if workers == 0 else workers * (waited_s + trained_s) / max(trained_s, 1e-9)
+    )
+    return max(workers + 1, math.ceil(reading - 1e-9))
+
+
+def evaluating_too_long(history: History) -> Verdict:
+    """The share of all time that evaluations and samples take."""
+    return _overhead(
+        history, "evaluating-too-long", "evaluating_s", EVALUATING, doing="Evaluating", setting="evaluate_every"
+    )
+
+
+def saving_too_long(history: History) -> Verdict:
+    """The share of all time in which training waits for checkpoints."""
+    return _overhead(history, "saving-too-long", "saving_s", SAVING, doing="Saving", setting="save_every")
+
+
+def falling_throughput(history: History) -> Verdict:
+    """Targets a second in the last third of the run against the first."""
+    name, speed = "falling-throughput", history.column("targets_per_s").finite
+    speed = speed.where(np.arange(len(speed)) > 0)  # the first steps warm up
+    if len(speed) < FEWEST or history.total("training_s") + history.total("waiting_s") < LONG_ENOUGH_S:
+        return Unclear(
+            name,
+            f"{len(speed)} records of the throughput, or {history.total('training_s'):.1f} s of training, are too few",
+        )
+    third = len(speed) // 3
+    before, now = level(speed.value[:third]), level(speed.value[-third:])
+    sure = -trend(speed.value)
+    if now > FELL * before or sure < SURE:
+        return Well(name, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
+    waits, trains = history.column("waiting_s").value, history.column("training_s").value
+    causes = [
+        "something that grows with the steps: a list in the loss or the loop, hooks added again and again, a history that is kept",
+        "the machine: other processes, heat, memory that is swapped",
+    ]
+    if _grew(waits) > _grew(trains):
+        causes.insert(0, "reading the data: waiting has grown more than training")
+    return Finding(
+        name,
+        "warning",
+        f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets a second.",
+        evidence=(
+            f"levels of the first and last third of {len(speed)} records; the trend is {sure:.1f} deviations",
+            f"training took {_grew(trains):.2g} times as long in the last third as in the first, waiting {_grew(waits):.2g} times",
+        ),
+        causes=tuple(causes),
+        try_=(
+            "surefoot profile, of the same program",
+            "look at the memory that is used, and at what your own code keeps",
+        ),
+        step=int(speed.step[third]),
+        numbers={"before": before, "now": now},
+    )
+
+
+def jittering_throughput(history: History) -> Verdict:
+    """How much targets a second differ from one record to the next."""
+    name, speed = "jittering-throughput", history.column("targets_per_s").finite
+    speed = speed.where(np.arange(len(speed)) > 0)
+    if len(speed) < FEWEST or history.total("training_s") + history.total("waiting_s") < LONG_ENOUGH_S:
+        return Unclear(
+            name,
+            f"{len(speed)} records of the throughput, or {history.total('training_s'):.1f} s of training, are too few",
+        )
+    middle = level(speed.value)
+    share = noise(speed.value) / middle if middle > 0 else 0.0
+    if share < UNEVEN:
+        return Well(name, f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
+    return Finding(
+        name,
+        "note",
+        f"Throughput jitters: records differ by {share:.0%} of {three_digits(middle)} targets a second.",
+        evidence=(f"slowest {three_digits(speed.value.min())}, fastest {three_digits(speed.value.max())}",),
+        causes=(
+            "other processes on this machine",
+            "samples of very different length or cost",
+            "records of so few steps that one slow step shows",
+        ),
+        try_=(
+            "nothing, where the machine is shared; else surefoot profile",
+            history.described.typed("log_every", "50 steps"),
+        ),
+        numbers={"share": share},
+    )
+
+
+def _overhead(history: History, name: str, column: str, most: float, *, doing: str, setting: str) -> Verdict:
+    spent_s = history.total(column)
+    all_s = sum(history.total(each) for each in ("training_s", "waiting_s", "evaluating_s", "saving_s"))
+    if all_s < LEAST_S or len(history.train) < 2:
+        return Unclear(name, f"{all_s:.1f} s in {len(history.train)} records are too little")
+    share = spent_s / all_s
+    if share < most:
+        return Well(name, f"{doing.lower()} takes {share:.1%} of the time")
+    times = share * (1 - WANTED) / (WANTED * (1 - share))  # as much more seldom, it takes WANTED
+    tries = [_more_seldom(history, setting, times)]
+    if column == "evaluating_s":
+        tries.append(
+            "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
+        )
+    else:
+        tries.append("best: a score that improves at every evaluation is saved at every evaluation")
+    return Finding(
+        name,
+        "warning",
+        f"{doing} takes {share:.0%} of the time.",
+        evidence=(f"{spent_s:.1f} s of {all_s:.1f} s",),
+        causes=(f"it is done too often: {setting} is {history.described.present(setting) or 'not known'}",),
+        try_=tuple(tries),
+        numbers={"share": share},
+    )
+
+
+def _more_seldom(history: History, setting: str, times: float) -> str:
+    """The setting so much larger; of evaluations by the steps between them, which the records tell."""
+    at = [record["step"] for record in history.scores]
+    if setting == "save_every":
+        return history.described.typed(setting, "5 min")
+    between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
+    wanted = min(math.ceil(between * times), history.described.steps or history.step)
+    return history.described.typed(setting, f"{wanted} steps")
+
+
+def _grew(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """The last third over the first, without the first record."""
+    third = max(1, (len(values) - 1) // 3)
+    before, now = level(values[1 : 1 + third]), level(values[-third:])
+    return now / before if before > 0 else 1.0

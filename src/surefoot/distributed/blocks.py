@@ -1,0 +1,174 @@
+"""A model's own repeated blocks: where activations are computed again, and what FSDP gathers at a time.
+
+Found from how the model is built, not from names of ours: blocks are what a list of modules holds several of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from surefoot.config.parallel import Strategy
+from surefoot.config.tree import nearest
+from surefoot.errors import ConfigError
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)  # which have no forward of their own
+
+_SMALL = 0.1  # of the parameters of the largest class of blocks: a list of less is one of heads, or the like
+
+
+def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str, nn.Module]:
+    """The repeated blocks of a model by their names in it, in order; none of them stands inside another.
+
+    "auto": children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that are made of parts, have parameters, and are
+    of a class of which such lists hold two or more; in an `nn.ModuleList`, which is made for as many as there happen to be,
+    one is enough. Lists in lists are looked through, such as the stages of a ResNet; a block is not looked into. Several
+    classes count, as in an encoder and its decoder, but for those with less than a tenth of the parameters of the largest.
+    A model without such blocks has none: an empty dictionary.
+
+    Else names of modules, or names of classes, in both of which * stands for anything; of a list its children. What fits
+    nothing raises `ConfigError`, with the nearest names.
+
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8)
+    >>> model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
+    >>> list(blocks_of(model)), list(blocks_of(model, ["layers.*.self_attn"])), list(blocks_of(model, ["LayerNorm"]))[0]
+    (['layers.0', 'layers.1', 'layers.2'], ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn'], 'layers.0.norm1')
+    """
+    if named == "auto":
+        return _repeated(model)
+    return _called(model, [named] if isinstance(named, str) else named)
+
+
+def _repeated(model: nn.Module) -> dict[str, nn.Module]:
+    found = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
+    classes: dict[type, list[nn.Module]] = {}
+    for block in found.values():
+        classes.setdefault(type(block), []).append(block)
+    listed = {id(child) for held in model.modules() if isinstance(held, nn.ModuleList) for child in held}
+    sizes = {kind: sum(map(_numbers, held)) for kind, held in classes.items() if len(held) > 1 or id(held[0]) in listed}
+    least = _SMALL * max(sizes.values(), default=0)
+    return {name: block for name, block in found.items() if sizes.get(type(block), -1) >= least}
+
+
+def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tuple[str, nn.Module]]:
+    """Children of lists that are made of parts, outermost first; below modules that stand in no list, what those hold."""
+    for name, child in module.named_children():
+        whole = f"{prefix}{name}"
+        is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
+        if in_list and _made_of_parts(child) and not (is_list and _holds_parts(child)):
+            if not isinstance(child, _LISTS):
+                yield whole, child
+        else:
+            below = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+            yield from _candidates(child, prefix=f"{whole}.", in_list=below)
+
+
+def _made_of_parts(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None and next(module.parameters(), None) is not None
+
+
+def _holds_parts(module: nn.Module) -> bool:
+    return any(_made_of_parts(child) for child in module.children())
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    """The outermost modules whose name or class fits one of the patterns."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    fitting = {pattern: [name for name, held in modules.items() if _fits(name, held, pattern)] for pattern in patterns}
+    idle = [pattern for pattern, names in fitting.items() if not names]
+    if idle or not patterns:
+        raise ConfigError("\n".join(_nothing_called(model, pattern, modules) for pattern in idle or [""]))
+    chosen: dict[str, nn.Module] = {}
+    for name in sorted({name for names in fitting.values() for name in names}, key=list(modules).index):
+        if any(name.startswith(f"{outer}.") for outer in chosen):
+            continue
+        if isinstance(modules[name], _LISTS):
+            chosen |= {f"{name}.{part}": child for part, child in modules[name].named_children()}
+        else:
+            chosen[name] = modules[name]
+    return chosen
+
+
+def _fits(name: str, module: nn.Module, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
+
+
+def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> str:
+    classes = {type(module).__name__ for module in modules.values()}
+    meant = nearest(pattern, [*modules, *classes])
+    found = _repeated(model)
+    kinds = list(dict.fromkeys(type(block).__name__ for block in found.values()))
+    return f"blocks: {type(model).__name__} has no module, and no class of modules, called {pattern!r}" + (
+        f"; did you mean {meant}?" if meant else f"\n  its repeated blocks are {', '.join(kinds) or 'none'}"
+    )
+
+
+def refuse_unshardable(model: nn.Module) -> None:
+    """Raise one `ConfigError` that names every parameter that FSDP cannot shard, and why.
+
+    >>> refuse_unshardable(nn.Linear(2, 1))
+    """
+    found: list[str] = []
+    for name, held in model.named_parameters():
+        if held.ndim == 0:
+            found.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
+        elif not held.is_contiguous():
+            found.append(f"{name} does not lie row by row in memory (channels last?): give it contiguous weights")
+        elif held.is_complex():
+            found.append(f"{name} holds complex numbers: keep it as two real parts (torch.view_as_real)")
+    types = sorted({str(held.dtype).removeprefix("torch.") for held in model.parameters() if held.requires_grad})
+    if len(types) > 1:
+        found.append(f"its trained parameters are of several types, {', '.join(types)}: gradients travel in one")
+    if found:
+        shown = found if len(found) <= 3 else [*found[:2], f"and {len(found) - 2} more like these"]
+        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *shown, "or use --parallel ddp"]
+        raise ConfigError("\n  ".join(lines))
+
+
+def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
+    """The modules whose weights FSDP gathers together: its blocks (`blocks_of`), innermost first, and last the model for all else.
+
+    Where weights travel in bfloat16, every batch normalisation too: its own stay exact.
+    """
+    blocks = list(blocks_of(model, parallel.blocks or "auto").values())
+    exact = [module for module in model.modules() if parallel.gather == "bf16" and is_batch_norm(module)]
+    return [*by_themselves(model, [*blocks, *exact]), model]
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises by running statistics, with weights."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.weight is not None
+
+
+def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """The blocks, innermost first, but for those without parameters or with one that is used outside of them too.
+
+    Such a one is gathered with what stands around it: one parameter cannot be in two parts.
+    """
+    chosen = []
+    for module in reversed(list(model.modules())):
+        if module is model or all(module is not block for block in blocks):
+            continue
+        own, outside = (
+            set(module.parameters()),
+            {held for other in _beside(model, module) for held in other._parameters.values()},
+        )
+        if own and own.isdisjoint(outside):
+            chosen.append(module)
+    return chosen
+
+
+def _beside(module: nn.Module, block: nn.Module) -> set[nn.Module]:
+    """All modules that are used without entering a block; a part that it shares with others is among them."""
+    found, left = {module}, [module]
+    while left:
+        fresh = {child for child in left.pop().children() if child is not block} - found
+        found |= fresh
+        left += fresh
+    return found

@@ -1,0 +1,190 @@
+"""Ranks begin alike: with the same settings, models of the same shapes, the same weights.
+
+Where they were not started so, that is said before they do anything else together: they would wait for each other without end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from surefoot.config.durations import Every
+from surefoot.distributed.shards import held_of, plain_tensors, saved_state
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, DivergedError
+
+_LONG = 100  # items: whoever has more of them names their number
+
+_WIDE = 60  # characters of a value in a message
+
+
+def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a rank was started with other settings than rank 0: which field, which rank; collective.
+
+    `settings` go by dotted name; their values are compared as they are written.
+    """
+    own = {name: repr(value) for name, value in settings.items()}
+    if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
+        return
+    told = world.gathered(own)
+    problems = []
+    for rank, other in enumerate(told):
+        for name in dict.fromkeys([*told[0], *other]):
+            if told[0].get(name) != other.get(name):
+                problems.append(f"{name}: rank 0 has {_shown(told[0], name)}, rank {rank} has {_shown(other, name)}")
+    if problems:
+        more = [f"and {len(problems) - 2} more"] if len(problems) > 3 else []
+        shown = problems[: 2 if more else 3]
+        raise ConfigError(
+            "the ranks were started with different configurations\n  "
+            + "\n  ".join([*shown, *more, "start all of them with the same command and files"])
+        )
+
+
+def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as ranks compare them, by dotted name: plain values, of all else the kind.
+
+    >>> comparable({"seed": 3, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}})
+    {'seed': 3, 'model': 'Linear', 'settings.rate': 0.1, 'settings.names': ['a', 'b']}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        plain = _plain(value)
+        if isinstance(plain, dict):
+            found |= {f"{name}.{part}": held for part, held in comparable(plain).items()}
+        else:
+            found[name] = plain
+    return found
+
+
+def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
+    """Give every rank rank 0's weights and buffers: a module that was built outside the run's seed differs. Collective.
+
+    Raises `ConfigError` where ranks have built models of other shapes.
+    """
+    if world.size == 1:
+        return
+    refuse_unequal(world, shapes(models))
+    for model in models.values():
+        for held in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(held.detach(), src=0)
+
+
+def shapes(models: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Kind and shape of every parameter and buffer, by name.
+
+    >>> shapes({"model": nn.Linear(2, 1)})
+    {'model.weight': 'float32 (1, 2)', 'model.bias': 'float32 (1,)'}
+    """
+    return {
+        f"{model}.{name}": f"{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}"
+        for model, module in models.items()
+        for name, held in [*module.named_parameters(), *module.named_buffers()]
+    }
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): held for name, held in value.items()}
+    if isinstance(value, list | tuple) and all(isinstance(held, bool | int | float | str) for held in value):
+        return list(value) if len(value) <= _LONG else f"{len(value)} items"
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("surefoot."):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return (value if isinstance(value, type | FunctionType) else type(value)).__qualname__
+
+
+def _shown(settings: Mapping[str, str], name: str) -> str:
+    text = settings.get(name, "none")
+    return text if len(text) <= _WIDE else f"{text[:_WIDE]}..."
+
+
+_AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
+
+
+class Comparison:
+    """After which steps ranks compare their weights, as long as one sitting lasts."""
+
+    def __init__(self, world: World, every: Every) -> None:
+        self.world, self.every = world, every
+        self.compared: int | None = None  # the last of these steps
+
+    def made(self, models: Mapping[str, nn.Module], *, done: int, last: int) -> None:
+        """At a record: compare where that has fallen due, at the first record and at that of the last step; collective."""
+        due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
+        if due or self.compared is None or done == last:
+            self.compared = done
+            refuse_different(models, self.world, step=done)
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """For each tensor the sum of its numbers' bits, taken as whole numbers; any single one that differs shows. Waits once.
+
+    >>> checksums({"a": torch.tensor([1.0, 0.0])}) == checksums({"a": torch.tensor([1.0, 1e-30])})
+    False
+    """
+    sums = [_sum_of_bits(held.detach()) for held in tensors.values()]
+    if not sums:
+        return {}
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
+
+
+def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
+    """Raise `DivergedError` where ranks hold different weights or buffers, naming the first that differs; collective.
+
+    What is spread over ranks is compared among those that hold the same rows.
+    """
+    own = _by_place(models)
+    told = world.gathered({place: sum(sums.values()) for place, sums in own.items()})
+    if not any(told[first][place] != told[rank][place] for place, first, rank in _alike(told)):
+        return
+    named = world.gathered(own)
+    for place, first, rank in _alike(named):
+        for name, value in named[first][place].items():
+            if named[rank][place][name] != value:
+                raise DivergedError(
+                    f"after step {step} rank {rank} holds other weights than rank {first}: {name} is the first that differs\n"
+                    "  likely cause: memory or a processor that fails there, or code that changes weights on one rank only\n"
+                    "  checkpoints since the last comparison are not to be trusted: go on from an earlier one"
+                )
+
+
+def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
+    """Checksums by what they are of: "" for what every rank holds whole, else which part of the tensors this rank has."""
+    held: dict[str, dict[str, Tensor]] = {}
+    for model, module in models.items():
+        saved = [plain_tensors(key, each) for key, each in saved_state(module).items() if isinstance(each, Tensor)]
+        for name, tensor in [pair for named in saved for pair in named.items()]:
+            local, rows = held_of(tensor)
+            place = "" if rows is None else f"part {rows.group.rank()}"
+            held.setdefault(place, {})[name if len(models) == 1 else f"{model}: {name}"] = local
+    return {place: checksums(tensors) for place, tensors in held.items()}
+
+
+def _alike(told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
+    """Pairs of ranks that hold the same: the first that holds it, and each later one."""
+    first: dict[str, int] = {}
+    for rank, places in enumerate(told):
+        for place in places:
+            if first.setdefault(place, rank) != rank:
+                yield place, first[place], rank
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.dtype == torch.bool:
+        return tensor.sum(dtype=torch.int64)
+    return tensor.contiguous().view(_AS_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)

@@ -1,0 +1,159 @@
+"""Which process of how many this is, where they meet, and who started it, as the environment says; torch-free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.distributed import slurm
+from surefoot.errors import ConfigError
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_MPI = (  # rank, size, and the same among those of the machine
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The numbers of one process, called as in torch.distributed: `local_rank` is its place among those of its machine.
+
+    `meeting` is the address for torch's rendezvous: "env://" where MASTER_ADDR and MASTER_PORT are to be believed, else "tcp://...".
+    `apart`: it sees one GPU, which the others of its machine do not (srun --gpus-per-task, or a script that hands them out).
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    meeting: str = "env://"
+    apart: bool = False
+
+
+def placed(environment: Mapping[str, str]) -> Placement:
+    """The place that torchrun or one like it, mpirun, or Slurm's srun gave this process; alone where none did.
+
+    The innermost launcher counts: torchrun inside a Slurm step is believed about its own processes, as long as it knows of those on the
+    other machines. MASTER_ADDR and MASTER_PORT, where they are set, are taken instead of what is computed for Slurm.
+
+    >>> placed({})
+    Placement(rank=0, world_size=1, local_rank=0, local_world_size=1, meeting='env://', apart=False)
+    >>> placed({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
+    Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='env://', apart=False)
+    >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[1-2]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+    >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
+    Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
+    """
+    mpi, task = _by_mpi(environment), slurm.task(environment)
+    if "WORLD_SIZE" in environment:
+        return _by_torchrun(environment, task)
+    # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
+    if task is not None and (mpi is None or (mpi.rank, mpi.world_size) == (task.rank, task.tasks)):
+        return _by_slurm(environment, task)
+    if mpi is not None and "MASTER_ADDR" not in environment:
+        raise ConfigError(
+            f"mpirun started {mpi.world_size} processes, but did not say where they meet\n"
+            "  try: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ... with the machine of the first of them"
+        )
+    return mpi or Placement()
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when `parent`, which started it, is gone: Linux kills it, elsewhere a thread looks. Not on Windows."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    elif sys.platform != "win32":
+        threading.Thread(target=_look_for, args=[parent], name="surefoot ends with its parent", daemon=True).start()
+    if sys.platform != "win32" and os.getppid() != parent:  # it was gone before this was asked for
+        os._exit(1)
+
+
+def _look_for(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
+    size = _number(environment, "WORLD_SIZE", said_by="WORLD_SIZE")
+    if (
+        task is not None and "LOCAL_WORLD_SIZE" not in environment
+    ):  # a script exported what srun says under torch's names
+        rank = _number(environment, "RANK", said_by="WORLD_SIZE", default=task.rank)
+        if (rank, size) != (task.rank, task.tasks):
+            raise ConfigError(
+                f"RANK = {rank} of WORLD_SIZE = {size}, but Slurm says task {task.rank} of {task.tasks}\n"
+                "  leave RANK and WORLD_SIZE out: srun's own variables are enough"
+            )
+        return _by_slurm(environment, task)
+    rank = _number(environment, "RANK", said_by="WORLD_SIZE")
+    local_rank = _number(environment, "LOCAL_RANK", said_by="WORLD_SIZE", default=rank)
+    local_size = _number(environment, "LOCAL_WORLD_SIZE", said_by="WORLD_SIZE", default=size)
+    _refuse_no_place(rank, size, local_rank, local_size, names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if task is not None and size == local_size:
+        raise ConfigError(
+            f"srun started {task.tasks} launchers, and this one knows only of its own {size} processes: each would train alone\n"
+            f"  leave the launcher out: srun surefoot train ..., or tell torchrun of all machines: --nnodes {task.tasks}"
+            f" --rdzv-backend c10d --rdzv-endpoint {task.host}:29500"
+        )
+    return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
+
+
+def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
+    place = environment.get("MASTER_ADDR") or task.host
+    port = _number(environment, "MASTER_PORT", said_by="srun", default=task.port)
+    apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
+    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, _address(place, port), apart)
+
+
+def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
+    for names in _MPI:
+        if names[0] in environment and environment.get(names[1]) != "1":
+            rank, size = (_number(environment, name, said_by=names[0]) for name in names[:2])
+            local_rank = _number(environment, names[2], said_by=names[0], default=rank)
+            local_size = _number(environment, names[3], said_by=names[0], default=size)
+            _refuse_no_place(rank, size, local_rank, local_size, names=names)
+            return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
+    return None
+
+
+def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
+    """Whether a script gave each process the GPU of its own number, and no other."""
+    return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
+
+
+def _refuse_no_place(
+    rank: int, size: int, local_rank: int, local_size: int, *, names: tuple[str, str, str, str]
+) -> None:
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        raise ConfigError(
+            f"{names[0]} = {rank} and {names[2]} = {local_rank} are no places among {names[1]} = {size} and"
+            f" {names[3]} = {local_size}\n  was this shell started by a launcher? unset {names[1]}, or start it anew"
+        )
+
+
+def _number(environment: Mapping[str, str], name: str, *, said_by: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdigit()):
+        raise ConfigError(
+            f"the environment says {said_by}, but {name} is {text!r}\n"
+            "  start several processes with --nproc N, torchrun, or srun; one without WORLD_SIZE"
+        )
+    return int(text)
+
+
+def _address(host: str, port: int) -> str:
+    """As torch's rendezvous takes it; an address of IPv6 stands in brackets."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

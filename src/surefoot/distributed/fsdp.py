@@ -1,0 +1,270 @@
+"""FSDP2: models of which every rank holds some rows of every parameter. The second half of `distributed/strategy.py`.
+
+Torch's `fully_shard` gathers weights when they are used and spreads gradients. Here is what a run needs around it: plain
+tensors for the optimizer (`sharding.Shard`), the norm of the whole gradient, whole weights for sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from surefoot.config.parallel import Strategy
+from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unshardable
+from surefoot.distributed.rendezvous import replicated
+from surefoot.distributed.shards import Rows, Shard, add_up
+from surefoot.distributed.strategy import Called, Sums
+from surefoot.distributed.world import World
+
+
+@dataclass
+class FullySharded:
+    """One model, sharded; `shards` are the parameters as the optimizer has them, by those that the model holds.
+
+    A parameter of the model is a DTensor between passes, and whole while its block is being passed.
+    """
+
+    model: nn.Module
+    shards: dict[nn.Parameter, Shard]
+    world: World
+    parallel: Strategy
+    group: dist.ProcessGroup  # the ranks that hold the model together
+    parts: list[tuple[FSDPModule, bool]]  # gathered together, and whether they are let go after their forward pass
+    together: bool = True
+    home: bool = False  # shards have gradients, or had them until they were cleared
+    lent: bool = False
+    counted: bool = True
+    used: set[int] = field(default_factory=set)  # numbers of parameters that got a gradient, where some may get none
+
+    def __post_init__(self) -> None:
+        self.trained = [(held, shard) for held, shard in self.shards.items() if shard.requires_grad]
+        self.model.register_forward_hook(self._after_forward)
+        if self.parallel.unused and self.trained:
+            self._watch_use()
+
+    @property
+    def root(self) -> FSDPModule:
+        """The model itself."""
+        return self.parts[-1][0]
+
+    def start_pass(self, *, last: bool, counted: bool = True) -> None:
+        """Before each micro-batch: whether its gradients are added up over the ranks. All ranks must make every pass."""
+        if self.home:
+            self._forget_cleared()
+        together = last or self.parallel.synchronise == "every"
+        self.counted = counted
+        if together is not self.together:
+            self.together = together
+            self.root.set_requires_gradient_sync(together)
+
+    @torch.no_grad()
+    def bring_gradients_home(self) -> None:
+        """After the last pass: give each shard its rows of the gradient; the model's parameter has the same memory as its own.
+
+        So code that goes through the model's parameters does the right thing too, if DTensors can do it. What got no gradient
+        on any rank has none. Only where that is allowed (`unused`) ranks tell each other, and wait.
+        """
+        idle = self._unused_anywhere() if self.parallel.unused else set()
+        for place, (held, shard) in enumerate(self.trained):
+            gradient: Any = held.grad
+            if gradient is not None and place in idle and shard.grad is None:
+                held.grad = None
+            elif gradient is not None:
+                shard.grad = gradient.to_local()
+        self.home = True
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """The norm over all ranks that hold the model together, from that of what this one holds; collective."""
+        if self.group.size() == 1:
+            return norm
+        return add_up(norm.to(torch.float64).square_(), self.group).sqrt_().to(norm.dtype)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Every rank holds the whole weights, and may call the model by itself, as often as it likes; then as before. Collective."""
+        self.lent = True
+        for part, _ in self.parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            # shards again; and forgets the passes made here: by their order, which may differ from rank to rank, torch would
+            # gather weights in the next backward pass, and ranks would wait for each other for ever
+            self.root.reset_iter_state()
+            for part, reshard in self.parts:
+                part.set_reshard_after_forward(reshard, recurse=False)
+            self.lent = False
+
+    def _forget_cleared(self) -> None:
+        """Before the first pass after gradients were at home: what was cleared on one side is cleared on the other."""
+        self.home = False
+        for held, shard in self.trained:
+            if held.grad is None or shard.grad is None:
+                held.grad = shard.grad = None
+
+    def _after_forward(self, *_: Any) -> None:
+        """Let weights go after a pass that no backward follows: what is kept would be old after the next update."""
+        if self.lent or torch.is_grad_enabled():
+            return
+        for part, _reshards in self.parts:
+            part.reshard()
+        if not self.trained:  # torch notes every pass until a backward one
+            self.root.reset_iter_state()
+
+    def _watch_use(self) -> None:
+        """Take note of which parameters get a gradient, by hooks on them as they are while they are whole."""
+        self.root.set_reduce_scatter_unused_params(True)
+        numbers = {name: held for name, held in self.model.named_parameters() if held.requires_grad}
+        places = {name: place for place, name in enumerate(numbers)}
+        with self.whole():
+            for name, parameter in self.model.named_parameters():
+                if name in places:
+                    parameter.register_post_accumulate_grad_hook(self._noting(places[name]))  # type: ignore[no-untyped-call]
+
+    def _noting(self, place: int) -> Any:
+        def note(_: Tensor) -> None:
+            if self.counted:
+                self.used.add(place)
+
+        return note
+
+    def _unused_anywhere(self) -> set[int]:
+        heard = self.world.gathered(sorted(self.used))
+        self.used = set()
+        return set(range(len(self.trained))) - {place for used in heard for place in used}
+
+
+@dataclass
+class Fsdp:
+    """Models of which every rank holds a part: what a step shares with the others (`parallel.Ranks`)."""
+
+    world: World
+    parallel: Strategy
+    nominal: float | None
+    held: dict[str, FullySharded]
+    twins: list[FullySharded] = field(default_factory=list)  # for averages of weights
+    local_times: float | None = None  # what a rank has before the last pass is not told
+    called: dict[str, Called] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sums = Sums(self.world)
+
+    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
+        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
+        self.called = {name: Called(model, compiled[name]) for name, model in models.items()}
+        return self.called
+
+    def start_pass(self, *, counted: bool, last: bool) -> bool:
+        """Every rank makes every pass: weights are gathered in each."""
+        for held in self.held.values():
+            held.start_pass(last=last, counted=counted)
+        for called in self.called.values():
+            called.void = not counted
+        return True
+
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
+        """Begin to add up loss and count."""
+        self.sums.begin(total, counted)
+
+    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        """Times the number of ranks: FSDP takes the mean over them, and we want the sum."""
+        return part * self.world.size if scale is None else part * (scale * self.world.size)
+
+    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
+        """Loss and count of all ranks; the shards have their gradients. Where they are kept on the CPU, so is what decides on them."""
+        for held in self.held.values():
+            held.bring_gradients_home()
+        whole, number = self.sums.end(total)
+        return (whole.cpu(), number.cpu()) if self.parallel.offload else (whole, number)
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """The root of the sum of squares over the ranks that hold a model together."""
+        return next(iter(self.held.values())).whole_norm(norm)
+
+    def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
+        """Each is called as it is given here."""
+        for name, called in self.called.items():
+            called.through = forwards[name]
+        return self.called
+
+    def follow_trainable(self) -> None:
+        """Nothing: what is trained was settled when the models were sharded (`Trainable` refuses another)."""
+
+    @contextmanager
+    def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
+        """Gather these models whole, and let them go at the end."""
+        asked = set(models)
+        with ExitStack() as last_first:
+            for held in [*self.held.values(), *self.twins]:
+                if held.model in asked:
+                    last_first.enter_context(held.whole())
+            yield
+
+
+def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
+    """Shard a model in place: each of its blocks (`blocks_of`) is gathered by itself, all else together. Collective.
+
+    Names stay. Every rank must come with equal weights and buffers; buffers stay whole. Afterwards a copy cannot be made of
+    it, and its class is another: what looks at modules or parameters does so before. Raises `ConfigError` for what cannot be
+    sharded.
+    """
+    refuse_unshardable(model)
+    mesh, group, replica = _mesh(world, parallel)
+    parts: list[tuple[FSDPModule, bool]] = []
+    for block in gathered(model, parallel):
+        reshard = parallel.reshard and block is not model  # the model's own are needed first in the backward pass
+        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
+        offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
+        policy = _policy(parallel, whole=block is model, exact=is_batch_norm(block))
+        parts.append((fully_shard(block, mp_policy=policy, offload_policy=offload, **settings), reshard))
+        if block is not model:
+            # torch.compile begins anew inside of each block, and passes over torch's own code: that of an nn.Sequential, say
+            vars(block).setdefault("forward", partial(_forward, block))
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
+    shards = {held: _shard(name, held, group, replica) for name, held in model.named_parameters()}
+    return FullySharded(model, shards, world, parallel, group, parts)
+
+
+def _forward(block: nn.Module, /, *inputs: Any, **named: Any) -> Any:
+    return type(block).forward(block, *inputs, **named)
+
+
+def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:
+    """In which format a part is gathered and computes; a model's outputs are float32, and so are the gradients that travel."""
+    if parallel.gather == "fp32":
+        return MixedPrecisionPolicy()
+    if exact:  # running statistics stay float32, and torch's kernels want weights of their type
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    output = torch.float32 if whole else None
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
+
+
+def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup, int]:
+    """Torch's picture of the ranks, the group that holds a model together, and which of the replicas it is."""
+    kind = world.device.type
+    if parallel.replicas == 1:
+        everyone = dist.group.WORLD
+        assert everyone is not None  # `world.joined` made it
+        return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone, 0
+    across, within = replicated(parallel.replicas)
+    table = torch.arange(world.size).view(parallel.replicas, -1)
+    mesh = DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard"))
+    return mesh, within, across.rank()
+
+
+def _shard(name: str, held: Any, group: dist.ProcessGroup, replica: int) -> Shard:
+    local: Tensor = held.to_local().detach()
+    rows = Rows(tuple(held.shape), 0, 0, group, replica)
+    start = rows.starts[group.rank()]
+    own = Rows(rows.shape, start, start + len(local), group, replica)
+    return Shard(local, own, called=name, requires_grad=held.requires_grad)

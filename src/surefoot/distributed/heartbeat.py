@@ -1,0 +1,380 @@
+"""The thread of a rank that tells the others that it lives, and ends the process where one of them does not.
+
+A collective waits for a rank that is dead or stopped as long as it has patience, which is a day: compiling and long evaluations
+are no fault. So who lives is told beside the training, through the store at which the ranks met, over a connection of
+its own. Rank 0 reads what all tell; the others read what rank 0 tells, and whom it, or the launcher, has named as lost.
+Where no launcher of ours watches the processes, a line between each rank and rank 0 tells at once of one that has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+
+from surefoot.config.paths import make_no_follow, open_no_follow
+from surefoot.distributed.liveness import Beat, Lines, Lost, Place, Watch, of_connection
+from surefoot.errors import RankLostError, first_line
+
+MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
+
+NONCE = "nonce"  # the one of those that is there where a launcher has drawn it
+
+MAILBOX = "heartbeat"  # before all keys that are about this; before it stands the nonce of the start
+
+VERDICT = "lost"  # the key under which the rank that is lost is named
+
+SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
+
+_LINES = 4  # of what an exception says
+
+_LINE = 200
+
+_UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
+
+
+class Heartbeat:
+    """One rank's life as the others see it, from `start` to `stop`.
+
+    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and goes with it. A pause
+    of this process or its machine is no silence of the others.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        in_launcher: bool = True,
+        every_s: float = 1.0,
+        silent_s: float = 20.0,
+        grace_s: float = 5.0,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
+        self.every_s, self.silent_s, self.end = every_s, silent_s, end
+        self.place: Place = "building"
+        self.begun, self.doing, self.error = -1, "starting", ""
+        self.logs: Path | None = None
+        self.fresh_line = ""
+        self.beat = Beat(rank, host, os.getpid())
+        self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
+        self.told = threading.Condition()
+        self.wake, self.stopping = threading.Event(), threading.Event()
+        self.awaited, self.named = threading.Event(), threading.Event()
+        self.lost: Lost | None = None
+        self.rounds = 0  # in which the store answered
+        self.cut_off = self.spoken_for = False
+        self.present: set[int] = set()
+        self.dead: set[int] = set()  # whose line is closed
+        self.threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to tell and to listen."""
+        self.store.set_timeout(timedelta(seconds=self.silent_s))
+        self.threads = [
+            threading.Thread(target=work, name=f"surefoot {name}", daemon=True)
+            for work, name in ((self._live, "tells that it lives"), (self._watch_store, "watches the store"))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def follow(self, lines: Lines) -> None:
+        """Notice at once where one of these lines is closed."""
+        threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
+
+    def hears(self, rank: int) -> bool:
+        """Whether a rank has told that it lives, in this start."""
+        return self.store.check([str(rank)])
+
+    def at(self, step: int, doing: str) -> None:
+        """Begin this step; that is told with the next beat."""
+        self.begun, self.doing = step, doing
+
+    def busy(self, doing: str) -> None:
+        """Do something else, in the same step."""
+        self.doing = doing
+
+    def building(self) -> None:
+        """Build another run, after one that has ended or could not be."""
+        if self.place in ("failed", "left"):
+            self.place, self.error = "building", ""
+
+    def opened(self, *, logs: Path | None, fresh_line: str) -> None:
+        """Be in a run: from now on the others wait for this rank in every step.
+
+        logs: where rank-N.log of each rank is, in the run's directory. fresh_line: what a message must begin with.
+        """
+        self.logs, self.fresh_line = logs, fresh_line
+        self.place, self.begun, self.doing = "running", -1, "opening the run"
+
+    def goodbye(self) -> None:
+        """Begin no further step of this run; the others may still wait for this rank at its end."""
+        self.place = "leaving"
+
+    def closed(self) -> None:
+        """Have ended a run as it should end: nobody waits for this rank any more."""
+        if self.place == "leaving":
+            self.place = "left"
+
+    def failed(self, problem: BaseException) -> None:
+        """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
+        if self.place in ("failed", "gone") or isinstance(problem, RankLostError):
+            return
+        self.error = _in_words(problem)
+        self.place = "left" if self.place == "left" else "failed"  # nobody waits for it where its run is over
+        self._tell_now()
+
+    def cause(self, problem: BaseException) -> RankLostError | None:
+        """The rank that was lost, where that is why a connection broke; waits until that rank is known.
+
+        None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
+        """
+        if self.place == "failed" or not self.threads or not of_connection(problem):
+            return None
+        self.awaited.set()
+        found = self.named.wait(self.silent_s + 10 * self.every_s)
+        return RankLostError(self._with_advice(self.lost)) if found and self.lost is not None else None
+
+    def speaks_of(self, problem: BaseException) -> bool:
+        """Whether this rank is to say of what it ends: of what rank 0 ends of too, rank 0 does; waits a moment for that."""
+        if isinstance(problem, RankLostError) and self.lost is not None:
+            return self._speaks_of(self.lost)
+        if self.rank == 0 or not self.threads:
+            return True
+        until = time.monotonic() + 3 * self.every_s
+        while time.monotonic() < until:
+            main = self.watch.known.get(0)
+            if main is not None and main.error:
+                limit = time.monotonic() + 10 * self.every_s
+                while main.error == _in_words(problem) and 0 not in self.dead and time.monotonic() < limit:
+                    time.sleep(0.1 * self.every_s)  # until it has said it: torchrun ends all by the first that ends
+                return main.error != _in_words(problem)
+            time.sleep(0.1 * self.every_s)
+        return True
+
+    def stop(self) -> None:
+        """Be missed by nobody any more, and end the threads."""
+        if not self.threads:
+            return
+        if self.place != "failed":
+            self.place = "gone"
+        self.stopping.set()
+        self.wake.set()
+        for thread in self.threads:
+            thread.join(timeout=15)
+        self.threads = []
+
+    # --- the threads ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        """Tell and listen every `every_s` seconds, until told to stop or a rank is lost."""
+        before = time.monotonic()
+        while True:
+            ending = self.stopping.is_set()
+            try:
+                self._tell()
+                if ending:
+                    self._wait_for_others()
+                    return
+                now = time.monotonic()
+                lost = self._listen(elapsed_s=min(now - before, 2 * self.every_s))
+                before = now
+            except RuntimeError as problem:
+                if ending:
+                    return
+                lost = self._lost_with_store(f"was lost ({first_line(problem)[:120]})")
+            if lost is not None and self.place not in _UNNEEDED:
+                self._end(lost)
+                return
+            if self.cut_off:
+                return
+            self.wake.wait(self.every_s)
+            self.wake.clear()
+
+    def _tell(self) -> None:
+        number, place = self.beat.number + 1, self.place
+        beat = replace(
+            self.beat,
+            number=number,
+            place=place,
+            begun=self.begun,
+            doing=self.doing,
+            error=self.error,
+            out="" if self.logs is None else str(self.logs.parent),
+        )
+        self.store.set(str(self.rank), beat.written())
+        with self.told:
+            self.beat = beat
+            self.told.notify_all()
+
+    def _listen(self, *, elapsed_s: float) -> Lost | None:
+        self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
+        if self.store.check([VERDICT]):
+            return Lost.read(self.store.get(VERDICT))
+        dead = frozenset(self.dead)  # before the beats are read: who says goodbye does so first
+        beats = self._beats()
+        self.rounds += 1
+        found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
+        if found is None:
+            return None
+        if self.place not in _UNNEEDED:
+            self.store.set(VERDICT, found.written())
+            self.rounds += 1
+            if self._holds_store:
+                time.sleep(2.5 * self.every_s)  # until all have read it: it goes with this process
+        return found
+
+    def _beats(self) -> dict[int, Beat]:
+        """What this rank is to know: on rank 0 of all that are there, elsewhere of rank 0; and of itself."""
+        others = set(range(1, self.size)) if self.rank == 0 else {0}
+        self.present |= {rank for rank in others - self.present if self.store.check([str(rank)])}
+        read = sorted(self.present)
+        texts = self.store.multi_get([str(rank) for rank in read]) if read else []
+        return {self.rank: self.beat} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
+
+    def _line_closed(self, rank: int) -> None:
+        self.dead.add(rank)
+        self.wake.set()
+
+    def _watch_store(self) -> None:
+        """End the process where the store does not answer: the other thread may wait for it without end."""
+        silent_s, seen, before = 0.0, self.rounds, time.monotonic()
+        while not self.stopping.wait(self.every_s):
+            now = time.monotonic()
+            silent_s = silent_s + min(now - before, 2 * self.every_s) if seen == self.rounds else 0.0
+            seen, before = self.rounds, now
+            if silent_s >= self.silent_s and self.place not in _UNNEEDED:
+                lost = self._lost_with_store(f"has not answered for {self.silent_s:.0f} s")
+                if lost is not None:
+                    self._end(lost)
+                return
+
+    def _lost_with_store(self, how: str) -> Lost | None:
+        """The loss of the store, which is the loss of whoever held it; None where this rank needs nobody any more."""
+        self.cut_off = True
+        if self.place in _UNNEEDED:
+            return None
+        main = self.watch.known.get(0)
+        if main is not None and main.place == "failed":
+            return Lost(0, main.failure)
+        held = "the launcher" if self.in_launcher else "rank 0" if main is None else main.who
+        lost = Lost(0, f"the connection to {held} {how}", more="\n  it was stopped or killed, or its machine is lost")
+        return lost if self.in_launcher or main is None else replace(lost, begun=main.begun, doing=main.doing)
+
+    @property
+    def _holds_store(self) -> bool:
+        return self.rank == 0 and not self.in_launcher
+
+    def _end(self, lost: Lost) -> None:
+        """End this process: by its main thread, where that waits to be told why, and else from here."""
+        self.lost = lost.beside(replace(self.beat, begun=self.begun, doing=self.doing))
+        if not self.cut_off:
+            with suppress(RuntimeError):
+                self._tell()  # how far this rank was: whoever speaks of the lost one knows it from that
+                self._let_go_on(lost.rank)
+        self.named.set()
+        if self.awaited.is_set():
+            if not self.stopping.wait(10 * self.every_s):  # something hangs on its way out
+                self.end(RankLostError.exit_status)
+            return
+        self._say(self.lost)
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        flushing.join(timeout=2)  # the main thread may hold a stream, and hang
+        self.end(RankLostError.exit_status)
+
+    def _let_go_on(self, rank: int) -> None:
+        """Let a rank on this machine that was stopped go on, and read that it is lost: torchrun waits 30 s for one to end."""
+        if sys.platform != "win32" and rank != self.rank and not self._left_to_launcher and self.hears(rank):
+            beat = Beat.read(self.store.get(str(rank)))
+            if beat.host == self.beat.host:
+                with suppress(OSError):  # it has ended
+                    os.kill(beat.pid, signal.SIGCONT)
+
+    def _speaks_of(self, lost: Lost) -> bool:
+        return not self._left_to_launcher and self.rank == (1 if lost.rank == 0 else 0)
+
+    @property
+    def _left_to_launcher(self) -> bool:
+        return self.spoken_for and not self.cut_off
+
+    def _say(self, lost: Lost) -> None:
+        """To the terminal by one rank, or by the launcher; by the others to their logs, where they have any."""
+        text = f"error: {self._with_advice(lost)}\n"
+        with suppress(OSError):  # nobody reads it
+            if self._left_to_launcher and (self.logs is None or self.rank == 0):
+                return
+            if self.logs is None or self._speaks_of(lost):
+                os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
+                return
+            make_no_follow(self.logs)
+            handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with open(handle, "a", encoding="utf-8", errors="replace") as log:
+                log.write(text)
+
+    def _tell_now(self) -> None:
+        with self.told:
+            self.wake.set()
+            now = (self.place, self.error)
+            self.told.wait_for(lambda: (self.beat.place, self.beat.error) == now, timeout=2 * self.every_s)
+
+    def _wait_for_others(self) -> None:
+        """Where the store ends with this process: until nobody needs it, or for ten seconds."""
+        until = time.monotonic() + 10
+        while self._holds_store and time.monotonic() < until:
+            if self.place == "failed":
+                time.sleep(2.5 * self.every_s)  # in which all read it
+                return
+            if all(beat.place in ("left", "gone", "failed") for beat in self._beats().values()):
+                return
+            time.sleep(0.1 * self.every_s)
+
+    def _with_advice(self, lost: Lost) -> str:
+        """What is said of it, and where a run can go on how."""
+        return lost.text + ("" if self.logs is None else "\n  the same command goes on from the newest checkpoint")
+
+
+def _in_words(problem: BaseException) -> str:
+    """What an exception says: its beginning, for messages of torch go on with pages."""
+    lines = [line[:_LINE] for line in str(problem).splitlines() if line.strip()][:_LINES]
+    return ": ".join([type(problem).__name__, *(["\n".join(lines)] if lines else [])])
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+class Unheard:
+    """In the place of a heartbeat where one process is alone: nobody is told, and nobody can be lost."""
+
+    def at(self, step: int, doing: str) -> None:
+        """See `Heartbeat.at`, and so on."""
+
+    def busy(self, doing: str) -> None: ...  # noqa: D102
+    def building(self) -> None: ...  # noqa: D102
+    def opened(self, *, logs: Path | None, fresh_line: str) -> None: ...  # noqa: D102
+    def goodbye(self) -> None: ...  # noqa: D102
+    def closed(self) -> None: ...  # noqa: D102
+    def failed(self, problem: BaseException) -> None: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
+
+    def cause(self, problem: BaseException) -> RankLostError | None:
+        """None: whatever happened, it was no other rank."""
+
+    def speaks_of(self, problem: BaseException) -> bool:  # noqa: ARG002
+        """True: nobody else could."""
+        return True

@@ -1,0 +1,283 @@
+"""How processes find each other, and what ends with them: the two groups, the store, the nonce before its keys, the heartbeat."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import _get_default_group, _get_default_store, _set_pg_timeout, _world
+from torch.distributed.rendezvous import rendezvous
+
+from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
+from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, Unheard
+from surefoot.distributed.liveness import Lines
+from surefoot.errors import ConfigError, RankLostError, print_uncaught
+
+_ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): nobody has it, and nothing is sent there
+
+_ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
+
+
+def towards(host: str) -> str | None:
+    """The name of the interface by which `host` is reached; of the default route where that is this machine.
+
+    None where neither can be told: then gloo chooses. Sends nothing. Linux and IPv4 only.
+
+    >>> towards("no such machine.invalid") in (None, towards("192.0.2.1"))
+    True
+    """
+    if sys.platform != "linux":
+        return None
+    names = _names()
+    for there in (host, _ANYWHERE):
+        name = names.get(_own_address(there))
+        if name not in (None, "lo"):
+            return name
+    return None
+
+
+def _own_address(host: str) -> str | None:
+    """This machine's address as `host` would see it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect((host, 9))  # of UDP: looks up the route, and sends nothing
+        except OSError:
+            return None
+        return str(asked.getsockname()[0])
+
+
+def _names() -> dict[str | None, str]:
+    """The names of the interfaces that have an address, by it."""
+    import fcntl  # not on Windows
+
+    found: dict[str | None, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()))
+            except OSError:  # it has none
+                continue
+            found[socket.inet_ntoa(answer[20:24])] = name
+    return found
+
+
+_PATIENCE = timedelta(
+    days=1
+)  # of collectives: compiling and long evaluations take their time; who is dead is seen otherwise
+
+_START = timedelta(minutes=5)  # until all ranks are there
+
+_CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
+
+
+class Met(NamedTuple):
+    """What a process has of the others: a group on the CPU beside the default one, keys and values, and who of them lives."""
+
+    side: dist.ProcessGroup
+    store: Store
+    heart: Heartbeat | Unheard
+
+
+def met(device: torch.device, place: Placement) -> Met:
+    """Find the other ranks and make the two groups, or find those that were made; collective.
+
+    Raises `ConfigError` where the others do not come.
+    """
+    if not _met:
+        _meet(device, place)
+    _met[0].heart.building()
+    return _met[0]
+
+
+def told_to_ranks(problem: Exception) -> RankLostError | None:
+    """Tell the other ranks of what ends this process, if there are any; which of them was lost, where that is why."""
+    for _, _, heart in _met:
+        if (lost := heart.cause(problem)) is not None:
+            return lost
+        heart.failed(problem)
+    return None
+
+
+def speaks_of(problem: Exception) -> bool:
+    """Whether this process is to say of what it ends; of several ranks that end of the same, one does."""
+    return all(heart.speaks_of(problem) for _, _, heart in _met)
+
+
+def has_met() -> bool:
+    """Whether this process has found other ranks."""
+    return bool(_met)
+
+
+def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Two groups that this rank is in, where so many of neighbouring ranks hold the same: across those, and its own.
+
+    The first has `replicas` ranks, the second the others' share. Collective; a second call finds the same groups.
+    """
+    if replicas not in _grids:
+        table = torch.arange(dist.get_world_size()).view(replicas, -1)
+        new_groups: Any = dist.new_subgroups_by_enumeration
+        across, _ = new_groups(table.T.tolist(), timeout=_PATIENCE)
+        within, _ = new_groups(table.tolist(), timeout=_PATIENCE)
+        _grids[replicas] = across, within
+    return _grids[replicas]
+
+
+_met: list[Met] = []  # once this process has joined
+
+_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
+
+
+def _meet(device: torch.device, place: Placement) -> None:
+    if TORCHRUN in os.environ:
+        end_with_parent(os.getppid())
+    rank, size = place.rank, place.world_size
+    main_host = urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", "")
+    if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = towards(main_host)
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
+    theirs = dist.is_initialized()  # by the user's script: its default group is used
+    heart: Heartbeat | Unheard = Unheard()
+    try:
+        store: Store = _get_default_store() if theirs else _open_store(place)
+        if size > 1:
+            nonce, heart = _agree_on_nonce(store, rank=rank, size=size, main_host=main_host)
+            store = PrefixStore(nonce, store)
+        side = _make_groups(device, store, place, theirs=theirs)
+    except (OSError, RuntimeError, ValueError) as problem:  # torch's DistError is a RuntimeError
+        if (lost := heart.cause(problem)) is not None:
+            raise lost from problem
+        reason = str(problem).split("\n", maxsplit=1)[0]
+        refusal = ConfigError(
+            f"rank {rank} of {size} does not find the others: {reason}\n"
+            "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
+        )
+        heart.failed(refusal)
+        raise refusal from problem
+    _met.append(Met(side, store, heart))
+    if size > 1:
+        _tell_of_uncaught()
+    atexit.register(_fall_silent if theirs else _part)
+
+
+def _open_store(placement: Placement) -> Store:
+    """The store at which the ranks of this start meet; rank 0 serves it where no launcher does."""
+    if placement.world_size == 1:
+        return HashStore()
+    if _in_launcher():  # it serves the store first: where nobody listens it is gone, and torch would try for minutes
+        address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
+        socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
+    meetings: Any = rendezvous(placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START)
+    return next(meetings)[0]  # type: ignore[no-any-return]
+
+
+def _make_groups(device: torch.device, store: Store, placement: Placement, *, theirs: bool) -> dist.ProcessGroup:
+    """Make the default group, where the user's script has not, and the one on the CPU, which is returned; collective."""
+    if theirs:  # it stays, and further groups are made at this store, away from the keys of an earlier start
+        _world.pg_map[_get_default_group()] = (_world.pg_map[_get_default_group()][0], store)
+    else:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("device", store),
+            rank=placement.rank,
+            world_size=placement.world_size,
+            timeout=_CONNECT,
+            device_id=device if device.type == "cuda" else None,
+        )
+    side: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_CONNECT)
+    for group in (side,) if theirs else (dist.group.WORLD, side):
+        _set_pg_timeout(_PATIENCE, group)  # only now: who cannot connect at the start is not waited for that long
+    return side
+
+
+def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
+    """What stands before all keys of this start, drawn by rank 0, and the heart of this process, which beats; collective.
+
+    torchrun's store outlives its ranks. So each other rank leaves a word that it has drawn, and rank 0 answers it with the
+    nonce; nobody reads the answer to a dead rank's word. (The default group cannot carry it: it is made by keys itself.)
+    """
+    letters, nonce, port = PrefixStore(MEETING, store), secrets.token_hex(8), 0
+    if rank > 0:
+        letters.set(f"word-{rank}", nonce)
+        nonce, port = json.loads(letters.get(nonce))  # waits for it
+    elif ours := letters.check([NONCE]):  # a launcher of ours has drawn it, and sees by itself which process ends
+        nonce = letters.get(NONCE).decode()
+    lines = Lines(nonce)
+    if port:
+        lines.connect(main_host, port, rank=rank)
+    mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
+    heart.start()
+    if rank == 0:
+        with socket.create_server(("", 0), backlog=size) as server:
+            _answer(letters, json.dumps([nonce, 0 if ours else server.getsockname()[1]]), heart, size=size)
+            lines.accept(server)
+    heart.follow(lines)
+    return nonce, heart
+
+
+def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None:
+    """Answer the word of every other rank, until each has told that it lives."""
+    missing, answered, start_s = set(range(1, size)), set[bytes](), time.monotonic()
+    while missing := {rank for rank in missing if not heart.hears(rank)}:
+        for rank in missing:
+            if letters.check([f"word-{rank}"]) and (word := letters.get(f"word-{rank}")) not in answered:
+                letters.set(word.decode(), answer)
+                answered.add(word)
+        if time.monotonic() - start_s > _START.total_seconds():
+            raise RuntimeError(f"rank {min(missing)} has not come within {_START.total_seconds():.0f} s")
+        time.sleep(0.02)
+
+
+def _in_launcher() -> bool:
+    """Whether the store is the launcher's, and lives as long as that."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def _tell_of_uncaught() -> None:
+    """Tell the other ranks of an exception that ends this process; it ends with 7 where one of them is the cause.
+
+    The command line does so itself. This is for scripts, and for what happens there outside of a run. One rank says what all end of.
+    """
+    before = sys.excepthook
+
+    def uncaught(_kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+        lost = problem if isinstance(problem, RankLostError) else None
+        if lost is None and isinstance(problem, Exception) and (lost := told_to_ranks(problem)) is not None:
+            lost.__cause__ = problem
+        ends_by: BaseException = problem if lost is None else lost
+        if not isinstance(ends_by, Exception) or speaks_of(ends_by):
+            print_uncaught(ends_by, trace, before)
+        if lost is not None:
+            sys.exit(lost.exit_status)
+
+    sys.excepthook = uncaught
+
+
+def _part() -> None:
+    """Leave the groups; at exit, where the others may be gone."""
+    _fall_silent()
+    _grids.clear()
+    with suppress(Exception):
+        dist.destroy_process_group()
+
+
+def _fall_silent() -> None:
+    """Be missed by nobody."""
+    for _, _, heart in _met:
+        heart.stop()
+    _met.clear()

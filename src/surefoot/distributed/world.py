@@ -1,0 +1,212 @@
+"""Where this process stands among the others, on which device it computes, and what processes tell each other.
+
+There are two ways between them. Tensors on the device are added up by the default process group (NCCL, or gloo on the CPU).
+Small things travel as JSON over a second group, always gloo on the CPU: no step on a device waits for those. One process
+needs neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from surefoot.distributed.environment import Placement, placed
+from surefoot.distributed.heartbeat import Heartbeat, Unheard
+from surefoot.distributed.rendezvous import met
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """One process and its device. The names are torch.distributed's."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    side: dist.ProcessGroup | None = None  # None where there is one process
+    store: Store | None = None
+    heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
+    host: str = field(default_factory=socket.gethostname)
+    on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
+    planned: int = (
+        0  # for so many ranks it is meant, and this process is none of them; 0 where it is as large as it will be
+    )
+
+    @property
+    def ranks(self) -> int:
+        """How many share a step: those that are there, or that will be.
+
+        >>> World(torch.device("cpu")).ranks, World(torch.device("cpu"), planned=4).ranks
+        (1, 4)
+        """
+        return self.planned or self.size
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one process that writes files and lines."""
+        return self.rank == 0
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The JSON value of every rank, by rank; collective: all ranks must call it, and wait for each other.
+
+        >>> World(torch.device("cpu")).gathered({"step": 7})
+        [{'step': 7}]
+        """
+        if self.side is None:
+            return [json.loads(json.dumps(value))]
+        told = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(told)]), group=self.side)
+        longest = max(int(length) for length in lengths)
+        heard = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(heard, torch.nn.functional.pad(told, (0, longest - len(told))), group=self.side)
+        return [json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(heard, lengths, strict=True)]
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's JSON value on every rank, what the others give being ignored; collective."""
+        return self.gathered(value if self.is_main else None)[0]
+
+    def mailbox(self, name: str) -> Store:
+        """Keys and values that all ranks see, over a connection of its own: for a thread beside the training.
+
+        Each call gives an empty one: what was left in another of that name is not found. So all ranks must ask equally often.
+        Each attempt of a restarted group has its own. Only where there are several processes.
+        """
+        if self.store is None:
+            raise RuntimeError("one process has nobody to leave a message for")
+        return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+
+    def barrier(self) -> None:
+        """Return when every rank has called it; collective."""
+        if self.side is not None:
+            dist.barrier(group=self.side)
+
+    def sum_begun(self, tensor: Tensor) -> dist.Work | None:
+        """Begin to add a tensor up in place over all ranks, on its device; `wait` on what is returned makes it so. Collective."""
+        return None if self.side is None else dist.all_reduce(tensor, async_op=True)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """The tensor's sum over all ranks, in place, on its device; the host waits only where that is the device. Collective."""
+        if self.side is not None:
+            dist.all_reduce(tensor)
+
+
+def joined(device: str, *, sharded: bool = False) -> World:
+    """The world as the launcher made it: alone, or one of several ranks that find each other here; collective.
+
+    A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
+    processes than there are devices, and where the others do not come.
+    """
+    if _paper.get():
+        return World(device_called(device), on_paper=_paper.get())
+    place = placed(os.environ)
+    planned = _planned.get() if place.world_size == 1 else 0
+    if place.world_size == 1 and not sharded:
+        return World(device_called(device), planned=planned)
+    found = _own_device(device, place)
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    side, store, heart = met(found, place)
+    heart.building()
+    return World(found, place.rank, place.world_size, place.local_rank, side, store, heart, planned=planned)
+
+
+@contextmanager
+def deterministic_kernels(device: torch.device) -> Iterator[None]:
+    """Only kernels that give the same bits in every run; where there is none, torch raises. Then as before."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def on_paper(ranks: int) -> Iterator[None]:
+    """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
+
+    Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
+
+    >>> with on_paper(512):
+    ...     world = joined("cpu")
+    >>> world.device, world.size, world.on_paper
+    (device(type='meta'), 1, 512)
+    """
+    before = _paper.set(ranks)
+    try:
+        yield
+    finally:
+        _paper.reset(before)
+
+
+@contextmanager
+def planned_for(ranks: int) -> Iterator[None]:
+    """Every run that is built in this block is cut for so many ranks, of which this process is none: to be looked at, not trained.
+
+    >>> with planned_for(4):
+    ...     world = joined("cpu")
+    >>> world.size, world.ranks
+    (1, 4)
+    """
+    before = _planned.set(ranks)
+    try:
+        yield
+    finally:
+        _planned.reset(before)
+
+
+def device_called(name: str) -> torch.device:
+    """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
+    if _paper.get():
+        return torch.device("meta")
+    if name == "auto":
+        return (
+            (torch.accelerator.current_accelerator() or torch.device("cpu"))
+            if torch.accelerator.is_available()
+            else torch.device("cpu")
+        )
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).split("\n", maxsplit=1)[0]
+        raise ConfigError(
+            f"device = {name!r} cannot be used here: {reason}\n  try: --device cpu, or --device auto"
+        ) from problem
+    return device
+
+
+_paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
+_planned: ContextVar[int] = ContextVar("ranks of a plan", default=0)
+_mailboxes = count()  # how many were asked for; all ranks count alike
+
+
+def _own_device(name: str, place: Placement) -> torch.device:
+    device = device_called(name)
+    if device.type != "cuda":
+        return device
+    there, processes = torch.cuda.device_count(), place.local_world_size
+    if place.apart and there == 1:
+        return torch.device("cuda", 0)
+    if processes > there:
+        raise ConfigError(
+            f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
+            f"  try: --nproc {there}, or --device cpu"
+        )
+    return torch.device("cuda", place.local_rank)

@@ -1,0 +1,196 @@
+"""The weights of a run in files that others load: made from a checkpoint without the program that made the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.checkpoint.format import Contents, Damage, DamageError
+from surefoot.checkpoint.gpt2 import gpt2_settings, named_in_gpt2
+from surefoot.checkpoint.manifest import MANIFEST, TENSORS, logical_name
+from surefoot.checkpoint.reader import check, files_of, opened, read_manifest
+from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.tensor_file import Stored
+from surefoot.checkpoint.weight_files import Written, write_weights
+from surefoot.config.paths import local_path, write_whole
+from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.memory import parsed_bytes
+from surefoot.models.gpt_layers import GPTShape
+from surefoot.tokenizers.files import tokenizer_from_json
+
+Weights = Literal["auto", "averaged", "trained"]
+Layout = Literal["own", "gpt2"]
+
+_SETTINGS = "config.json"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: files of a directory, the weights of a step. `damaged` are newer checkpoints that could not be used."""
+
+    directory: Path
+    files: tuple[str, ...]
+    step: int
+    averaged: bool
+    damaged: tuple[Damage, ...] = ()
+
+
+def export(
+    run: Path | str,
+    out: Path | str | None = None,
+    *,
+    checkpoint: str | int = "newest",
+    weights: Weights = "auto",
+    layout: Layout = "own",
+    max_file: str = "5 GB",
+    model: str = "model",
+) -> Exported:
+    """Write a checkpoint's weights as others load them; never is more than one tensor in memory.
+
+    `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones where the run has
+    them. In the layout "own" tensors have the model's names, tied ones once with the other names in the file's metadata; in
+    "gpt2" they are named and turned as transformers' GPT2LMHeadModel has them, with its config.json, for a `GPT` of the family
+    gpt2. Weights larger than `max_file` are several files and an index; the default `out` is RUN/export. `model` is one of
+    several. Tokenizers of the run are copied along. Every byte that is used is checked first; raises `CheckpointError` for
+    what cannot be read or written, `ConfigError` for what cannot be asked for.
+    """
+    run = local_path(run, setting="run")
+    if out is None and (run / "export").is_symlink():
+        raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")
+    out = run / "export" if out is None else local_path(out, setting="out")
+    limit = _checked(run, out, checkpoint, weights, layout, max_file)
+    found, file, damaged = _found(Store(run / "checkpoints"), str(checkpoint), weights, model)
+    tensors_of_model = {name: each for name, each in found.files[file].items() if not name.startswith("extra/")}
+    held = {name: tensor for name, tensor in tensors_of_model.items() if isinstance(tensor, Stored)}
+    aliases: Mapping[str, str] = found.saved.aliases.get(model, {})
+    settings = None
+    if layout == "gpt2":
+        settings, tensors, aliases = _settings_of_gpt2(found, run), _as_gpt2(held), {}
+    else:
+        tensors = [Written(name, tensor) for name, tensor in held.items()]
+    files = write_weights(tensors, out, max_bytes=limit, aliases=aliases)
+    try:
+        if settings is not None:
+            write_whole(out / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
+            files.append(_SETTINGS)
+        for tokenizer in sorted(run.glob("*tokenizer*.json")):
+            if tokenizer.is_file() and not tokenizer.is_symlink():
+                write_whole(out / tokenizer.name, tokenizer.read_bytes())
+                files.append(tokenizer.name)
+    except OSError as problem:
+        raise CheckpointError(f"cannot write into {out}: {problem.strerror or problem}") from problem
+    return Exported(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))
+
+
+def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
+    """The bytes that a file may have; `ConfigError` with all that is wrong with what was asked for."""
+    problems = []
+    limit = 0
+    if not (isinstance(checkpoint, int) or checkpoint in ("newest", "best") or _is_step(checkpoint)):
+        problems.append(f"checkpoint = {checkpoint!r}: newest, best, or a step")
+    if weights not in ("auto", "averaged", "trained"):
+        problems.append(f"weights = {weights!r}: auto, averaged or trained")
+    if layout not in ("own", "gpt2"):
+        problems.append(f"layout = {layout!r}: own or gpt2")
+    try:
+        limit = parsed_bytes(max_file, setting="max_file")
+    except ConfigError as problem:
+        problems.append(str(problem))
+    if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
+        problems.append(
+            f"out = {str(out)!r} is a run or a checkpoint: choose a directory of its own, such as {run}/export"
+        )
+    if problems:
+        raise ConfigError("\n  ".join(problems))
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} holds no checkpoints")
+    return limit
+
+
+def _is_step(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _found(store: Store, which: str, weights: Weights, model: str) -> tuple[Contents, str, list[Damage]]:
+    """The checkpoint that is meant, its tensors still on disk, the file of its weights, and newer ones that are damaged."""
+    damaged: list[Damage] = []
+    wanted = int(which) if _is_step(which) else None
+    for step, path in store.all():
+        if wanted is not None and step != wanted:
+            continue
+        try:
+            file = _file_of(path, weights, model)
+            manifest = read_manifest(path)
+            problems = check(path, files_of(manifest, [] if which == "best" else [file]))
+            if problems:
+                raise DamageError(path, problems[0])
+            found = opened(path, only=[] if which == "best" else [file])
+        except DamageError as error:
+            damaged.append(error.damage)
+            continue
+        if which != "best":
+            return found, file, damaged
+        best = found.saved.best_step
+        if best is None:
+            raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
+        contents, file, _ = _found(store, str(best), weights, model)
+        return contents, file, damaged
+    if damaged and wanted is None:
+        raise store.nothing_intact(damaged)
+    if damaged:
+        raise DamageError(damaged[0].path, damaged[0].problem)
+    if wanted is None:
+        raise CheckpointError(f"{store.directory} holds no checkpoint")
+    raise store.absent(wanted)
+
+
+def _file_of(path: Path, weights: Weights, model: str) -> str:
+    """The entry of a checkpoint that holds the weights that are meant."""
+    there = {
+        logical_name(match["name"])
+        for file in read_manifest(path).files
+        if (match := TENSORS.fullmatch(file)) is not None
+    }
+    trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
+    if trained not in there:
+        names = sorted(name.removeprefix("model-") for name in there if name.partition("-")[0] == "model")
+        raise ConfigError(f"model = {model!r}: this run has {', '.join(names)}")
+    if weights == "averaged" and averaged not in there:
+        raise ConfigError(
+            "weights = averaged: this run has no averaged ones (ema, or schedule-free)\n  try: --weights trained"
+        )
+    return trained if weights == "trained" or averaged not in there else averaged
+
+
+def _settings_of_gpt2(found: Contents, run: Path) -> dict[str, Any]:
+    """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
+    told = found.saved.described["settings"].get("model")
+    try:
+        shape = GPTShape(**told)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
+        ) from problem
+    if shape.family != "gpt2" or not shape.tied:
+        raise ConfigError(
+            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
+            "  one is trained with --model.family gpt2; this one: --layout own"
+        )
+    tokenizer = run / "tokenizer.json"
+    try:
+        end = tokenizer_from_json(tokenizer.read_text(encoding="utf-8")).end if tokenizer.is_file() else None
+    except (DataError, OSError, ValueError) as problem:
+        raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
+    return gpt2_settings(shape, end=end)
+
+
+def _as_gpt2(held: Mapping[str, Stored]) -> list[Written]:
+    tensors = []
+    for name, stored in held.items():
+        there, turned = named_in_gpt2(name)
+        if there is not None:
+            tensors.append(Written(there, stored, turned and len(stored.shape) == 2))
+    return tensors

@@ -1,0 +1,5 @@
+"""Generation from a trained model: sampling and beam search."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,205 @@
+"""The likeliest target of a source, by an encoder-decoder: beam search, and with a beam of 1 greedy search.
+
+Everything is done for many sources at once, and the target of one depends neither on the others nor on how many are done
+together (but for the rounding of larger matrices). Shapes: B sources, S time of the source, K open hypotheses of each,
+N candidates for one of them, V vocabulary, T tokens so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import ConfigError, DataError, DivergedError
+from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
+from surefoot.seeding import untouched
+from surefoot.train.evaluate import evaluation_mode
+
+BEGIN, END = 1, 2  # as `tokenizers/subwords.py` has them
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A target: its tokens without begin and end, and the logarithm of its probability over the length penalty."""
+
+    tokens: list[int]
+    score: float
+
+
+def twice_and_ten(source_tokens: int) -> int:
+    """The most tokens of a target for a source of so many, the end included in both.
+
+    >>> twice_and_ten(12)
+    34
+    """
+    return 2 * source_tokens + 10
+
+
+def penalty(length: int, alpha: float) -> float:
+    """What the logarithm of the probability of a target of so many tokens, the end included, is divided by.
+
+    ((5 + length) / 6) ** alpha: Wu et al. 2016, equation 14 (https://arxiv.org/abs/1609.08144). 0 compares probabilities,
+    which prefers short targets; the larger, the longer they get.
+
+    >>> penalty(1, 0.6), round(penalty(7, 1.0), 6)
+    (1.0, 2.0)
+    """
+    return float(((5 + length) / 6) ** alpha)
+
+
+def searched(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    *,
+    beam: int = 5,
+    length_penalty: float = 0.6,
+    most: Callable[[int], int] = twice_and_ten,
+    batch_size: int = 64,
+) -> list[Hypothesis]:
+    """The best target found for each source (tokens, the end among them), in the order of the sources.
+
+    Sources of about one length are searched together, up to `batch_size` of them. The modes of the model's parts and the
+    global generators are left as they were. Waits for the device at every token.
+
+    >>> from surefoot.models import Seq2SeqShape
+    >>> model = Seq2Seq(Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
+    >>> len(searched(model, [[5, 6, 2], [7, 2]], beam=2))
+    2
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
+    empty = next((place for place, source in enumerate(sources) if not len(source)), None)
+    if empty is not None:
+        raise DataError(f"source {empty} has no token, not even an end: there is nothing to translate")
+    device = model.embedding.weight.device
+    places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
+    found: dict[int, Hypothesis] = {}
+    for first in range(0, len(places), batch_size):
+        group = places[first : first + batch_size]
+        longest = len(sources[group[-1]])
+        rows = [[*sources[place], *[PADDING] * (longest - len(sources[place]))] for place in group]
+        source_BS = torch.tensor(rows, device=device)
+        hypotheses = beam_search(model, source_BS, beam=beam, length_penalty=length_penalty, most=most)
+        found |= zip(group, hypotheses, strict=True)
+    return [found[place] for place in range(len(sources))]
+
+
+def beam_search(
+    model: Seq2Seq,
+    source_BS: Tensor,
+    *,
+    beam: int = 5,
+    length_penalty: float = 0.6,
+    most: Callable[[int], int] = twice_and_ten,
+) -> list[Hypothesis]:
+    """The best target found for each row of a padded batch of sources, on the model's device.
+
+    The `beam` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those
+    of the `beam` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam` have
+    ended, when none that is open can win any more, or after `most(tokens of the source)` tokens; where none has ended until
+    then, the likeliest open one is taken as it is.
+    """
+    if beam < 1:
+        raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")
+    if not 0 <= length_penalty < math.inf:
+        raise ConfigError(
+            f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
+        )
+    limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
+    if not limits:
+        return []
+    with torch.no_grad(), untouched(), evaluation_mode([model]):
+        return _Search(model, source_BS, limits, beam=beam, alpha=length_penalty).finished()
+
+
+class _Search:
+    """Hypotheses of the sources that are not done; `alive` says which of all sources each row is."""
+
+    def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam: int, alpha: float) -> None:
+        self.beam, self.alpha, self.limits = beam, alpha, limits
+        self.decoding = Decoding(model, source_BS, hypotheses=1, most=max(limits))
+        self.alive = list(range(len(limits)))
+        self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
+        self.scores_BK: Tensor | None = None  # logarithms of probabilities; none before the first token
+        self.ended = [0] * len(limits)
+        self.best: list[Hypothesis | None] = [None] * len(limits)
+
+    def finished(self) -> list[Hypothesis]:
+        """The best hypothesis of each source, when all are done."""
+        length = 0
+        while self.alive:
+            length += 1
+            self._lengthen(length)
+        assert all(best is not None for best in self.best)
+        return [best for best in self.best if best is not None]
+
+    def _lengthen(self, length: int) -> None:
+        """One more token: each hypothesis then has `length` of them."""
+        scores_BC, parents_BC, tokens_BC = self._candidates()
+        ends_BC = tokens_BC == END
+        ending = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam)
+        self._end(length, scores_BC.masked_fill(~ending, -math.inf), parents_BC)
+        self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(min(self.beam, ends_BC.shape[1]))
+        parents_BK, tokens_BK = parents_BC.gather(1, chosen_BK), tokens_BC.gather(1, chosen_BK)
+        before_BKT = self.tokens_BKT.gather(1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2]))
+        self.tokens_BKT = torch.cat([before_BKT, tokens_BK[:, :, None]], dim=2)
+
+        going_on = []
+        for row, (source, open_score) in enumerate(zip(self.alive, self.scores_BK[:, 0].tolist(), strict=True)):
+            best, limit = self.best[source], self.limits[source]
+            # probabilities only fall, and the penalty helps most at the greatest length
+            may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
+            if length == limit and best is None:
+                score = open_score / penalty(length, self.alpha)
+                self.best[source] = Hypothesis(self.tokens_BKT[row, 0, 1:].tolist(), score)
+            elif length < limit and self.ended[source] < self.beam and may_win:
+                going_on.append(row)
+        self._keep(going_on, parents_BK)
+
+    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest 2 K continuations of each source, best first: scores, parents among the hypotheses, tokens.
+
+        As many, because up to K of them may end.
+        """
+        logits_BKV = self.decoding.logits(self.tokens_BKT[:, :, -1])
+        logits_BKV = logits_BKV.to(torch.promote_types(logits_BKV.dtype, torch.float32))
+        total_BK1 = logits_BKV.logsumexp(dim=2, keepdim=True)
+        if not total_BK1.isfinite().all():
+            raise DivergedError(
+                "the model's logits are not finite: its weights or activations overflowed.\n"
+                "  Translate with an earlier checkpoint, or train with a lower optimizer.lr"
+            )
+        logits_BKV[:, :, [PADDING, BEGIN]] = -math.inf
+        following = min(2 * self.beam, logits_BKV.shape[2])
+        top_BKN, tokens_BKN = logits_BKV.topk(following)
+        scores_BKN = top_BKN - total_BK1
+        if self.scores_BK is not None:
+            scores_BKN = scores_BKN + self.scores_BK[:, :, None]
+        scores_BC, places_BC = scores_BKN.flatten(1).topk(min(2 * self.beam, scores_BKN[0].numel()))
+        return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
+
+    def _end(self, length: int, scores_BC: Tensor, parents_BC: Tensor) -> None:
+        """Take notice of the candidates that end, those whose score is not minus infinity."""
+        ended_B = scores_BC.isfinite().sum(dim=1).tolist()
+        best_B, places_B = scores_BC.max(dim=1)
+        parents_B = parents_BC.gather(1, places_B[:, None])[:, 0].tolist()
+        for row, (source, score) in enumerate(zip(self.alive, best_B.tolist(), strict=True)):
+            self.ended[source] += ended_B[row]
+            normed, best = score / penalty(length, self.alpha), self.best[source]
+            if ended_B[row] and (best is None or normed > best.score):
+                self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
+
+    def _keep(self, rows: list[int], parents_BK: Tensor) -> None:
+        """Go on with these rows only."""
+        assert self.scores_BK is not None
+        self.alive = [self.alive[row] for row in rows]
+        if not rows:
+            return
+        kept_B = torch.tensor(rows, device=parents_BK.device)
+        if len(rows) < len(parents_BK):
+            self.scores_BK, self.tokens_BKT = self.scores_BK[kept_B], self.tokens_BKT[kept_B]
+        self.decoding.select(kept_B, parents_BK[kept_B])

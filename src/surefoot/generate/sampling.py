@@ -1,0 +1,243 @@
+"""Text from a model that predicts the next token: sampling, or the likeliest token at each place.
+
+Shapes: B batch, T time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.seeding import fold, untouched
+from surefoot.train.evaluate import evaluation_mode
+
+_SEEDS = 1 << 64
+_COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would overflow
+
+
+class Caching(Protocol):
+    """A model that keeps keys and values: with a cache it takes only the new tokens (B, T) and gives their logits."""
+
+    def __call__(self, tokens_BT: Tensor, cache: Any) -> Tensor: ...  # noqa: D102
+    def new_cache(self, batch: int) -> Any: ...  # noqa: D102
+
+
+def sample(
+    model: nn.Module,
+    tokens: Sequence[int] | Tensor,
+    *,
+    count: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    end: int | None = None,
+    caching: bool = False,
+) -> list[int]:
+    """`tokens` (T, at least one) and up to `count` more after them; all that `stream` yields, in one list.
+
+    >>> class Counting(nn.Module):
+    ...     def forward(self, tokens_BT):
+    ...         return nn.functional.one_hot((tokens_BT + 1) % 10, 10).float()
+    >>> sample(Counting(), [7], count=4, context=8, temperature=0)
+    [7, 8, 9, 0, 1]
+    """
+    drawn = stream(
+        model,
+        tokens,
+        count=count,
+        context=context,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        end=end,
+        caching=caching,
+    )
+    return [*(int(token) for token in tokens), *drawn]
+
+
+def stream(
+    model: nn.Module,
+    tokens: Sequence[int] | Tensor,
+    *,
+    count: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    end: int | None = None,
+    caching: bool = False,
+) -> Iterator[int]:
+    """Up to `count` tokens after `tokens` (T, at least one), one after the other; none after `end`, which is not yielded.
+
+    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once. Where they are
+    full, it goes on from the last half of them. `caching`: the model is a `Caching` one, and each token costs one place.
+    Temperature 0 takes the likeliest token; below 1 likely ones become likelier. `top_k` leaves only so many to choose
+    from; `top_p` the likeliest that together have this probability (Holtzman et al. 2020, section 3.1:
+    https://arxiv.org/abs/1904.09751). Draws from a generator of its own on the CPU: the same seed gives the same text, and
+    the modes of the modules and the global generators are left as they were, so that training notices nothing. Waits for
+    the device at every token.
+    """
+    _check(tokens, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+    def drawn() -> Iterator[int]:
+        held = [int(token) for token in tokens]
+        generator = torch.Generator().manual_seed(seed)
+        step = _Steps(model, rows=1, context=context, caching=caching)
+        for _ in range(count):
+            with torch.no_grad(), untouched(), evaluation_mode([model]):
+                logits_V = step.next_logits([held])[0]
+            token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            if token == end:
+                return
+            held.append(token)
+            yield token
+
+    return drawn()
+
+
+def samples(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    *,
+    count: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    end: int | None = None,
+    caching: bool = False,
+    batch_size: int = 16,
+) -> list[list[int]]:
+    """Each prompt with up to `count` tokens after it, in the order of the prompts; those of one length go together.
+
+    Every prompt draws from a generator of its own, from (seed, its place), so the text of one depends neither on the others
+    nor on `batch_size` (but for the rounding of larger matrices). The settings are those of `stream`.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
+    for prompt in prompts:
+        _check(prompt, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    found: list[list[int]] = [[int(token) for token in prompt] for prompt in prompts]
+    places = sorted(range(len(found)), key=lambda place: len(found[place]))
+    while places:
+        length = len(found[places[0]])
+        group = [place for place in places[:batch_size] if len(found[place]) == length]
+        places = places[len(group) :]
+        rows = [found[place] for place in group]
+        generators = [torch.Generator().manual_seed(fold(seed, place)) for place in group]
+        step, done = _Steps(model, rows=len(rows), context=context, caching=caching), [False] * len(rows)
+        for _ in range(count):
+            if all(done):
+                break
+            with torch.no_grad(), untouched(), evaluation_mode([model]):
+                logits_BV = step.next_logits(rows)
+            for row, logits_V in enumerate(logits_BV):
+                token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generators[row])
+                done[row] = done[row] or token == end
+                rows[row].append(token)  # of a row that is done too, so that all stay of one length; cut below
+        for row, place in enumerate(group):
+            drawn = rows[row][length:]
+            found[place] = rows[row][:length] + (
+                drawn[: drawn.index(end)] if end is not None and end in drawn else drawn
+            )
+    return found
+
+
+class _Steps:
+    """The logits after rows of tokens that grow by one at a time, with a cache where the model has one."""
+
+    def __init__(self, model: nn.Module, *, rows: int, context: int, caching: bool) -> None:
+        self.model, self.rows, self.context, self.caching = model, rows, context, caching
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.first = self.seen = (
+            0  # the tokens that the model is shown begin at `first`; the cache holds them up to `seen`
+        )
+        self.cache: Any = None
+
+    def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """(B, V) on the CPU, in float32."""
+        length = len(rows[0])
+        if self.seen == 0:
+            self.first = max(0, length - self.context)
+        elif length - self.first > self.context:
+            # not the last `context` of them: the window would move with every token, and a cache would be of no use
+            self.first = length - max(1, self.context // 2)
+            self.cache = None
+        start = self.first
+        if self.caching:
+            model = cast("Caching", self.model)
+            if self.cache is None:
+                self.cache = model.new_cache(self.rows)
+            else:
+                start = self.seen
+            logits_BTV = model(self._tensor(rows, start), self.cache)
+        else:
+            logits_BTV = self.model(self._tensor(rows, start))
+        self.seen = length
+        logits_BV: Tensor = logits_BTV[:, -1].float().cpu()
+        if not logits_BV.isfinite().all():
+            raise DivergedError(
+                f"the model's logits after {length} tokens are not finite: its weights or activations overflowed.\n"
+                "  Sample from an earlier checkpoint, or train with a lower optimizer.lr"
+            )
+        return logits_BV
+
+    def _tensor(self, rows: Sequence[Sequence[int]], start: int) -> Tensor:
+        return torch.tensor([row[start:] for row in rows], device=self.device)
+
+
+def _chosen(
+    logits_V: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
+) -> int:
+    if temperature < _COLDEST:
+        return int(logits_V.argmax())
+    candidates = torch.arange(len(logits_V))
+    if top_k is not None:  # by place, not by value: of equal logits no more than `top_k` stay
+        logits_V, candidates = logits_V.topk(min(top_k, len(logits_V)))
+    chances_V = torch.softmax((logits_V - logits_V.max()) / temperature, dim=0)
+    if top_p is not None:
+        ordered_V, order = chances_V.sort(descending=True, stable=True)
+        before_V = ordered_V.cumsum(0) - ordered_V  # of all that are likelier: the first is always left
+        kept = int((before_V < top_p).sum())
+        chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
+    return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
+
+
+def _check(
+    tokens: Sequence[int] | Tensor,
+    *,
+    count: int,
+    context: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+) -> None:
+    problems = []
+    if not 0 <= seed < _SEEDS:
+        problems.append(f"seed = {seed}: give a number from 0 to 2**64 - 1")
+    if len(tokens) == 0:
+        problems.append("no token to start from: give at least one, for example that of a line break")
+    if count < 0:
+        problems.append(f"count = {count}: give the number of tokens to add, 0 or more")
+    if context < 1:
+        problems.append(f"context = {context}: give the number of tokens the model sees at once, 1 or more")
+    if not temperature >= 0 or temperature == float("inf"):
+        problems.append(
+            f"temperature = {temperature}: give 0 for the likeliest token, or a positive number such as 0.8"
+        )
+    if top_k is not None and top_k < 1:
+        problems.append(f"top_k = {top_k}: give 1 or more, or leave it out to choose from all tokens")
+    if top_p is not None and not 0 < top_p <= 1:
+        problems.append(f"top_p = {top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out")
+    if problems:
+        raise ConfigError("cannot sample: " + "\n  ".join(problems))

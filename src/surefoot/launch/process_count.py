@@ -1,0 +1,153 @@
+"""How many processes: what `--nproc` asks for, what divides a step, and how many devices there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from surefoot.config.batch_size import batching, one_each
+from surefoot.errors import ConfigError
+from surefoot.tracking.run_reader import began_with
+
+
+@dataclass(frozen=True)
+class Asked:
+    """So many processes at least, and so many at most; `text` is how that was given."""
+
+    least: int
+    most: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of a step processes share: its samples (or tokens), and the size of its micro-batches where that is settled.
+
+    A run that has `begun` keeps both.
+    """
+
+    batch_size: int | str
+    micro_batch_size: int | str | None
+    begun: bool = False
+
+    def divided_by(self, processes: int) -> bool:
+        """Whether so many processes make the same number of whole micro-batches each.
+
+        >>> [number for number in range(1, 9) if Sizes(64, 16).divided_by(number)]
+        [1, 2, 4]
+        """
+        try:
+            self.refuse(processes)
+        except ConfigError:
+            return False
+        return True
+
+    def refuse(self, processes: int) -> None:
+        """Raise `ConfigError` where they do not, naming the nearest numbers that do."""
+        if self.micro_batch_size is None:
+            one_each(self.batch_size, ranks=processes)
+            return
+        from surefoot.distributed.strategy import refuse_ranks
+
+        refuse_ranks(
+            processes,
+            pieces=batching(self.batch_size, self.micro_batch_size).pieces,
+            batch_size=self.batch_size,
+            begun=self.begun,
+        )
+
+
+def asked(nproc: int | str) -> Asked:
+    """What `--nproc 4`, or `--nproc 1:4`, asks for.
+
+    >>> asked(4), asked("1:4")
+    (Asked(least=4, most=4, text='4'), Asked(least=1, most=4, text='1:4'))
+    """
+    text = str(nproc)
+    ends = text.split(":")
+    if len(ends) <= 2 and all(end.isascii() and end.isdigit() for end in ends):
+        least, most = int(ends[0]), int(ends[-1])
+        if 1 <= least <= most:
+            return Asked(least, most, text)
+    raise ConfigError(f"nproc = {nproc!r} is no number of processes\n  write --nproc 4, or --nproc 1:4 for one to four")
+
+
+def chosen(wanted: Asked, *, sizes: Sizes | None, devices: int | None) -> int:
+    """How many processes to start: the number asked for, or the largest in its range that divides a step and has devices.
+
+    sizes: None where nobody knows them before the run is built. devices: GPUs; None where processes need none.
+    Raises `ConfigError` where there is no such number.
+
+    >>> chosen(asked("1:4"), sizes=Sizes(24, 2), devices=None), chosen(asked("1:4"), sizes=Sizes(24, 2), devices=3)
+    (4, 3)
+    """
+    if devices is not None and wanted.least > devices:
+        raise ConfigError(
+            f"--nproc {wanted.text} on a machine with {devices} GPU{'s' * (devices != 1)}: each process needs one of its own\n"
+            f"  try: --nproc {max(devices, 1)}, or --device cpu"
+        )
+    if wanted.least == wanted.most:
+        if sizes is not None:
+            sizes.refuse(wanted.most)
+        return wanted.most
+    if sizes is None:
+        raise ConfigError(
+            f"--nproc {wanted.text}: build() has no setting batch_size, so nobody knows beforehand which numbers divide a step\n"
+            f"  give one number: --nproc {wanted.most}"
+        )
+    most = wanted.most if devices is None else min(wanted.most, devices)
+    able = [number for number in range(wanted.least, most + 1) if sizes.divided_by(number)]
+    if not able:
+        sizes.refuse(most)
+    return able[-1]
+
+
+def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
+    """The sizes of a run from its settings; a run that is there keeps the micro-batches it began with."""
+    began = None if out is None else began_with(out, batch_size)
+    return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, begun=began is not None)
+
+
+class Places:
+    """Where ranks may be started, and how many are: on GPUs of this machine (`gpus`: their names), or anywhere (None).
+
+    sizes: of a step, asked anew for each start. Where a range of numbers was asked for, the place of a rank that died is not used again.
+
+    >>> places = Places(asked("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
+    >>> places.size(), places.environment()
+    (4, {'CUDA_VISIBLE_DEVICES': '0,1,4,5'})
+    >>> places.died([1]); places.size(), places.environment()
+    (3, {'CUDA_VISIBLE_DEVICES': '0,4,5'})
+    """
+
+    def __init__(self, wanted: Asked, *, sizes: Callable[[], Sizes | None], gpus: Sequence[str] | None) -> None:
+        self.wanted, self.sizes, self.gpus = wanted, sizes, gpus
+        self.left = list(range(wanted.most if gpus is None else len(gpus)))
+
+    def size(self) -> int:
+        """How many ranks to start; `ConfigError` where no number that was asked for can be."""
+        devices = None if self.gpus is None else len(self.left)
+        most = min(self.wanted.most, len(self.left)) if self.wanted.least < self.wanted.most else self.wanted.most
+        if most < self.wanted.least and devices is None:
+            raise ConfigError(f"--nproc {self.wanted.text}: only {most} of them are left")
+        found = chosen(replace(self.wanted, most=max(most, self.wanted.least)), sizes=self.sizes(), devices=devices)
+        if self.gpus is None:
+            self.left = self.left[:found]  # what is no device is there as long as a rank is
+        return found
+
+    def died(self, ranks: Sequence[int]) -> None:
+        """Take notice of ranks that died, by their numbers at the last start."""
+        if self.wanted.least < self.wanted.most:
+            self.left = [place for rank, place in enumerate(self.left) if rank not in ranks]
+
+    def environment(self) -> dict[str, str]:
+        """What ranks need to find their devices."""
+        return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[place] for place in self.left)}
+
+
+def cores_each(processes: int) -> int:
+    """The cores of this machine that this process may use, shared; one at least."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)

@@ -1,0 +1,197 @@
+"""The ranks of one attempt: processes of their own, the store at which they meet, and what they say.
+
+A process is torch's own `SubprocessHandler`, from below torchrun's agent: environment, session and files of a rank. The agent
+itself is not used: it turns every exit status into 1, ends all others by the first that ends, and tells at length.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, SPEAKER, VERDICT
+from surefoot.distributed.liveness import Beat, Lost, last_lines
+from surefoot.distributed.parent_watch import LAUNCHER
+from surefoot.launch.process_count import cores_each
+
+_HOST = "127.0.0.1"
+_LINE = 200  # of each line so much is told
+_TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is in"
+
+
+class Group:
+    """Ranks 0 up to `size`, each of which runs `command`; rank 0 has the terminal, what the others say is in files in `logs`.
+
+    attempt: how often the group was started before. environment: what each has besides.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.command, self.size, self.attempt, self.logs = list(command), size, attempt, logs
+        self.environment = dict(environment)
+        self.statuses: dict[int, int] = {}  # of those that have ended; negative for a signal
+        self.processes: dict[int, SubprocessHandler] = {}
+        # of the system's choosing, and served from now on: no other program can take it in between
+        self.store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+        nonce = secrets.token_hex(8)
+        PrefixStore(MEETING, self.store).set(NONCE, nonce)
+        self.mailbox = PrefixStore(f"{nonce}/{MAILBOX}", self.store)
+        self.mailbox.set(SPEAKER, "launcher")
+
+    def start(self) -> None:
+        """Start every rank."""
+        for rank in range(self.size):
+            self.processes[rank] = SubprocessHandler(
+                entrypoint=sys.executable,
+                args=tuple(self.command),
+                env=self._environment(rank),
+                stdout=str(self.logs / f"rank-{rank}.stdout") if rank else None,
+                stderr=str(self.logs / f"rank-{rank}.stderr") if rank else None,
+                local_rank_id=rank,
+                numa_options=None,
+            )
+
+    def look(self) -> list[int]:
+        """The ranks that have ended since the last look."""
+        new = []
+        for rank, process in self.processes.items():
+            if rank not in self.statuses and (status := process.proc.poll()) is not None:
+                self.statuses[rank] = status
+                new.append(rank)
+        return new
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks that have not ended, as far as was looked."""
+        return [rank for rank in self.processes if rank not in self.statuses]
+
+    def stopped(self) -> list[int]:
+        """The ranks that something has stopped (SIGSTOP), and not let go on."""
+        if sys.platform == "win32":
+            return []
+        found = []
+        for rank in self.running:
+            with suppress(ChildProcessError):  # a signal has just found it ended
+                how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+                if os.waitid(os.P_PID, self.processes[rank].proc.pid, how) is not None:
+                    found.append(rank)
+        return found
+
+    def signal(self, number: int, *ranks: int) -> None:
+        """Send a signal to ranks that run (default: to all), and not to the processes that they have started."""
+        for rank in ranks or self.running:
+            self.processes[rank].proc.send_signal(number)
+
+    def name_lost(self, lost: Lost) -> None:
+        """Tell the others that a rank is lost: each that can ends."""
+        if not self.mailbox.check([VERDICT]):
+            self.mailbox.set(VERDICT, lost.written())
+
+    def named_lost(self) -> Lost | None:
+        """The rank that was named as lost, by this process or by rank 0."""
+        return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
+
+    def beat(self, rank: int) -> Beat:
+        """What a rank last said of itself."""
+        if self.mailbox.check([str(rank)]):
+            return Beat.read(self.mailbox.get(str(rank)))
+        return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
+
+    def furthest(self) -> Beat:
+        """What the rank that has begun the latest step last said of itself."""
+        return max(map(self.beat, self.processes), key=lambda beat: beat.begun)
+
+    def begun_anything(self) -> bool:
+        """Whether a rank has come as far as to open a run."""
+        return any(self.beat(rank).begun_anything for rank in self.processes)
+
+    def has_told(self, rank: int) -> bool:
+        """Whether a rank has met the others, and so would have told them of what it failed."""
+        return self.mailbox.check([str(rank)])
+
+    def unsaid(self, text: str) -> bool:
+        """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
+        with suppress(OSError):
+            for file in self.logs.iterdir():
+                said = file.read_text(encoding="utf-8", errors="replace")
+                if _IN_CRASH in text:
+                    said = said.partition(_TRACEBACK)[0]
+                lines = (line.strip().removeprefix("error: ") for line in said.splitlines())
+                if any(line[:_LINE] not in text for line in lines):
+                    return True
+        return False
+
+    def in_short(self, rank: int) -> str:
+        """Which rank ended how."""
+        status, beat = self.statuses[rank], self.beat(rank)
+        if status < 0:
+            return f"{beat.who} was killed by {signal.Signals(-status).name}"
+        return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
+
+    def what_happened(self, rank: int) -> Lost:
+        """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
+        status, beat = self.statuses[rank], self.beat(rank)
+        if beat.error and status > 0:
+            return Lost(rank, beat.failure)
+        by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
+        more = by + self.last_lines(rank)
+        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=more)
+
+    def last_lines(self, rank: int) -> str:
+        """What a rank said last, to be added to a message; nothing of rank 0, whose lines stand in the terminal."""
+        last = last_lines(self.logs / f"rank-{rank}.stderr") if rank else []
+        return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
+
+    def end(self) -> None:
+        """Kill whatever of the group is left, stopped processes and those that ranks have started too, and wait for it."""
+        for process in self.processes.values():
+            with suppress(ProcessLookupError, PermissionError):  # nobody of it is left; macOS says so of zombies
+                process.close(death_sig=signal.Signals(getattr(signal, "SIGKILL", signal.SIGTERM)))
+        for process in self.processes.values():
+            process.proc.wait()
+        self.look()
+        if sys.platform != "win32":
+            self._wait_for_children()
+
+    def _wait_for_children(self) -> None:
+        """Until nothing of the ranks' sessions is left, for five seconds at most: what they hold must be free again."""
+        until = time.monotonic() + 5
+        for process in self.processes.values():
+            with suppress(ProcessLookupError, PermissionError):
+                while time.monotonic() < until:
+                    os.killpg(process.proc.pid, 0)
+                    time.sleep(0.01)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """What torchrun would give this rank, and whom it must not outlive."""
+        threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(cores_each(self.size))}
+        quiet = {} if "TORCH_CPP_LOG_LEVEL" in os.environ else {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        numbers = {
+            "RANK": rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": self.size,
+            "MASTER_PORT": self.store.port,
+            "TORCHELASTIC_RESTART_COUNT": self.attempt,
+            LAUNCHER: os.getpid(),
+        }
+        return {
+            **threads,
+            **quiet,
+            **{name: str(number) for name, number in numbers.items()},
+            "MASTER_ADDR": _HOST,
+            "TORCHELASTIC_USE_AGENT_STORE": str(True),
+            **self.environment,
+        }

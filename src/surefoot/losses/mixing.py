@@ -1,0 +1,88 @@
+"""Images of a batch mixed in pairs, in the loss: mixup and cutmix. What is drawn comes from the generators that the loop seeds
+by (seed, step, micro-batch), on the host, so that no device is waited for.
+
+Shapes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surefoot.errors import ConfigError
+from surefoot.losses.dense import cross_entropy
+from surefoot.mean import Mean
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Images that show two samples each: `share` of the one labelled in `labels`, the rest of that in `others` (both B)."""
+
+    images: Tensor
+    labels: Tensor
+    others: Tensor
+    share: float
+
+
+def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0) -> Mixed:
+    """Each image with another one of its batch, in a share that is drawn once for all.
+
+    mixup: parameter of the Beta distribution of the share in a weighted mean of two images (Zhang et al. 2018:
+    https://arxiv.org/abs/1710.09412); 0 for never. cutmix: the same for the area around a rectangle that shows the other
+    image (Yun et al. 2019: https://arxiv.org/abs/1905.04899). Where both are above 0, each has its turn half of the time.
+
+    >>> import torch
+    >>> mixture = mixed(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)
+    >>> mixture.images.shape, 0 <= mixture.share <= 1
+    (torch.Size([4, 1, 8, 8]), True)
+    """
+    refuse_mixing(mixup=mixup, cutmix=cutmix)
+    batch = len(labels_B)
+    cuts = cutmix > 0 and (mixup <= 0 or random.random() < 0.5)
+    strength = cutmix if cuts else mixup
+    if batch < 2 or strength <= 0:
+        return Mixed(images_BCHW, labels_B, labels_B, 1.0)
+    share = random.betavariate(strength, strength)
+    # the order of samples is random already, so that the neighbour at any distance is a random partner
+    shift = random.randrange(1, batch)
+    partners_BCHW, others_B = images_BCHW.roll(shift, 0), labels_B.roll(shift, 0)
+    if not cuts:
+        return Mixed(share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share)
+    height, width = images_BCHW.shape[-2:]
+    top, bottom = _stretch(height, (1 - share) ** 0.5)
+    left, right = _stretch(width, (1 - share) ** 0.5)
+    after_BCHW = images_BCHW.clone()
+    after_BCHW[..., top:bottom, left:right] = partners_BCHW[..., top:bottom, left:right]
+    return Mixed(after_BCHW, labels_B, others_B, 1 - (bottom - top) * (right - left) / (height * width))
+
+
+def mixed_cross_entropy(logits_BK: Tensor, mixture: Mixed, *, label_smoothing: float = 0.0) -> Mean:
+    """Cross-entropy with both labels of each image, weighted by their shares, over B samples.
+
+    >>> import torch
+    >>> mixture = Mixed(torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25)
+    >>> round(float(mixed_cross_entropy(torch.zeros(2, 4), mixture).value), 4)
+    1.3863
+    """
+    first = cross_entropy(logits_BK, mixture.labels, label_smoothing=label_smoothing)
+    if mixture.share == 1.0:
+        return first
+    second = cross_entropy(logits_BK, mixture.others, label_smoothing=label_smoothing)
+    return Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
+
+
+def refuse_mixing(*, mixup: float, cutmix: float) -> None:
+    """Raise `ConfigError` for what is no parameter of a Beta distribution."""
+    for name, value in (("mixup", mixup), ("cutmix", cutmix)):
+        if not 0 <= value < float("inf"):
+            raise ConfigError(
+                f"{name} = {value}: 0 for none, or a positive number such as 0.2 (few images half and half)"
+            )
+
+
+def _stretch(length: int, fraction: float) -> tuple[int, int]:
+    """First place and end of a stretch of that fraction around a random middle, cut off at both ends."""
+    middle, half = random.randrange(length), length * fraction / 2
+    return max(0, round(middle - half)), min(length, round(middle + half))

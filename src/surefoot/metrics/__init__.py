@@ -1,0 +1,1 @@
+"""Metrics that compare outputs with targets."""

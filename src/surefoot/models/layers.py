@@ -1,0 +1,177 @@
+"""Squared ReLU: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of what is above 0, in the type of `x`: autocast would raise a power in float32.
+
+    >>> relu2(torch.tensor([-2.0, 3.0])).tolist()
+    [0.0, 9.0]
+    """
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return F.relu(x).square()
+    y: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _SquaredReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        above = F.relu(x)
+        ctx.save_for_backward(above)
+        return above * above
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> Tensor:
+        (above,) = ctx.saved_tensors
+        inner: Tensor = outer * above
+        return inner.mul_(2)
+
+
+_STEPS = 1 << 16  # a unit's coin is a number of 16 bits, so fractions are kept to 1/65,536
+
+
+class Dropout(nn.Module):
+    """Zero a fraction of units while training, and scale the others by 1/(1 - fraction): Srivastava et al. 2014, section 4.
+
+    On the CPU four units' coins come from one draw of 64 bits of torch's generator, two to three times as fast as
+    `nn.Dropout`, which elsewhere and in compiled code is what this is.
+
+    >>> Dropout(0.5).eval()(torch.ones(3)).tolist()
+    [1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, drop_fraction: float) -> None:
+        super().__init__()
+        if not 0.0 <= drop_fraction < 1.0:
+            raise ValueError(f"drop_fraction = {drop_fraction} must be at least 0 and below 1")
+        self.drop_fraction = drop_fraction
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The units left, scaled; in evaluation mode all of them, as they are."""
+        if not self.training or self.drop_fraction == 0.0:
+            return x
+        return dropped(x, self.drop_fraction)
+
+    def extra_repr(self) -> str:
+        """The fraction, for printing."""
+        return f"p={self.drop_fraction}"
+
+
+def dropped(x: Tensor, drop_fraction: float) -> Tensor:
+    """`x` with a random fraction of its numbers zeroed and the others scaled, so that the mean stays."""
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return F.dropout(x, drop_fraction)
+    y: Tensor = _Dropped.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, drop_fraction: float) -> Tensor:
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+        steps = min(round(drop_fraction * _STEPS), _STEPS - 1)
+        kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= steps - _STEPS // 2
+        ctx.save_for_backward(kept)
+        ctx.scale = _STEPS / (_STEPS - steps)
+        y: Tensor = x * kept * ctx.scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return outer * kept * ctx.scale, None
+
+
+EPSILON = 1e-6  # nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
+
+
+class RMSNorm(nn.Module):
+    """The norm over the last dimension, with a gain for each channel or, `gains=False`, without.
+
+    >>> [round(value, 4) for value in RMSNorm(2, gains=False)(torch.tensor([1.0, 7.0])).tolist()]
+    [0.2, 1.4]
+    """
+
+    def __init__(self, width: int, *, gains: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width)) if gains else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normed channels, in the type of `x`, on the CPU under autocast in autocast's."""
+        y = rms_normed(x)
+        return y if self.weight is None else y * self.weight
+
+    def extra_repr(self) -> str:
+        """Whether there are gains, for printing."""
+        return "" if self.weight is None else f"{len(self.weight)}"
+
+
+def rms_normed(x: Tensor) -> Tensor:
+    """`x` divided by its root mean square over the last dimension; computed in float32."""
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
+    y: Tensor = _Normed.apply(x, handed_on(x))  # type: ignore[no-untyped-call]
+    return y
+
+
+def handed_on(x: Tensor) -> torch.dtype:
+    """The type in which a product would take `x`: autocast's, where that is on, which leaves float64 alone."""
+    on = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    return torch.get_autocast_dtype("cpu") if on else x.dtype
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """1 over the root mean square of the last dimension, (..., 1), in float32 or better."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    scale: Tensor = norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
+    return scale
+
+
+def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
+    """The gradient before the norm, of that after it (`outer`); overwrites `normed`, the norm's wide result.
+
+    With y = s x, s = 1/rms(x): s (g - y mean(g y)).
+    """
+    along = (outer * normed).mean(dim=-1, keepdim=True)
+    return normed.mul_(along).neg_().add_(outer).mul_(scale)
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, given: torch.dtype) -> Tensor:
+        scale = reciprocal(x)
+        ctx.save_for_backward(x, scale)
+        return (x * scale).to(given)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
+        x, scale = ctx.saved_tensors
+        y = x * scale
+        return past_norm(outer.to(y.dtype), y, scale).to(x.dtype), None
+
+
+def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
+    """The same images in torch's `channels_last`; convolutions then keep to that layout.
+
+    Of a single channel torch sees both layouts as one, leaves the strides as they are, and goes on in the other one, in which
+    pooling is several times slower on a CPU (torch 2.13): the strides are set here.
+
+    >>> channels_side_by_side(torch.zeros(2, 1, 4, 5)).stride()
+    (20, 1, 5, 1)
+    """
+    if images_BCHW.shape[1] != 1:
+        return images_BCHW.contiguous(memory_format=torch.channels_last)
+    batch, _, height, width = images_BCHW.shape
+    return images_BCHW.reshape(batch, height, width, 1).permute(0, 3, 1, 2)

@@ -1,0 +1,312 @@
+"""The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs, positions.
+
+Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head,
+K hypotheses for one source, R = B x K rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surefoot.models.attention import Cache, causal_attention, masked_attention, rotated
+from surefoot.models.layers import Dropout, RMSNorm, relu2
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Seq2SeqShape:
+    """The size of an encoder-decoder and what it is made of. `width` is a multiple of the `heads`.
+
+    norm: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
+    section 4: https://arxiv.org/abs/2002.04745), or "post", after it, as in Vaswani et al. 2017, section 3.1
+    (https://arxiv.org/abs/1706.03762). norm_kind: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
+    Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
+
+    positions: "sinusoidal" (section 3.5 of Vaswani et al.; none to learn, so that places which few sentences reach are known
+    too), "learned", or "rotary": each side's attention to itself turns its queries and keys (Su et al. 2021, section 3.2.2:
+    https://arxiv.org/abs/2104.09864).
+
+    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). query_key_norm:
+    RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_start:
+    what writes into the residual stream starts at zero, so that each block starts as identity (Goyal et al. 2017, section
+    5.1: https://arxiv.org/abs/1706.02677); for norm "pre".
+
+    >>> Seq2SeqShape(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocabulary=8000).parameters
+    7578624
+    >>> base = Seq2SeqShape(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocabulary=37000, norm="post")
+    >>> base.parameters  # "65 x 10^6" in table 3 there
+    63082496
+    """
+
+    encoder_layers: int
+    decoder_layers: int
+    heads: int
+    width: int
+    hidden: int  # units between the two layers of an MLP
+    vocabulary: int  # of the target, and of the source where `source_vocabulary` is None
+    source_vocabulary: int | None = None  # None: one vocabulary and one embedding for both sides
+    context: int = 512  # the most places of either side
+    dropout: float = 0.0  # fraction of units of the embeddings and of what each part adds
+    attention_dropout: float = 0.0  # fraction of attention weights; slow on the CPU
+    activation_dropout: float = 0.0  # fraction of units between the layers of an MLP
+    norm: Literal["pre", "post"] = "pre"
+    norm_kind: Literal["layer", "rms"] = "layer"
+    query_key_norm: bool = False
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    activation: Literal["relu", "gelu", "relu2"] = "relu"
+    zero_start: bool = False
+    tied: bool = True  # the head's matrix is the target's embedding
+
+    def __post_init__(self) -> None:
+        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context)
+        source = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
+        if min(*sizes, self.vocabulary, source) < 1:
+            raise ValueError(f"every size must be 1 or more: {self}")
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+        if self.width % 2 and self.positions == "sinusoidal":
+            raise ValueError(f"width = {self.width} must be even: sinusoidal positions come in pairs of channels")
+        if self.width % (2 * self.heads) and self.positions == "rotary":
+            raise ValueError(
+                f"width = {self.width} must be a multiple of 2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
+            )
+        if self.zero_start and self.norm == "post":
+            raise ValueError("zero_start is for norm = 'pre': with a norm after each sum no block starts as identity")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} = {getattr(self, name)} must be a fraction, at least 0 and below 1")
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        width = self.width
+        attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.query_key_norm else 0)
+        mlp = 2 * width * self.hidden + self.hidden + width
+        norm = width if self.norm_kind == "rms" else 2 * width
+        encoder = self.encoder_layers * (attention + mlp + 2 * norm)
+        decoder = self.decoder_layers * (2 * attention + mlp + 3 * norm)
+        ends = 2 * norm if self.norm == "pre" else 0
+        places = 2 * self.context * width if self.positions == "learned" else 0
+        tables = (self.source_vocabulary or 0) + (1 if self.tied else 2) * self.vocabulary
+        return encoder + decoder + ends + places + tables * width
+
+
+EPSILON = 1e-5  # of the layer norms, torch's own
+
+Rotation = tuple[Tensor, Tensor]
+
+"""Cosines and sines (T, D) of rotary positions."""
+
+
+class EncoderBlock(nn.Module):
+    """Attention to all places of the source, then two layers at each."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.attention, self.attention_sum = SelfAttention(shape), Sum(shape)
+        self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
+
+    def forward(self, x_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """The residual stream after this block."""
+        x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S, rotation))
+        y_BSC: Tensor = self.mlp_sum(x_BSC, self.mlp)
+        return y_BSC
+
+
+class DecoderBlock(nn.Module):
+    """Attention to the places of the target so far, then to those of the source, then two layers at each place."""
+
+    def __init__(self, shape: Seq2SeqShape, layer: int = 0) -> None:
+        super().__init__()
+        self.attention, self.attention_sum = SelfAttention(shape, layer), Sum(shape)
+        self.cross, self.cross_sum = CrossAttention(shape), Sum(shape)
+        self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
+
+    def forward(self, x_BTC: Tensor, memory_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """The residual stream after this block."""
+        x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation))
+        k_BHSD, v_BHSD = self.cross.keys_values(memory_BSC)
+        x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, k_BHSD, v_BHSD, mask_B11S))
+        y_BTC: Tensor = self.mlp_sum(x_BTC, self.mlp)
+        return y_BTC
+
+    def after(
+        self,
+        x_BKC: Tensor,
+        cache: Cache,
+        k_BHSD: Tensor,
+        v_BHSD: Tensor,
+        mask_B11S: Tensor,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """The same for one more place of each of K hypotheses, the places before it in the cache (of B x K rows)."""
+        x_BKC = self.attention_sum(x_BKC, lambda y_BKC: self.attention.after(y_BKC, cache, rotation))
+        x_BKC = self.cross_sum(x_BKC, lambda y_BKC: self.cross(y_BKC, k_BHSD, v_BHSD, mask_B11S))
+        y_BKC: Tensor = self.mlp_sum(x_BKC, self.mlp)
+        return y_BKC
+
+
+class Sum(nn.Module):
+    """What goes through plus what a part makes of it, with a norm before that part or after the sum."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.pre = shape.norm == "pre"
+        self.norm = norm_of(shape)
+        self.dropout = Dropout(shape.dropout)
+
+    def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sum with `part` of the stream."""
+        if self.pre:
+            y_BTC: Tensor = x_BTC + self.dropout(part(self.norm(x_BTC)))
+        else:
+            y_BTC = self.norm(x_BTC + self.dropout(part(x_BTC)))
+        return y_BTC
+
+
+class SelfAttention(nn.Module):
+    """Attention of places to places of the same sequence."""
+
+    def __init__(self, shape: Seq2SeqShape, layer: int = 0) -> None:
+        super().__init__()
+        self.heads, self.drop_fraction, self.layer = shape.heads, shape.attention_dropout, layer
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x_BTC: Tensor, mask_B11S: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """What each place gathers: from the places where the mask is true, without one from itself and those before it."""
+        q_BHTD, k_BHTD, v_BHTD = self._parts(x_BTC, rotation)
+        drop_fraction = self.drop_fraction if self.training else 0.0
+        if mask_B11S is None:
+            y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
+        else:
+            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
+        y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
+        return y_BTC
+
+    def after(self, x_BKC: Tensor, cache: Cache, rotation: Rotation | None = None) -> Tensor:
+        """What one more place of each hypothesis gathers from itself and the cached places before it."""
+        q_RH1D, k_RH1D, v_RH1D = self._parts(x_BKC.flatten(0, 1)[:, None], rotation)
+        k_RHTD, v_RHTD = cache.extended(self.layer, k_RH1D, v_RH1D)
+        y_RH1D = causal_attention(q_RH1D, k_RHTD, v_RHTD, drop_fraction=0.0)
+        y_BKC: Tensor = self.out(y_RH1D.reshape(x_BKC.shape))
+        return y_BKC
+
+    def _parts(self, x_BTC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, D), the first two normalised and turned where the shape says so."""
+        q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
+        if rotation is not None:
+            q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
+        return q_BHTD, k_BHTD, v_BHTD
+
+
+class CrossAttention(nn.Module):
+    """Attention of the target's places to those of the source."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.heads, self.drop_fraction = shape.heads, shape.attention_dropout
+        self.query = nn.Linear(shape.width, shape.width)
+        self.key_value = nn.Linear(shape.width, 2 * shape.width)
+        self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def keys_values(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, D) of the source's places, the same for all that is said about them."""
+        k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
+        k_BHSD = _by_head(k_BSC, self.heads)
+        if self.key_norm is not None:
+            k_BHSD = _normed(k_BHSD, self.key_norm)
+        return k_BHSD, _by_head(v_BSC, self.heads)
+
+    def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
+        """What each place of the target gathers from the source's places where the mask is true."""
+        q_BHTD = _by_head(self.query(x_BTC), self.heads)
+        if self.query_norm is not None:
+            q_BHTD = _normed(q_BHTD, self.query_norm)
+        drop_fraction = self.drop_fraction if self.training else 0.0
+        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
+        y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
+        return y_BTC
+
+
+class MLP(nn.Module):
+    """Up, a nonlinearity, and down, each place by itself."""
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        self.activation = _ACTIVATIONS[shape.activation]
+        self.up = nn.Linear(shape.width, shape.hidden)
+        self.dropout = Dropout(shape.activation_dropout)
+        self.down = nn.Linear(shape.hidden, shape.width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Each place by itself."""
+        y_BTC: Tensor = self.down(self.dropout(self.activation(self.up(x_BTC))))
+        return y_BTC
+
+
+class Positions(nn.Module):
+    """A vector for each place: sines and cosines of wavelengths from 2 pi to 20,000 pi, or learned ones."""
+
+    table: Tensor  # (T, C)
+
+    def __init__(self, shape: Seq2SeqShape) -> None:
+        super().__init__()
+        if shape.positions == "learned":
+            self.table = nn.Parameter(torch.empty(shape.context, shape.width).normal_(std=shape.width**-0.5))
+        else:
+            self.register_buffer("table", waves(shape.context, shape.width), persistent=False)
+
+    def forward(self, first: int, end: int) -> Tensor:
+        """The vectors (T, C) of the places from `first` up to `end`."""
+        if end > len(self.table):
+            raise ValueError(f"{end} tokens are more than the model's context of {len(self.table)}")
+        return self.table[first:end]
+
+
+def waves(context: int, width: int) -> Tensor:
+    """Sinusoidal positions (T, C): Vaswani et al. 2017, section 3.5, sines at even channels and cosines at odd ones.
+
+    >>> waves(2, 4)[0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    frequencies_c = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles_Tc = torch.outer(torch.arange(context, dtype=torch.float64), frequencies_c)
+    return torch.stack([angles_Tc.sin(), angles_Tc.cos()], dim=2).flatten(1).float()
+
+
+def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
+    """A norm over the channels, of the shape's kind."""
+    if shape.norm_kind == "rms":
+        return RMSNorm(shape.width)
+    return nn.LayerNorm(shape.width, eps=EPSILON)
+
+
+def channel_norm(shape: Seq2SeqShape) -> RMSNorm | None:
+    """An RMS norm of the channels of each head's queries, or keys: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245)."""
+    return RMSNorm(shape.width // shape.heads) if shape.query_key_norm else None
+
+
+def _normed(x_BHTD: Tensor, norm: RMSNorm) -> Tensor:
+    y_BHTD: Tensor = norm(x_BHTD).to(x_BHTD.dtype)  # a gain is wider than what autocast computes with
+    return y_BHTD
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "relu2": relu2}
+
+
+def _by_head(x_BTC: Tensor, heads: int) -> Tensor:
+    batch, time, width = x_BTC.shape
+    return x_BTC.view(batch, time, heads, width // heads).transpose(1, 2)

@@ -1,0 +1,215 @@
+"""What a run would need and how long a step would take on many GPUs: `surefoot plan --world N`, in words and numbers.
+
+Nothing is allocated and nothing is measured: the run is on paper, the numbers are those of `scaling` and of a dry pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from surefoot.distributed.blocks import refuse_unshardable
+from surefoot.errors import ConfigError, first_line
+from surefoot.memory import in_words
+from surefoot.optim.memory import state_bytes
+from surefoot.optim.sharding import refuse_optimizer
+from surefoot.plan.cluster import Assumed, Case, fits, shared, spread, tokens_each
+from surefoot.plan.meta_pass import Pass, dry_pass
+from surefoot.plan.network_model import ring_bandwidth, windows
+from surefoot.plan.summary import Section, parameters_by_module
+from surefoot.plan.workload import Spread, workload
+from surefoot.tracking.format import measured_time, three_digits, with_unit
+from surefoot.tracking.text_table import text_table
+from surefoot.train.components import Parts
+
+_PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "averages": "averaged weights",
+    "buffers": "buffers",
+    "whole_gradients": "whole gradients, until the last micro-batch",
+    "gathered": "gathered parameters",
+    "exchanged": "gradients on their way",
+    "passing": "activations of a pass, at most",
+    "updating": "copies while the optimizer works (not beside a pass)",
+}
+
+
+def sections(parts: Parts, assumed: Assumed) -> list[Section]:
+    """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
+    if parts.task.loss is None:
+        raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
+    world = parts.world.on_paper
+    rows, micro_batches, note = shared(parts, ranks=world)
+    tokens = tokens_each(parts)
+    own = spread(parts, ranks=world)
+    refused = refusal(parts)
+    if refused is not None and own.kind == "fsdp":
+        raise refused
+    passes = {own.gather: dry_pass(parts, rows=rows, weights_narrow=own.gather == "bf16")}
+    passes.setdefault("fp32", passes[own.gather] if own.gather == "fp32" else dry_pass(parts, rows=rows))
+    works = {gather: workload(parts, passed) for gather, passed in passes.items()}
+
+    def case(name: str, chosen: Spread) -> Case:
+        return Case(name, chosen, works[chosen.gather], micro_batches, assumed.machine)
+
+    beside = others(own, node_size=assumed.machine.node_size)
+    cases = [case(name, chosen) for name, chosen in beside.items() if refused is None or chosen.kind != "fsdp"]
+    mine = next(found for found in cases if found.strategy == own)
+    return [
+        *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
+        Section("parameters by module", parameters_by_module(parts.state.models)),
+        Section("assumed", assumptions(assumed, world=world)),
+        Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
+        Section(f"memory of a GPU, {mine.name}", [*held(parts, mine)]),
+        *([] if world == 1 else [Section(f"sent by each GPU in a step, {mine.name}", sent(mine))]),
+        Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
+        *(
+            []
+            if world == 1
+            else [Section("strategies", table(cases) + ([] if refused is None else [first_line(refused)]))]
+        ),
+    ]
+
+
+def refusal(parts: Parts) -> ConfigError | None:
+    """Why this run cannot be sharded; None where it can."""
+    try:
+        for model in parts.state.models.values():
+            refuse_unshardable(model)
+        for trained in parts.state.trained.values():
+            refuse_optimizer(trained.optimizer)
+    except ConfigError as problem:
+        return problem
+    return None
+
+
+def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
+    """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
+    if own.kind == "none":
+        return {"one process": own}
+    world = own.world
+    plain = replace(own, reshard=True, replicas=1) if own.kind == "fsdp" else Spread("fsdp", world, synchronise="every")
+    found = {
+        "ddp": own if own.kind == "ddp" else Spread("ddp", world),
+        "fsdp": plain,
+        "fsdp, reshard off": replace(plain, reshard=False),
+    }
+    if world > node_size > 1 and world % node_size == 0:
+        found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
+    if own not in found.values():
+        name = f"fsdp, {own.replicas} replicas" if own.replicas > 1 else "fsdp"
+        found = {f"{name}, as set": own, **found}
+    return found
+
+
+def assumptions(assumed: Assumed, *, world: int) -> list[str]:
+    """Every number about the machine that is assumed, and where it comes from."""
+    machine = assumed.machine
+    nodes = -(-world // machine.node_size)
+    told = {
+        "node_size": f"{world:,} GPU{'s' * (world != 1)}, {nodes:,} node{'s' * (nodes != 1)} of {machine.node_size}",
+        "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
+        "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
+        "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",
+        "bandwidth": f"{in_words(machine.bandwidth)}/s a GPU sends to other nodes, and receives",
+        "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s to others of its node",
+    }
+    return text_table([(text, f"[{assumed.origins[name]}]") for name, text in told.items()], left=(0, 1))
+
+
+def step(parts: Parts, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
+    """How many samples, and what the dry pass found."""
+    world, rows, each = case.strategy.world, passed.samples, case.micro_batches
+    forward, backward = passed.flops
+    return [
+        f"{_samples(world * each * rows, tokens)} = {world:,} rank{'s' * (world > 1)}"
+        f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
+        *([note] if note else []),
+        f"a micro-batch in {parts.whole.precision.name}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
+        f"it keeps {in_words(passed.kept_bytes)} for the backward pass and takes {in_words(passed.most_bytes)} at most"
+        " (dry pass on the meta device)",
+    ]
+
+
+def held(parts: Parts, case: Case) -> Iterable[str]:
+    """A line for each purpose that takes memory, and their sum against what there is."""
+    found, machine = case.memory, case.machine
+    rows = {what: getattr(found, name) for name, what in _PURPOSES.items()}
+    unknown = any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values())
+    table = [(what, in_words(number), "") for what, number in rows.items() if number]
+    table.append(("together, at most", in_words(found.total), fits(found, machine)))
+    *lines, together = text_table(table, left=(0, 2))
+    yield from lines
+    if unknown:
+        yield "the optimizer's state is known after its first step only, and left out"
+    yield together
+    if found.host:
+        yield f"beside it in the host's memory {in_words(found.host)} for each GPU"
+
+
+def sent(case: Case) -> list[str]:
+    """What is sent beside which pass, how often, and in all."""
+    found = windows(case.work, case.strategy, micro_batches=case.micro_batches)
+    shards, copies = case.strategy.shards, case.strategy.copies
+    lines = []
+    for window in found:
+        ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
+        told = ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number)
+        if told:
+            lines.append(f"{window.times} x beside a {window.part} pass: {told}")
+    ring = {"shards": (shards, 1), "replicas": (copies, shards)}
+    speeds = ", ".join(
+        f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s among {name}"
+        for name, (members, stride) in ring.items()
+        if members > 1
+    )
+    return [*lines, f"{in_words(case.sent)} in all, at {speeds}"]
+
+
+def times(case: Case, *, tokens: float | None) -> list[str]:
+    """Seconds of computing and sending, and from which batch on the one hides the other."""
+    found, world, samples = case.timing, case.strategy.world, case.hidden_from
+    hidden = found.communication_s - found.exposed_s
+    made = world * case.micro_batches * case.work.samples / found.step_s
+    of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
+    if world == 1:
+        return [of_step]
+    return [
+        f"computing {measured_time(found.compute_s)}, communication {measured_time(found.communication_s)}:"
+        f" {measured_time(hidden)} of it hidden, {measured_time(found.exposed_s)} exposed",
+        of_step,
+        f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
+        f"which are {_samples(samples * world, tokens)} a step",
+    ]
+
+
+def table(cases: Iterable[Case]) -> list[str]:
+    """A line for each strategy."""
+    rows = [("strategy", "memory", "", "sent", "hides from", "exposed", "step")]
+    for case in cases:
+        found = case.timing
+        rows.append(
+            (
+                case.name,
+                in_words(case.memory.total),
+                fits(case.memory, case.machine),
+                in_words(case.sent),
+                f"{case.hidden_from:,} a GPU",
+                measured_time(found.exposed_s),
+                measured_time(found.step_s),
+            )
+        )
+    return text_table(rows, left=(0, 2))
+
+
+def _samples(samples: int, tokens: float | None) -> str:
+    """So many samples, and their tokens where those are known."""
+    said = f"{samples:,} sample{'s' * (samples != 1)}"
+    return said if tokens is None else f"{said} ({round(samples * tokens):,} tokens)"
+
+
+def _rate(samples: float, tokens: float | None) -> str:
+    rate, unit = (samples, "samples/s") if tokens is None else (samples * tokens, "tokens/s")
+    return f"{three_digits(rate)} {unit}"

@@ -1,0 +1,140 @@
+"""What one forward and backward pass would hold and compute: a dry pass, over a model on the meta device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from surefoot.errors import ConfigError, DataError, first_line
+from surefoot.mean import Mean
+from surefoot.memory import peak, tensor_bytes
+from surefoot.optim.clipping import clear
+from surefoot.plan.meta_device import OnPaper
+from surefoot.train.components import Parts
+from surefoot.train.loss_accumulator import scalar
+from surefoot.train.precision import FORMATS
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch, forward and backward, where gradients are there already.
+
+    `kept_bytes` is what the backward pass needs of the forward pass, without the weights; `most_bytes` all that is made and held at
+    one time, gradients on their way to their weights among it.
+    """
+
+    samples: int
+    kept_bytes: int
+    most_bytes: int
+    flops: tuple[float, float]  # multiplications and additions of the forward, and of the backward pass
+
+
+def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
+    """Pass the first micro-batch of a run on paper through its model; with `rows` as if it had so many samples.
+
+    `weights_narrow`: weights come in bfloat16 already, as where they are gathered so. Counted are multiplications and additions
+    of products, convolutions and attention (all of it, causal or not), by torch's own formulas. Raises `ConfigError` for a
+    loss that cannot be computed without numbers.
+    """
+    batch, samples = _first_batch(parts, rows)
+    narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.whole.precision.name].autocast
+    clear(parts.state.parameters)
+    for parameter in parts.state.parameters:
+        parameter.grad = torch.empty_like(parameter)
+    try:
+        casts = _leaves(_passed(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
+        kept, most, forward, whole, _ = _passed(parts, batch, narrow=narrow, casts=casts)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"the model or its loss cannot be computed on paper: {first_line(problem)}\n"
+            "  does it read numbers (.item(), if tensor, tensor[mask]) or make tensors on a device by name?"
+        ) from problem
+    finally:
+        clear(parts.state.parameters)
+    return Pass(samples, kept, most, (float(forward), float(whole - forward)))
+
+
+def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+    """Casts as weights of their own, whose gradients are there already."""
+    found = {weight: cast.detach().requires_grad_() for weight, cast in casts.items()}
+    for cast in found.values():
+        cast.grad = torch.empty_like(cast)
+    return found
+
+
+class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts by torch's formulas; its own `FlopCounterMode` keeps what a checkpoint computes again from being freed."""
+
+    def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # which makes loggers when it is imported
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops, self.formulas = 0, flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        formula = self.formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=made)
+        return made
+
+
+def _passed(
+    parts: Parts, batch: Any, *, narrow: torch.dtype | None, casts: dict[Tensor, Tensor] | None = None
+) -> tuple[int, int, int, int, dict[Tensor, Tensor]]:
+    assert parts.task.loss is not None
+    models = parts.state.models.values()
+    there = [*(casts or {}).values(), *(held for model in models for held in (*model.parameters(), *model.buffers()))]
+    weights = {tensor.untyped_storage() for tensor in there}
+    kept: set[torch.UntypedStorage] = set()
+
+    def packed(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage() not in weights:
+            kept.add(tensor.untyped_storage())
+        return tensor
+
+    mode, counted = OnPaper(narrow, casts=casts), _Arithmetic()
+    with counted, peak(torch.device("meta")) as found, mode:
+        with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+            result = parts.task.loss(parts.task.forward, batch)
+        result = result[0] if isinstance(result, tuple) else result
+        loss = scalar(result.total if isinstance(result, Mean) else result)
+        forward = counted.flops
+        kept_bytes = sum(storage.nbytes() for storage in kept)
+        kept.clear()
+        if casts is None:  # autocast's block is left: what a checkpoint computes again, is cast again
+            mode.casts.clear()
+            mode.keeping = False
+        del result
+        _backward(loss)
+    read = tensor_bytes(tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor))
+    return kept_bytes, found.memory_bytes + read, forward, counted.flops, mode.casts
+
+
+def _backward(loss: Tensor) -> None:
+    """As `loss.backward()`, which would itself be handed to the mode, and leave it: checkpoints compute again in it."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def _first_batch(parts: Parts, rows: int | None) -> tuple[Any, int]:
+    """The first micro-batch that holds anything, and its samples; with as many rows as are asked for."""
+    found = next((held for held in parts.supply.again(0) if held.count), None)
+    if found is None:
+        raise DataError("the first micro-batch cannot be read: see surefoot plan without --world for the reason")
+    there = len(found.ids)
+    if rows is None or rows == there:
+        return found.batch, there
+
+    def resized(tensor: Tensor) -> Tensor:
+        fits = tensor.ndim > 0 and len(tensor) == there
+        return tensor.new_empty((rows, *tensor.shape[1:])) if fits else tensor
+
+    return tree_map_only(Tensor, resized, found.batch), rows

@@ -1,0 +1,160 @@
+"""A run on paper in numbers: its weights by block, its optimizer's state, and what a pass over it would hold and compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from surefoot.distributed.blocks import blocks_of
+from surefoot.distributed.shards import shard_shape
+from surefoot.memory import tensor_bytes
+from surefoot.optim.memory import state_bytes, update_bytes
+from surefoot.plan.meta_pass import Pass
+from surefoot.train.components import Parts
+
+
+def workload(parts: Parts, passed: Pass) -> Workload:
+    """The numbers that scaling is computed from: of a run on paper, and of a dry pass of one of its micro-batches.
+
+    State that is not known before an optimizer's first step counts as nothing here; `optim.memory.state_bytes` says None.
+    """
+    models, trained = parts.state.models, list(parts.state.trained.values())
+    outside, blocks = units(models, parts.parallel.blocks)
+    return Workload(
+        outside=outside,
+        blocks=blocks,
+        state_bytes=lambda shards: sum(state_bytes(held.optimizer, shards=shards) or 0 for held in trained),
+        update_bytes=lambda shards: max(update_bytes(held.skip, held.optimizer, shards=shards) for held in trained),
+        averages=int(bool(parts.state.averages)),
+        buffer_bytes=tensor_bytes(held for model in models.values() for held in model.buffers()),
+        pass_bytes=passed.most_bytes,
+        flops=passed.flops,
+        samples=passed.samples,
+    )
+
+
+def units(
+    models: Mapping[str, nn.Module], named: Sequence[str] = ()
+) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
+    """The weights that belong to no block, and those of each block, as FSDP gathers them together.
+
+    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block with a weight that stands
+    outside of it too is gathered with what stands around it.
+
+    >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
+    >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})
+    >>> [weight.shape for weight in outside], [[weight.shape for weight in block] for block in blocks]
+    ([(1, 4), (1,)], [[(4, 4), (4,)], [(4, 4), (4,)]])
+    """
+    outside: list[nn.Parameter] = []
+    blocks: list[list[nn.Parameter]] = []
+    for model in models.values():
+        alone = [
+            list(block.parameters()) for block in blocks_of(model, named or "auto").values() if _is_alone(block, model)
+        ]
+        inside = {parameter for block in alone for parameter in block}
+        outside += [parameter for parameter in model.parameters() if parameter not in inside]
+        blocks += [block for block in alone if block]
+    return _weights(outside), tuple(_weights(block) for block in blocks)
+
+
+def _is_alone(block: nn.Module, model: nn.Module) -> bool:
+    """True where no module outside of a block holds a parameter of it."""
+    within, own = set(block.modules()), set(block.parameters())
+    others = (module for module in model.modules() if module not in within)
+    return not any(parameter in own for module in others for parameter in module.parameters(recurse=False))
+
+
+def _weights(parameters: Iterable[Tensor]) -> tuple[Weight, ...]:
+    return tuple(Weight(tuple(held.shape), held.element_size(), held.requires_grad) for held in parameters)
+
+
+Kind = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A strategy over `world` ranks; the settings are those of `--parallel` and `--sharding.*`, none of them "auto"."""
+
+    kind: Kind
+    world: int
+    replicas: int = 1  # of sharded groups: a mesh of replicas x shards
+    reshard: bool = True  # let gathered parameters go after the forward pass
+    synchronise: Literal["last", "every"] = "last"  # gradients with which micro-batch
+    gather: Literal["fp32", "bf16"] = "fp32"
+    offload: bool = False  # parameters, gradients and optimizer state in the host's memory
+
+    @property
+    def shards(self) -> int:
+        """Over so many ranks a parameter is cut.
+
+        >>> Spread("fsdp", 512, replicas=64).shards, Spread("ddp", 512).shards
+        (8, 1)
+        """
+        return self.world // self.replicas if self.kind == "fsdp" else 1
+
+    @property
+    def copies(self) -> int:
+        """So many ranks hold the same numbers, and add up their gradients."""
+        return self.replicas if self.kind == "fsdp" else self.world
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter: its shape, bytes of a number, and whether it is trained."""
+
+    shape: tuple[int, ...]
+    item_bytes: int = 4
+    trained: bool = True
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all of it."""
+        return math.prod(self.shape) * self.item_bytes
+
+    def shard_bytes(self, shards: int) -> int:
+        """Of the rows that the first rank holds, which has most: FSDP2 cuts dimension 0 into chunks of ceil(n / shards).
+
+        >>> Weight((10, 3)).shard_bytes(4), Weight((10, 3)).shard_bytes(1)
+        (36, 120)
+        """
+        return math.prod(shard_shape(self.shape, shards)) * self.item_bytes
+
+    def gathered_bytes(self, shards: int, gather: Literal["fp32", "bf16"]) -> int:
+        """Of all ranks' rows together, padded to equal size, in the format in which they are gathered.
+
+        >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
+        (144, 72)
+        """
+        numbers = shards * math.prod(shard_shape(self.shape, shards))
+        return numbers * (min(2, self.item_bytes) if gather == "bf16" else self.item_bytes)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its optimizer, and one micro-batch of one rank; nothing in it depends on the strategy.
+
+    `outside` are the weights that belong to no block, `blocks` those that are gathered block by block. `state_bytes` and
+    `update_bytes` (copies that an update makes for its time) are of one rank, by the number of shards. `pass_bytes` is what a forward
+    and backward pass holds at most beside weights and gradients; `flops` are those of the forward and of the backward pass, what
+    checkpointing computes again in the latter.
+    """
+
+    outside: tuple[Weight, ...]
+    blocks: tuple[tuple[Weight, ...], ...]
+    state_bytes: Callable[[int], int]
+    update_bytes: Callable[[int], int]
+    averages: int  # twins of the model
+    buffer_bytes: int
+    pass_bytes: int
+    flops: tuple[float, float]
+    samples: int
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every parameter once."""
+        return (*self.outside, *(weight for block in self.blocks for weight in block))

@@ -1,0 +1,231 @@
+"""The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
+
+Counted are matrix products, convolutions and attention, a multiplication and an addition as two operations; with nothing for
+elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual,
+and the same whatever computes it: what a fused kernel computes again for its backward pass is no progress and counts nothing, and
+attention in tiles, which leaves half of it out, counts as if it did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from surefoot.data.loader import MicroBatch
+from surefoot.errors import ConfigError
+from surefoot.models.attention import in_one_tile
+from surefoot.models.gpt import GPT
+from surefoot.profile.stopwatch import Stopwatch
+from surefoot.profile.timed_step import Stepping
+from surefoot.train import activation_checkpointing
+from surefoot.train.loop import State, Task
+from surefoot.train.precision import FORMATS
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one step of this process.
+
+    `again` are those of activation checkpointing, which computes forward passes twice: they are done, and no progress.
+    `formula` is 6 N a token (Kaplan et al. 2020, table 1) and 12 L T D for attention (Chowdhery et al. 2022, appendix B), where the
+    model is surefoot's GPT; N counts what is multiplied with: no embeddings but a tied head.
+    """
+
+    by_phase: dict[str, int]
+    again: int
+    formula: int | None = None
+
+    @property
+    def model(self) -> int:
+        """Of the model: forward and backward passes, once each."""
+        return sum(number for phase, number in self.by_phase.items() if phase != "optimizer")
+
+    @property
+    def done(self) -> int:
+        """All that are done, with what checkpointing computes again and the optimizer's; what kernels compute again is left out."""
+        return sum(self.by_phase.values()) + self.again
+
+
+def counter() -> FlopCounterMode:
+    """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
+
+    It counts the scores that fused attention computes again in its backward pass, which this one does not: attention written
+    out, which keeps them, is as many operations.
+
+    >>> with counter() as counting:
+    ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
+    >>> counting.get_total_flops()
+    120
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    operators = torch.ops.aten
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            operators._scaled_dot_product_flash_attention_for_cpu: _attention,
+            operators._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+            operators._scaled_dot_product_flash_attention_backward: _attention_backward,
+            operators._scaled_dot_product_efficient_attention_backward: _attention_backward,
+            operators._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+        },
+    )
+
+
+def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
+    """The operations of one step with these micro-batches; what is compiled is counted as it is written.
+
+    Nothing is counted twice: where activation checkpointing computes again, that is told apart.
+    """
+    models: Any = state.models["model"] if list(state.models) == ["model"] else state.models
+    plain = replace(task, forward=models) if _is_compiled(task.forward) else task
+    done = _by_phase(plain, state, micro_batches, feed)
+    once = done
+    blocks = computed_again(state)
+    if blocks:
+        with kept_activations(blocks):
+            once = _by_phase(plain, state, micro_batches, feed)
+    again = sum(done.values()) - sum(once.values())
+    return Flops(once, again, _by_formula(state, micro_batches))
+
+
+@contextmanager
+def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
+    """Blocks that are computed again in the backward pass, as if they were not."""
+    own = [vars(block)["forward"] for block in blocks]
+    try:
+        for block, forward in zip(blocks, own, strict=True):
+            vars(block)["forward"] = forward.args[1]  # what it was before
+        yield
+    finally:
+        for block, forward in zip(blocks, own, strict=True):
+            vars(block)["forward"] = forward
+
+
+def computed_again(state: State) -> list[nn.Module]:
+    """The blocks of a run's models that activation checkpointing computes again."""
+    return [part for model in state.models.values() for part in model.modules() if _is_computed_again(part)]
+
+
+def _is_computed_again(module: nn.Module) -> bool:
+    held = vars(module).get("forward")
+    return isinstance(held, partial) and held.func is activation_checkpointing._computed_again
+
+
+def _is_compiled(forward: Any) -> bool:
+    parts = forward.values() if isinstance(forward, dict) else [forward]
+    return any("_orig_mod" in vars(part).get("_modules", {}) for part in parts if isinstance(part, nn.Module))
+
+
+def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
+    counting = counter()
+    watch = Stopwatch(now=counting.get_total_flops)
+    stepping = Stepping(task, state, feed, watch)
+    with counting, in_one_tile():
+        taken = stepping.pass_only(micro_batches)
+    return {phase: int(number) for phase, number in taken.items() if number}
+
+
+def _by_formula(state: State, micro_batches: list[MicroBatch]) -> int | None:
+    model = state.models.get("model")
+    if not isinstance(model, GPT):
+        return None
+    inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
+    return sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
+
+
+def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
+    """6 N + 12 L T D operations a token, forward and backward, of a GPT on sequences of one length.
+
+    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters that are multiplied with, L layers, T
+    tokens in a sequence, D the width, which is heads x channels. Embeddings are looked up and not multiplied with; the head is.
+    """
+    shape = model.shape
+    matrices = {id(part.weight): part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear)}
+    return (6 * sum(matrices.values()) + 12 * shape.layers * length * shape.width) * tokens
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    from torch.utils.flop_counter import sdpa_flop_count
+
+    del out_shape
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    from torch.utils.flop_counter import sdpa_backward_flop_count
+
+    del out_shape
+    batch, heads, queries, channels = query
+    again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
+    return int(sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]
+
+
+_SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
+
+_LONG_S = 1.0
+
+
+def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LONG_S) -> float:
+    """Operations a second of square matrix products, the best of several sizes, within about `limit_s`.
+
+    In bfloat16 or float16 where the run computes in it; with torch's settings as they are, so TF32 where the run has it.
+    A product of two matrices of n x n is 2 n^3 operations. What is measured stays below what a maker states.
+
+    >>> measured_peak(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
+    True
+    """
+    dtype = FORMATS[precision].autocast or torch.float32
+    best, sizes = 0.0, _SIZES.get(device.type, _SIZES["cpu"])
+    for size in sizes:
+        left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
+        made = left @ right
+        until, took_s = perf_counter() + limit_s / len(sizes), 0.0
+        while True:
+            took_s = _once_s(left, right, made)
+            best = max(best, 2.0 * size**3 / took_s)
+            if perf_counter() + took_s > until:
+                break
+        if 8 * took_s > limit_s:  # the next size takes eight times as long
+            break
+    return best
+
+
+def given_peak(text: str) -> float:
+    """The number in `--peak 989e12`; `ConfigError` for what is none above 0.
+
+    >>> given_peak("989e12")
+    989000000000000.0
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ConfigError(
+            f"--peak {text!r} is no number of operations a second\n  write it as in --peak 989e12 (an H100's, in bf16)"
+        )
+    return found
+
+
+def _once_s(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> float:
+    if left.device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        torch.mm(left, right, out=made)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+    begun = perf_counter()
+    torch.mm(left, right, out=made)
+    return perf_counter() - begun

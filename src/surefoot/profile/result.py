@@ -1,0 +1,216 @@
+"""A profile as a person reads it, in at most 100 columns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import ConfigError
+from surefoot.memory import in_words as bytes_in_words
+from surefoot.profile.ab_timing import Tried
+from surefoot.profile.flops import Flops
+from surefoot.profile.memory_timeline import MemoryLine
+from surefoot.profile.stopwatch import PHASES, Phases
+from surefoot.profile.trace import Operator, draw
+from surefoot.tracking.format import measured_time, shortened, with_unit
+from surefoot.tracking.text_table import text_table
+
+if TYPE_CHECKING:
+    from surefoot.profile.ab_timing import Tried
+
+
+def written(profile: Profile, place: Path) -> Profile:
+    """Write all but the trace, which is there; returns the profile with the names of its files."""
+    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
+    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
+    found = replace(profile, files=tuple(str(path) for path in there))
+    try:
+        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
+        (place / "profile.txt").write_text(f"{found}\n")
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
+        ) from problem
+    return found
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
+
+    `peak` is in operations a second; `not_tried` names what there was no time for. On CUDA `busy_s` is how long the device worked,
+    and `copied_s` how long it took copies, beside that.
+    """
+
+    what: str
+    setting: str
+    phases: Phases
+    operators: list[Operator]
+    memory: MemoryLine
+    flops: Flops
+    peak: float
+    peak_given: bool
+    tokens: float  # targets of a step
+    tries: list[Tried]
+    not_tried: list[str]
+    busy_s: float | None = None
+    copied_s: float | None = None
+    files: tuple[str, ...] = ()
+
+    @property
+    def flops_per_s(self) -> float:
+        """Operations of the model a second: forward and backward passes once each, over the whole step's time."""
+        return self.flops.model / self.phases.step_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
+        return self.flops_per_s / self.peak
+
+    def described(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        whole = asdict(self) | {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
+        whole["flops"] |= {"model": self.flops.model, "done": self.flops.done}
+        whole["tries"] = [
+            {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
+            for one in self.tries
+        ]
+        return whole
+
+    def __str__(self) -> str:
+
+        return in_words(self)
+
+
+_NAMES = {
+    "waiting": "waiting for data",
+    "optimizer": "optimizer, clipping",
+    "communication": "communication",
+    "rest": "Python and the rest",
+}
+
+_SHOWN = 12  # operators
+
+_COLUMNS = 96
+
+
+def in_words(profile: Profile) -> str:
+    """Time, operators, memory, arithmetic and suggestions, each a paragraph."""
+    sections = [_time(profile), _operators(profile), _memory(profile), _arithmetic(profile), _suggestions(profile)]
+    if profile.files:
+        sections.append("\n".join(["written", *(f"  {name}" for name in profile.files)]))
+    return "\n".join(line.rstrip() for line in "\n\n".join(sections).splitlines())
+
+
+def _time(profile: Profile) -> str:
+    phases = profile.phases
+    lines = [
+        *wrap(f"profile of {profile.what}: {profile.setting}", _COLUMNS, subsequent_indent="  "),
+        f"a step takes {measured_time(phases.step_s)}"
+        f" (the middle half of {phases.steps}: {measured_time(phases.low_s)} to {measured_time(phases.high_s)})",
+        "",
+    ]
+    rows = [("where it goes", "time", "share", "memory at its peak")]
+    rows += [
+        (
+            _NAMES.get(name, name),
+            measured_time(phases.seconds[name]),
+            f"{phases.share(name):.0%}",
+            _peak_of(profile, name),
+        )
+        for name in PHASES
+        if name in phases.seconds
+    ]
+    rows.append(("together", measured_time(phases.step_s), "100%", bytes_in_words(profile.memory.peak.total)))
+    lines += text_table(rows)
+    if profile.busy_s is not None:
+        idle = max(0.0, 1 - profile.busy_s / phases.step_s)
+        lines.append(f"  the device works {measured_time(profile.busy_s)} of it and is idle for {idle:.0%}")
+    if profile.copied_s:
+        lines.append(f"  copies to the device take {measured_time(profile.copied_s)}, beside its work")
+    return "\n".join(lines)
+
+
+def _operators(profile: Profile) -> str:
+    shown = profile.operators[:_SHOWN]
+    rows = [("operators, by their own time", "calls", "time", "share")]
+    rows += [
+        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in shown
+    ]
+    head, *lines = text_table(rows)
+    shapes = [[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes) for row in shown]
+    return "\n".join([head, *(line for pair in zip(lines, shapes, strict=True) for line in (pair[0], *pair[1]))])
+
+
+def _memory(profile: Profile) -> str:
+    peak, memory = profile.memory.peak, profile.memory
+    parts = {
+        "parameters": peak.parameters,
+        "gradients": peak.gradients,
+        "optimizer state": peak.optimizer,
+        "buffers, averages": peak.buffers,
+        "activations, results": peak.activations,
+    }
+    lines = [f"memory of tensors, at its peak {bytes_in_words(peak.total)}"]
+    if memory.told_by_allocator is not None:
+        lines[0] += f" (the allocator says {bytes_in_words(memory.told_by_allocator)})"
+    rows = [(name, bytes_in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
+    lines += text_table(rows, indent="  ")
+    return "\n".join(lines)
+
+
+def _peak_of(profile: Profile, phase: str) -> str:
+    held = profile.memory.phases.get(phase)
+    return "" if held is None else bytes_in_words(held.total)
+
+
+def _arithmetic(profile: Profile) -> str:
+    flops, step_s = profile.flops, profile.phases.step_s
+    by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
+    whose = "given" if profile.peak_given else "measured: the best of matrix products in this format"
+    lines = [
+        f"arithmetic: {with_unit(flops.model, 'FLOP')} a step ({by})",
+        f"  model FLOPs utilisation = FLOP of forward and backward / (step's seconds x peak) = {profile.mfu:.1%}",
+        f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
+    ]
+    if flops.again:
+        done = flops.done / step_s / profile.peak
+        lines.append(
+            f"  and {with_unit(flops.again, 'FLOP')} again for activation checkpointing: {done:.1%} of the peak is used"
+        )
+    if flops.formula is not None:
+        ratio = flops.formula / step_s / profile.peak
+        lines.append(
+            f"  by the formula (6 N + 12 L T D) a token: {with_unit(flops.formula, 'FLOP')} a step, utilisation {ratio:.1%}"
+        )
+    lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
+    return "\n".join(lines)
+
+
+def _suggestions(profile: Profile) -> str:
+    if not profile.tries and not profile.not_tried:
+        return "suggestions: nothing was tried"
+    lines = ["suggestions, each measured in turn with the run as it is"]
+    lines += [line for one in profile.tries for line in _suggestion(one)]
+    if profile.not_tried:
+        left = f"no time for: {', '.join(profile.not_tried)}; give more: --limit 120"
+        lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
+    if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
+        lines.append("  nothing that was tried makes a step quicker")
+    return "\n".join(lines)
+
+
+def _suggestion(one: Tried) -> list[str]:
+    if one.problem is not None:
+        return [f"  {'':<24}{one.flag}: could not be tried: {shortened(one.problem, 60)}"]
+    gained = f"{one.speedup:.2f}x ({one.low:.2f} to {one.high:.2f})"
+    verdict = "inside the noise" if one.in_noise else "" if one.speedup > 1 else "slower"
+    notes = [note for note in (verdict, one.changes) if note]
+    if one.name == "compiled":
+        notes.append(f"first step {one.first_s:.0f} s")
+    margin = f"  {'':<26}"
+    flags = wrap(one.flag, _COLUMNS, initial_indent=f"  {gained:<24}", subsequent_indent=margin)
+    return [*flags, *[f"{margin}{'; '.join(notes)}"][: bool(notes)]]

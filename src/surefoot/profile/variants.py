@@ -1,0 +1,266 @@
+"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each.
+
+A variant changes the run only inside `entered`, so that steps of it and of the run as it is can be made in turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.config.batch_size import Batching
+from surefoot.config.tree import nearest
+from surefoot.data import order_build
+from surefoot.data.buckets import Buckets
+from surefoot.data.pipeline import Supply
+from surefoot.errors import ConfigError
+from surefoot.optim.build import Trained
+from surefoot.optim.skip_step import skipping
+from surefoot.profile.flops import computed_again, kept_activations
+from surefoot.profile.stopwatch import stopwatch
+from surefoot.profile.timed_step import Stepping
+from surefoot.train.compile import compiled
+from surefoot.train.components import Parts
+from surefoot.train.loop import State, Task
+from surefoot.train.precision import Precision
+
+NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
+
+USUAL = NAMES[:-1]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing to try. `flag` is what to type for it; `changes` says where results are not those of the run as it is."""
+
+    name: str
+    flag: str
+    make: Callable[[], Stepping]
+    entered: Callable[[], AbstractContextManager[Any]] = nullcontext
+    changes: str = ""
+    workers: int | None = (
+        None  # its samples are read beside the steps: it is measured by itself, from its first step on
+    )
+
+
+def tries_of(text: str) -> tuple[str, ...]:
+    """The names in `--tries`: "none", "usual" (all but compile), "all", or some of them with commas between.
+
+    >>> tries_of("workers,compile"), tries_of("none")
+    (('workers', 'compile'), ())
+    """
+    if text in ("none", "usual", "all"):
+        return {"none": (), "usual": USUAL, "all": NAMES}[text]
+    names = tuple(part.strip().replace("_", "-") for part in text.split(","))
+    for name in names:
+        if name not in NAMES:
+            meant = nearest(name, NAMES)
+            cure = f"did you mean {meant}?" if meant else f"there are: none, usual, all, {', '.join(NAMES)}"
+            raise ConfigError(f"--tries {name}: nothing of that name can be tried; {cure}")
+    return names
+
+
+_DIGITS = {
+    "bf16": "bf16 has 3 digits where fp32 has 7",
+    "tf32": "products have 4 digits where fp32 has 7",
+    "fp32": "more digits",
+}
+
+_FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
+
+
+def variants(parts: Parts, names: Sequence[str]) -> list[Variant]:
+    """What there is to try of these names for a run; where one says nothing about it, there is none."""
+    kinds: dict[str, Callable[[Parts], list[Variant]]] = {
+        "precision": _precisions,
+        "workers": _workers,
+        "micro-batch": _micro_batches,
+        "fused": _fused,
+        "channels-last": _channels_last,
+        "checkpointing": _kept,
+        "compile": _compiled,
+    }
+    return [variant for name in names for variant in kinds[name](parts)]
+
+
+def stepping(
+    parts: Parts,
+    *,
+    task: Task | None = None,
+    state: State | None = None,
+    supply: Supply | None = None,
+    workers: int | None = None,
+) -> Stepping:
+    """Steps of a run as it is, but for what is given."""
+    supply = supply or parts.supply
+    feed = supply.feed(workers=supply.workers if workers is None else workers)
+    return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
+
+
+def _precisions(parts: Parts) -> list[Variant]:
+    precision, device = parts.whole.precision, parts.device
+    names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
+    if precision.loss_scale is not None:  # it would be in the way
+        return []
+
+    return [
+        Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
+        for name in names
+        if name != precision.name
+    ]
+
+
+@contextmanager
+def _using(precision: Precision, name: str) -> Iterator[None]:
+    before = precision.name
+    precision.name = name
+    try:
+        with precision.numerics():
+            yield
+    finally:
+        precision.name = before
+
+
+def _workers(parts: Parts) -> list[Variant]:
+    if parts.supply.feed(workers=0).gathers is not None:  # whole batches are taken from memory
+        return []
+    now, cores = parts.supply.workers, os.cpu_count() or 1
+    counts = {0, 1, 2, 4, 8, 2 * now} - {now}
+    near = sorted(count for count in counts if count <= min(2 * max(now, 1), cores))
+    return [
+        Variant(f"workers {count}", f"--workers {count}", partial(stepping, parts, workers=count), workers=count)
+        for count in near
+    ]
+
+
+def _micro_batches(parts: Parts) -> list[Variant]:
+    supply, sizes = parts.supply, parts.supply.sizes
+    least = int(supply.plan.longest.max()) if isinstance(supply.plan, Buckets) else 1
+    divisors = [size for size in range(least, sizes.batch_size + 1) if sizes.batch_size % size == 0]
+    below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
+    above = [size for size in divisors if size > sizes.micro_batch_size][:1]
+    normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
+    seen = "batch normalisation sees so many at once" if normed else ""
+    where = "which samples stand together" if isinstance(supply.plan, Buckets) else seen
+
+    def made(size: int) -> Stepping:
+        cut = Batching(sizes.batch_size, size, sizes.unit)
+        plan = order_build.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
+        return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
+
+    unit = "" if sizes.unit == "samples" else " tokens"
+    return [
+        Variant(
+            f"micro-batches of {size:,}",
+            f'--micro-batch-size "{size}{unit}"' if unit else f"--micro-batch-size {size}",
+            partial(made, size),
+            changes=where,
+        )
+        for size in [*below, *above]
+    ]
+
+
+def _fused(parts: Parts) -> list[Variant]:
+    slow = {
+        name: trained
+        for name, trained in parts.state.trained.items()
+        if type(trained.optimizer) in _FUSED and not all(group.get("fused") for group in trained.optimizer.param_groups)
+    }
+    if not slow or parts.device.type not in ("cpu", "cuda"):
+        return []
+
+    def fused(trained: Trained) -> Trained:
+        groups = [
+            {name: held for name, held in group.items() if name not in ("fused", "foreach", "initial_lr", "capturable")}
+            for group in trained.optimizer.param_groups
+        ]
+        made: Any = type(trained.optimizer)
+        optimizer = made(groups, lr=groups[0]["lr"], fused=True)
+        for group, before in zip(optimizer.param_groups, trained.optimizer.param_groups, strict=True):
+            group["initial_lr"] = before["initial_lr"]
+        return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
+
+    def make() -> Stepping:
+        quick = parts.state.trained | {name: fused(trained) for name, trained in slow.items()}
+        return stepping(parts, state=replace(parts.state, trained=quick))
+
+    kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
+    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]
+
+
+def _channels_last(parts: Parts) -> list[Variant]:
+    modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
+    if not modules or parts.compiled or parts.layout.channels_last or all(_lies_so(part.weight) for part in modules):
+        return []
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        before = [part.weight.data for part in modules]
+        for part in modules:
+            part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
+        hooks = [model.register_forward_pre_hook(_inputs_too) for model in parts.state.models.values()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for part, weight in zip(modules, before, strict=True):
+                part.weight.data = weight
+
+    @contextmanager
+    def in_bf16() -> Iterator[None]:
+        with entered(), _using(parts.whole.precision, "bf16"):
+            yield
+
+    how = "model.to(memory_format=torch.channels_last), and the pictures too"
+    alone = Variant("channels last", how, partial(stepping, parts), entered, "equal to rounding")
+    if parts.whole.precision.name != "fp32":
+        return [alone]
+    both = f"--precision bf16 with {how}"  # what "auto" chooses between
+    return [alone, Variant("bf16, channels last", both, partial(stepping, parts), in_bf16, _DIGITS["bf16"])]
+
+
+def _kept(parts: Parts) -> list[Variant]:
+    blocks = computed_again(parts.state)
+    if not blocks or parts.compiled:
+        return []
+    flag = "--activation-checkpointing off"
+    return [
+        Variant(
+            "activations kept", flag, partial(stepping, parts), lambda: kept_activations(blocks), "more memory, no bit"
+        )
+    ]
+
+
+def _compiled(parts: Parts) -> list[Variant]:
+    if parts.compiled or isinstance(parts.supply.plan, Buckets) or parts.world.size > 1:
+        return []
+
+    def make() -> Stepping:
+        forwards = compiled(parts.state.models)
+        forward = forwards["model"] if list(forwards) == ["model"] else forwards
+        return stepping(parts, task=replace(parts.task, forward=forward))
+
+    return [Variant("compiled", "--compile", make, changes="equal to rounding")]
+
+
+def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        held.contiguous(memory_format=torch.channels_last) if isinstance(held, Tensor) and held.ndim == 4 else held
+        for held in inputs
+    )
+
+
+def _lies_so(weight: Tensor) -> bool:
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+
+
+def _modules(parts: Parts) -> list[nn.Module]:
+    return [part for model in parts.state.models.values() for part in model.modules()]

@@ -1,0 +1,260 @@
+"""A GPT trained on text: the source of Python's own standard library, or any file or folder of yours.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.recipes.describe_samples import text_in_words
+from surefoot.recipes.gpt import corpus as texts
+from surefoot.recipes.gpt import questions as asked_questions
+from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
+from surefoot.recipes.gpt.corpus import Corpus
+from surefoot.recipes.gpt.predict import Predict, continuations
+from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+
+_TOKENS = 300  # are shown, about
+
+
+def tinted_held_out(model: Any, found: Corpus, *, context: int) -> sf.TintedText:
+    """Some windows from the middle of the held-out text, each token with its loss as the evaluation has it."""
+    import numpy as np
+    import torch.nn.functional as F
+
+    windows = sf.HeldOut(found.longest_held_out, context=context)
+    count = min(len(windows), max(1, round(_TOKENS / context)))
+    first = (len(windows) - count) // 2
+    inputs_BT, targets_BT = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
+    inputs_BT, targets_BT = (
+        inputs_BT[:, : 2 * _TOKENS],
+        targets_BT[:, : 2 * _TOKENS],
+    )  # of a long context, its beginning
+    logits_BTV = model(inputs_BT.to(next(model.parameters()).device)).float().cpu()
+    losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+    real = targets_BT.flatten() >= 0  # the last window is filled up
+    tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
+    legend = "the model's loss at each token in nats, given the text before it in its window"
+    return sf.tinted_by_loss("held-out text", tokens, losses[real].tolist(), tokenizer=found.tokenizer, legend=legend)
+
+
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    return checked(*_checks(config), lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR))
+
+
+def _checks(config: Config) -> list[Callable[[], Any]]:
+    data = config.data
+    return [
+        lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
+        config.optimizer.spec,
+        config.schedule.spec,
+        lambda: config.check(config.schedule),
+        lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
+        lambda: _refuse_negative(config),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
+    ]
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data, shape = config.data, config.model
+    network, optimizer, schedule, *_ = check(config)
+    found = texts.corpus(
+        data.path,
+        held_out_fraction=data.held_out_fraction,
+        tokenizer=data.tokenizer,
+        vocabulary=data.vocabulary,
+        saved=texts.saved(config.out),
+        init=config.init,
+    )
+    tokenizer = found.tokenizer
+    network = network_shape(config, vocabulary=tokenizer.vocabulary)
+
+    def model() -> Any:
+        return sf.models.GPT(network)
+
+    def bits_per_byte(scores: Mapping[str, float]) -> float:
+        return scores["loss"] * found.targets_per_byte / math.log(2)
+
+    prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
+    if config.sample_tokens and not prompt:
+        raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
+
+    def sample(model: Any) -> str:
+        settings: dict[str, Any] = {"count": config.sample_tokens, "context": shape.context, "temperature": 0.7}
+        drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
+        return str(tokenizer.decode(drawn))
+
+    def panels(model: Any) -> list[sf.TintedText]:
+        return [tinted_held_out(model, found, context=shape.context)]
+
+    splits = {
+        "held-out": sf.Split(
+            sf.HeldOut(found.held_out, context=shape.context),
+            batch_size=64,
+            derived={"perplexity": sf.perplexity, "bits_per_byte": bits_per_byte},
+        )
+    }
+    cloze = None if config.cloze_questions == 0 else _cloze(config, found)
+    if cloze is not None:
+        splits["cloze"] = cloze
+    for name, file in asked_questions.named(config.multiple_choice or ()).items():
+        splits[name] = asked_questions.question_split(
+            name,
+            file,
+            tokenizer=tokenizer,
+            context=shape.context,
+            number=config.multiple_choice_questions,
+            seed=config.seed,
+        )
+    return sf.Run(
+        model=model,
+        loss=_loss,
+        train_data=sf.Windows(found.training, context=shape.context, seed=config.seed),
+        optimizer=optimizer,
+        schedule=schedule,
+        evaluate=splits,
+        sample_fn=sample if config.sample_tokens else None,
+        panels_fn=panels,
+        describe_sample=text_in_words(tokenizer),
+        best=BEST,
+        files={texts.TOKENIZER: tokenizer.to_json()},
+        example="",
+        about_data=found.in_words,
+        settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
+        **config.run_settings(BEST),
+    )
+
+
+def outline(config: Config) -> sf.Run | None:
+    """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
+    data, shape = config.data, config.model
+    vocabulary = texts.promised_vocabulary(data.path, tokenizer=data.tokenizer, vocabulary=data.vocabulary)
+    if vocabulary is None or config.init is not None:
+        return None
+    _, optimizer, schedule, *_ = checked(*_checks(config))
+    network = network_shape(config, vocabulary=vocabulary)
+    import numpy as np
+
+    return sf.Run(
+        model=lambda: sf.models.GPT(network),
+        loss=_loss,
+        train_data=sf.Windows(np.zeros(4 * shape.context, dtype=np.int64), context=shape.context, seed=config.seed),
+        optimizer=optimizer,
+        schedule=schedule,
+        about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
+        **config.run_settings(None),
+    )
+
+
+def _loss(model: Any, batch: Any) -> Any:
+    inputs_BT, targets_BT = batch
+    return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
+
+
+def _refuse_negative(config: Config) -> None:
+    for name, number in (("cloze_questions", config.cloze_questions), ("sample_tokens", config.sample_tokens)):
+        if number is not None and number < 0:
+            raise sf.ConfigError(f"{name} = {number}: how many, or 0 for none")
+    if config.multiple_choice_questions < 1:
+        raise sf.ConfigError(
+            f"multiple_choice_questions = {config.multiple_choice_questions}: how many of a file, 1 or more"
+        )
+
+
+def network_shape(config: Config, *, vocabulary: int) -> Any:
+    """The network's shape; `ConfigError` where it cannot be built."""
+    shape = config.model
+    if shape.ngram_rows is not None and shape.ngrams == 1:
+        raise sf.ConfigError(
+            f"model.ngram_rows = {shape.ngram_rows} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
+        )
+    try:
+        return sf.models.GPTShape(
+            layers=shape.layers,
+            heads=shape.heads,
+            width=shape.width,
+            context=shape.context,
+            vocabulary=vocabulary,
+            dropout=shape.dropout,
+            family=shape.family,
+            activation=shape.activation,
+            tied=shape.family == "gpt2" if shape.tied is None else shape.tied,
+            smear=shape.smear,
+            ngrams=shape.ngrams,
+            ngram_rows=32768 if shape.ngram_rows is None else shape.ngram_rows,
+        )
+    except ValueError as problem:
+        raise sf.ConfigError(f"model: {problem}") from problem
+
+
+def _prompt(config: Config, tokenizer: Any) -> str:
+    if config.sample_prompt is not None:
+        return config.sample_prompt
+    if config.data.path is None:
+        return "\ndef "
+    only = tokenizer.characters if isinstance(tokenizer, sf.CharacterTokenizer) else "\n"
+    return "\n" if "\n" in only else only[0]
+
+
+_CHOICES = 4
+
+
+def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
+    held_out = found.longest_held_out
+    wanted, context = config.cloze_questions, config.model.context
+    if wanted is None:  # as many as are usual, where there is text for them
+        if len(held_out) < _CHOICES * 2 * context:
+            return None
+        wanted = 200
+    try:
+        questions = sf.cloze(held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES)
+    except sf.DataError:  # a text that repeats itself
+        if config.cloze_questions is None:
+            return None
+        raise
+    rows = sf.Choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
+    batch_size = asked_questions.questions_at_once(rows, vocabulary=found.tokenizer.vocabulary)
+    return sf.Split(rows, scores=_accuracy, batch_size=batch_size, loss=False)
+
+
+def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
+    return {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]}  # all endings are of one length
+
+
+def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
+    """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
+    from surefoot.train.state_dict import load_weights  # imports torch
+
+    tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
+    context = config.model.context
+    splits = {
+        name: asked_questions.question_split(name, path, tokenizer=tokenizer, context=context)
+        for name, path in on.items()
+    }
+    model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
+    load_weights(model, checkpoint, device=config.device)
+    precision = config.precision  # auto: what the run has found
+    if precision == "auto":
+        precision = checkpoint.saved.described["precision"]
+    for name, split in splits.items():
+        scores = sf.split_scores(model, split, device=config.device, precision=precision, seed=config.seed)
+        yield from ((f"{name}/{score}", value) for score, value in scores.items())
+
+
+def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
+    from surefoot.train.state_dict import load_weights  # imports torch
+
+    tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
+    model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
+    load_weights(model, checkpoint, device=asked.device)
+    otherwise = _prompt(config, tokenizer)
+    return continuations(model, tokenizer, inputs, asked, context=config.model.context, otherwise=otherwise)

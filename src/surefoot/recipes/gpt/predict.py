@@ -1,0 +1,100 @@
+"""Prompts that a trained language model goes on from: what `surefoot predict` does for recipes that make text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config.paths import local_path
+from surefoot.data.text.files import decoded
+
+_LONGEST_CHARACTER = 4  # bytes of UTF-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """How a prompt is continued."""
+
+    tokens: int = 200
+    """How many tokens to add at most."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time; below 1 likely ones become likelier."""
+    top_k: int | None = None
+    """Choose only among so many. Absent: among all."""
+    top_p: float | None = 0.95
+    """Choose only among the likeliest that together have this probability."""
+    seed: int = 0
+    """The same seed gives the same text."""
+    file: str | None = None
+    """A file with one prompt a line, answered together."""
+    batch_size: int = 16
+    """How many prompts of a file are continued at once; changes memory and speed."""
+    device: str = "auto"
+    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+
+
+def continuations(
+    model: Any, tokenizer: Any, inputs: Sequence[str], asked: Predict, *, context: int, otherwise: str
+) -> Iterator[str]:
+    """The texts that go on from the inputs and the lines of `asked.file`, or from `otherwise` where there are none.
+
+    An input "-" alone is standard input.
+
+    In pieces: of one input as it grows, of several one JSON object a line. `ConfigError` and `DataError` come before the first.
+    """
+    if list(inputs) == ["-"]:
+        inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
+    prompts = [*inputs, *([] if asked.file is None else _lines(local_path(asked.file, setting="file")))] or [otherwise]
+    encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
+    empty = [place for place, tokens in enumerate(encoded) if not tokens]
+    if empty:
+        raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
+    settings: dict[str, Any] = {
+        "count": asked.tokens,
+        "context": context,
+        "temperature": asked.temperature,
+        "top_k": asked.top_k,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "end": tokenizer.end,
+        "caching": True,
+    }
+    if len(prompts) == 1 and asked.file is None:
+        drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
+        yield prompts[0]
+        yield from _decoded(tokenizer, drawn)
+        yield "\n"
+        return
+    continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
+    for prompt, before, after in zip(prompts, encoded, continued, strict=True):
+        text = tokenizer.decode(after[len(before) :])
+        yield json.dumps({"prompt": prompt, "continuation": text}, ensure_ascii=False) + "\n"
+
+
+def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
+    """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        text = tokenizer.decode(held)
+        if not text.endswith("\ufffd") or len(held) > _LONGEST_CHARACTER:
+            yield text
+            held = []
+    if held:
+        yield tokenizer.decode(held)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = decoded(path.read_bytes(), str(path))
+    except OSError as problem:
+        raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
+    found = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
+    if not found:
+        raise sf.DataError(f"{path} holds no prompt: write one a line")
+    return found

@@ -1,0 +1,185 @@
+"""A classifier trained on images: scikit-learn's digits, Fashion-MNIST, CIFAR-10, or folders of pictures.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config.batch_size import batching
+from surefoot.recipes.describe_samples import picture_in_words
+from surefoot.recipes.images import networks
+from surefoot.recipes.images import predict as pictures
+from surefoot.recipes.images.config import BEST, MEANT_FOR, Changes, Config
+from surefoot.recipes.images.predict import Predict
+from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+
+
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next
+    from surefoot.losses.mixing import refuse_mixing
+
+    changes = config.augmentation
+    return checked(
+        lambda: _augmentation(changes),
+        config.optimizer.spec,
+        config.schedule.spec,
+        lambda: config.check(config.schedule),
+        lambda: networks.refuse_settings(config.model),
+        lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
+        lambda: _refuse_smoothing(changes),
+        lambda: refuse_fraction(config.data.held_out_fraction),
+        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+    )
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    changes = config.augmentation
+    augmentation, optimizer, schedule, *_ = check(config)
+    held = pictures.begun(config.out)
+    data = config.data
+    found = sf.load_images(
+        data.path,
+        held_out_fraction=data.held_out_fraction,
+        augmentation=augmentation,
+        seed=config.seed,
+        classes=data.classes,
+        size=data.size,
+        channels=data.channels,
+        crop=data.crop,
+        corrupt=data.corrupt,
+    )
+    if found.left_out:
+        count, first = len(found.left_out), found.left_out[0]
+        what = (
+            f"1 damaged picture is left out: {first}"
+            if count == 1
+            else f"{count} damaged pictures are left out: {first} ..."
+        )
+        print(f"warning: {what}", flush=True)
+    fits, names = found.fitting, list(found.classes)
+    shape = {"size": fits.size, "channels": fits.channels}
+    strange = None if held is None else held.strange(names, **shape)
+    if held is not None and strange is None:
+        found = found.normalised_with(tuple(held.mean), tuple(held.std))
+    name = networks.recorded_name(config.model, held=None if held is None else held.network)
+    keep = pictures.Kept(
+        names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name, networks.digest(name)
+    )
+    if held is not None and name == held.network:
+        networks.note_changed(name, was=held.sha256)
+    model = networks.builder(config.model, name, classes=len(names), **shape)
+    sizes = batching(config.batch_size, config.micro_batch_size)
+    if not config.sync_batch_norm:
+        networks.refuse_lone_pixels(config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size)
+
+    def loss(model: Any, batch: Any) -> Any:
+        images_BCHW, labels_B = batch
+        if not model.training:
+            return sf.cross_entropy(model(images_BCHW), labels_B)
+        mixture = sf.mixed(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
+        logits_BK = model(mixture.images)
+        mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
+        return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
+
+    def outputs(model: Any, batch: Any) -> list[sf.Classified]:
+        if strange is not None:  # not before: a plan is told too, and a resume is refused by name
+            raise sf.DataError(strange)
+        return sf.classified(model, batch)
+
+    def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
+        return sf.classification_scores(found, classes=len(names))
+
+    def panels(model: Any) -> Iterator[Any]:
+        if strange is not None:
+            raise sf.DataError(strange)
+        mean, std = found.held_out.mean, found.held_out.std
+        yield from sf.classification_panels(model, found.held_out, classes=names, mean=mean, std=std)
+
+    told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": outputs, "judge": judge}
+    splits = {"held-out": sf.Split(found.held_out, **told)}
+    if found.test is not None:
+        splits["test"] = sf.Split(found.test, at_end=True, **told)
+    return sf.Run(
+        model=model,
+        loss=loss,
+        train_data=found.training,
+        optimizer=optimizer,
+        schedule=schedule,
+        evaluate=splits,
+        panels_fn=panels,
+        best=BEST,
+        describe_sample=picture_in_words(names),
+        files={pictures.FILE: keep.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
+        example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
+        about_data=_in_words(found, data.path),
+        settings={
+            "data": {"classes": names, "left_out": _left_out(found)},
+            "model": networks.described(config.model, name),
+            "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
+        },
+        **config.run_settings(BEST),
+    )
+
+
+def _augmentation(changes: Changes) -> sf.Augmentation:
+    own = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")
+    return sf.Augmentation(**{name: getattr(changes, name) for name in own})
+
+
+def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
+    """Lines that say which images these are, and how many are for what."""
+    test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
+    return [
+        "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
+        f"{len(found.training):,} to train on, {len(found.held_out):,} held out, {test}",
+        f"{len(found.classes)} classes; {found.fitting.size} x {found.fitting.size} pixels,"
+        f" {found.fitting.channels} channel{'s' * (found.fitting.channels != 1)}",
+    ]
+
+
+def _left_out(found: sf.ImageSets) -> dict[str, Any]:
+    """How many pictures are left out, and a hash of their names, wherever they lie."""
+    names = [f"{path.parent.name}/{path.name}" for path in found.left_out]
+    return {"pictures": len(names), "sha256": sha256(repr(names).encode(errors="surrogateescape")).hexdigest()}
+
+
+def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
+    """How often the likeliest class is right; of images that show two samples each by its share."""
+    first = sf.top_k_accuracy(logits_BK, mixture.labels)
+    second = sf.top_k_accuracy(logits_BK, mixture.others)
+    return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
+
+
+def _refuse_smoothing(changes: Changes) -> None:
+    if not 0 <= changes.label_smoothing < 1:
+        raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
+
+
+def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
+    """The files of the user's own that a run is built again with; each with the hash that the run noted of it last, if it did."""
+    kept = pictures.kept(run) if (run / pictures.FILE).is_file() else None
+    hashes = {} if kept is None else {kept.network: kept.sha256}  # which `predict` runs, whatever the settings name
+    names = {*hashes, networks.recorded_name(config.model, held=None if kept is None else kept.network)}
+    return [(file, hashes.get(name)) for name in sorted(names) if (file := networks.file_of(name)) is not None]
+
+
+def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
+    from surefoot.train.channels_last import layout  # imports torch
+    from surefoot.train.state_dict import load_weights  # imports torch
+
+    data = pictures.kept(run)
+    networks.note_changed(data.network, was=data.sha256)
+    shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
+    model = networks.builder(config.model, data.network, **shape)()
+    load_weights(model, checkpoint, device=asked.device)
+    layout(config.channels_last is True, [model])
+    return pictures.named(model, data, inputs, asked)

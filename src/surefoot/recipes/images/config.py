@@ -1,0 +1,162 @@
+"""A classifier trained on images: scikit-learn's digits, Fashion-MNIST, CIFAR-10, or folders of pictures.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.config.train_settings import default, ordered, setting
+from surefoot.recipes.images.networks import Model
+from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images, and how pictures in folders become arrays."""
+
+    path: str | None = None
+    """A directory of IDX files (MNIST), of CIFAR-10's binary version, or of class folders, as they are or below train/, val/
+    and test/; or synthetic. Absent: scikit-learn's digits."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes by their number; of folders all of them, in this order. Absent: numbers, and folders by name."""
+    held_out_fraction: float = 0.1
+    """How much of the training part is scored and not trained on, where there is no val/."""
+    size: int | None = None
+    """Folders, synthetic: side of the images in pixels. Absent: that of all pictures, where it is one."""
+    channels: int | None = None
+    """Folders, synthetic: 1 makes all grey, 3 coloured. Absent: as all pictures are."""
+    crop: Literal["padded", "resized"] = "padded"
+    """Folders: "resized" trains on a random piece of 8 % to 100 % of the picture, as is usual for ImageNet."""
+    corrupt: Literal["stop", "skip"] = "stop"
+    """Folders: stop at a damaged picture, or read all first and leave such out, counted and reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """How images are changed while training, anew in every epoch."""
+
+    crop_padding: int = 1
+    """Pixels of black on each side, before a piece of the image's size is cut out."""
+    flip: bool = False
+    """Exchange left and right in half of the images."""
+    cutout: int = 0
+    """Side of a square of the mean colour put anywhere; 0 for none."""
+    randaugment: int = 1
+    """So many random changes of colour and shape for each image."""
+    magnitude: int = 5
+    """Strength of those, 0 to 10."""
+    mixup: float = 0.0
+    """Mix images in pairs, the share drawn from a Beta distribution with this parameter; 0 for never."""
+    cutmix: float = 0.0
+    """Put a rectangle of one image into another, its share drawn in the same way; 0 for never."""
+    label_smoothing: float = 0.1
+    """Share of the target that all classes have alike. Scores are of the unsmoothed loss."""
+
+
+@ordered
+@dataclass(kw_only=True)
+class Config(RecipeSettings):
+    """Train a classifier on images."""
+
+    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
+        None, observer=True, after=""
+    )
+    """A complete configuration to start from; tiny is the default. Files and flags change it."""
+    out: str | Path | None = default("runs/images")
+    length: str = default("30 epochs")
+    batch_size: int | str = default(64)
+    evaluate_every: str = default("25%")
+    data: Data = setting(factory=Data, identity=True)
+    augmentation: Changes = setting(factory=Changes, identity=True)
+    model: Model = setting(factory=Model, identity=True)
+    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
+    schedule: Schedule = setting(factory=Schedule, identity=True)
+    channels_last: bool | Literal["auto"] = default(True)
+
+
+BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where few images are held out
+
+_FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+MEANT_FOR = {
+    "fashion-mnist": "the directory of Fashion-MNIST's four files: --data.path DIR",
+    "fashion-mnist-fast": "the directory of Fashion-MNIST's four files: --data.path DIR",
+    "cifar10": "the directory of CIFAR-10's binary version: --data.path DIR",
+    "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class: --data.path DIR",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "fashion-mnist": {
+        "data.classes": _FASHION,
+        "augmentation.crop_padding": 1,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+        "batch_size": 256,
+        "length": "14 epochs",
+        "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
+        "evaluate_every": "1 epochs",
+        "model.width": 48,
+        "optimizer.name": "muon",
+        "optimizer.lr": 2e-2,
+        "schedule.name": "linear",
+    },
+    # He et al. 2016, section 4.2, with the network, the cosine and the length that became usual for it
+    "cifar10": {
+        "model.name": "resnet18",
+        "augmentation.crop_padding": 4,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+        "augmentation.label_smoothing": 0.0,
+        "batch_size": 128,
+        "length": "200 epochs",
+        "evaluate_every": "5 epochs",
+        "clip": "off",
+        "optimizer.name": "sgd",
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": True,
+        "optimizer.weight_decay": 5e-4,
+        "schedule.warmup": "1 steps",
+    },
+    # Goyal et al. 2017, section 5.1: https://arxiv.org/abs/1706.02677
+    "imagenet": {
+        "model.name": "resnet50",
+        "data.size": 224,
+        "data.channels": 3,
+        "data.crop": "resized",
+        "augmentation.crop_padding": 0,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+        "augmentation.label_smoothing": 0.0,
+        "batch_size": 256,
+        "length": "90 epochs",
+        "workers": 8,
+        "clip": "off",
+        "optimizer.name": "sgd",
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": True,
+        "optimizer.weight_decay": 1e-4,
+        "schedule.name": "step",
+        "schedule.warmup": "5 epochs",
+        "schedule.drops": ("30 epochs", "60 epochs", "80 epochs"),
+        "schedule.drop_factor": 0.1,
+        "save_every": "15 min",
+    },
+}
+
+# half an epoch: too short for changed images and smoothed labels to help
+PRESETS["fashion-mnist-fast"] = PRESETS["fashion-mnist"] | {
+    "augmentation.crop_padding": 0,
+    "augmentation.flip": False,
+    "augmentation.label_smoothing": 0.0,
+    "length": "140 steps",
+    "evaluate_every": "100%",
+    "model.width": 32,
+    "optimizer.lr": 3e-2,
+}

@@ -1,0 +1,207 @@
+"""Which network a run of images trains: one of surefoot's, one of timm's, or one that a file of the user's builds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import surefoot as sf
+from surefoot.config import user_code
+from surefoot.config.tree import nearest
+from surefoot.errors import first_line
+
+RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
+_SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters of its rows away at once
+_LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
+_OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
+    "simple_cnn": {"width": 32, "dropout": 0.0},
+    "resnet": {"stem": "auto", "zero_last_gain": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The network. A setting that is absent has the network's default; a foreign one is refused."""
+
+    name: str = "simple_cnn"
+    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (where timm is installed), or FILE.py:build, a function of
+    (channels, classes), or of nothing, that returns a module."""
+    width: int | None = None
+    """simple_cnn: channels of the first of its three blocks, doubled in each; absent: 32."""
+    dropout: float | None = None
+    """simple_cnn: fraction of the last features dropped while training."""
+    stem: Literal["cifar", "imagenet"] | None = None
+    """resnet: cifar begins with 3 x 3, imagenet with 7 x 7 and pooling; absent: by the size of images, cifar up to 64."""
+    zero_last_gain: bool | None = None
+    """resnet: start every residual branch at zero; absent: yes."""
+
+
+def refuse_settings(model: Model) -> None:
+    """Raise `ConfigError` for a network that is none, and for settings that are not its own or cannot be."""
+    kind = _kind(model.name)
+    given = {name: getattr(model, name) for own in _OWN.values() for name in own}
+    problems = [
+        f"model.{name} = {value!r} is foreign to {model.name}"
+        for name, value in given.items()
+        if value is not None and name not in _OWN.get(kind, {})
+    ]
+    if model.width is not None and model.width < 1:
+        problems.append(f"model.width = {model.width}: channels of the first block, 1 or more")
+    if model.dropout is not None and not 0 <= model.dropout < 1:
+        problems.append(f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1")
+    if problems:
+        raise sf.ConfigError("\n".join(problems))
+
+
+def recorded_name(model: Model, *, held: str | None = None) -> str:
+    """The network's name as a run's directory keeps it: of a file its absolute path.
+
+    `held` is the name that a begun run kept. A relative path is from where that was begun, which may be elsewhere by now.
+    """
+    if _kind(model.name) != "file":
+        return model.name
+    path, _, function = model.name.rpartition(":")
+    if held is not None and _kind(held) == "file" and not Path(path).is_absolute():
+        kept_path, _, kept_function = held.rpartition(":")
+        if (Path(kept_path).name, kept_function) == (Path(path).name, function):
+            return held
+    return f"{Path(path).resolve()}:{function}"
+
+
+def described(model: Model, name: str) -> dict[str, Any]:
+    """What makes it this network and no other, as JSON; of a file also a hash of what is in it."""
+    told: dict[str, Any] = {key: value for key, value in vars(model).items() if key != "name"}
+    if _kind(name) != "file":
+        return {"name": name, **told}
+    return {"name": name, "sha256": digest(name), **told}
+
+
+def digest(name: str) -> str | None:
+    """Of a network of a file a hash of what is in it; None of others, and where the file is not there."""
+    return user_code.digest(_file(name)) if _kind(name) == "file" else None
+
+
+def file_of(name: str) -> Path | None:
+    """The file of the user's own that holds a network; None if it is one of ours or timm's."""
+    return _file(name) if _kind(name) == "file" else None
+
+
+def note_changed(name: str, *, was: str | None) -> None:
+    """Print a note where the file of a network is not what it was when the run began; `was` is its `digest` then."""
+    if _kind(name) == "file":
+        user_code.note_changed(_file(name), was=was)
+
+
+def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
+    """What builds the network; the file and timm are found now. `name` is as `recorded_name` has it."""
+    kind = _kind(name)
+    shape: dict[str, Any] = {"channels": channels, "classes": classes}
+    own = _own(model, kind, size=size)
+    match kind:
+        case "simple_cnn":
+            made: Callable[[], Any] = lambda: sf.models.SimpleCNN(**shape, **own)  # noqa: E731
+        case "resnet":
+            made = lambda: sf.models.ResNet(RESNETS[name], **shape, **own)  # noqa: E731
+        case "timm":
+            made = _of_timm(name.partition(":")[2], channels=channels, classes=classes)
+        case _:
+            made = _of_file(name, shape)
+
+    def built() -> Any:
+        network = made()
+        if kind in ("timm", "file"):
+            _refuse_outputs(network, name, channels=channels, classes=classes, size=size)
+        return network
+
+    return built
+
+
+def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
+    """Raise `ConfigError` where micro-batches of one image are each normalised over one pixel; of surefoot's networks only."""
+    kind = _kind(name)
+    one_pixel = kind in _OWN and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
+    if micro_batch_size == 1 and one_pixel:
+        raise sf.ConfigError(
+            f"micro-batches of 1 image of {size} x {size} pixels: {name} makes one pixel of it, and batch normalisation has\n"
+            "  nothing to take a deviation of\n"
+            "  try: --micro-batch-size 2, and a --batch-size that it divides"
+        )
+
+
+def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
+    """The settings of one of surefoot's networks, absent ones filled in; none of others."""
+    own = {key: value if (given := getattr(model, key)) is None else given for key, value in _OWN.get(kind, {}).items()}
+    if own.get("stem") == "auto":
+        own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
+    return own
+
+
+def _kind(name: str) -> str:
+    if name == "simple_cnn":
+        return name
+    if name in RESNETS:
+        return "resnet"
+    if name.startswith("timm:"):
+        return "timm"
+    if name.rpartition(":")[0].endswith(".py"):
+        return "file"
+    close = nearest(name, ["simple_cnn", *RESNETS])
+    meant = f"did you mean {close}?" if close else f"one of simple_cnn, {', '.join(RESNETS)}, timm:NAME, FILE.py:build"
+    raise sf.ConfigError(f"model.name = {name!r} is no network: {meant}")
+
+
+def _file(name: str) -> Path:
+    return Path(name.rpartition(":")[0])
+
+
+def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
+    try:
+        import timm
+    except Exception as problem:  # a torchvision that does not fit torch raises what it likes
+        raise sf.ConfigError(
+            f"model.name = timm:{name} needs timm, which cannot be imported: {_told(problem)}\n"
+            "  install it: pip install surefoot[timm]"
+        ) from problem
+    if not timm.is_model(name):
+        close = nearest(name, timm.list_models())
+        raise sf.ConfigError(f"timm has no model {name!r}" + (f": did you mean timm:{close}?" if close else ""))
+    return lambda: timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes)
+
+
+def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
+    file, function = _file(name), name.rpartition(":")[2]
+    build = user_code.names_in(file, function=function, form=f"def {function}(channels, classes) -> nn.Module")[
+        function
+    ]
+    parameters = list(inspect.signature(build).parameters)
+    if parameters and sorted(parameters) != sorted(shape):
+        raise sf.ConfigError(
+            f"{file}: {function} takes {', '.join(parameters)}; write def {function}(channels, classes), or without arguments"
+        )
+    return lambda: build(**shape) if parameters else build()
+
+
+def _told(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {first_line(problem)}"
+
+
+def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, size: int) -> None:
+    import torch
+
+    if not isinstance(network, torch.nn.Module):
+        raise sf.ConfigError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
+    were = network.training
+    try:
+        with torch.no_grad():
+            logits = network.eval()(torch.zeros(2, channels, size, size))
+    except Exception as problem:  # whatever the user's code or torch raises
+        raise sf.ConfigError(
+            f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {_told(problem)}"
+        ) from problem
+    network.train(were)
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise sf.ConfigError(f"{name} makes {found} of 2 images: (2, {classes}) is needed, a number for each class")

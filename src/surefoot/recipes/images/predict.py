@@ -1,0 +1,138 @@
+"""Pictures that a trained classifier names: what a run keeps of its data, and what `surefoot predict` does with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config import user_code
+from surefoot.config.paths import local_path, read_regular
+
+FILE = "images.json"  # in the run's directory
+EXAMPLE = "example.png"  # likewise: one that was held out
+_DIGITS = 4  # of a probability, after the point
+_SETTINGS: dict[str, type | tuple[type, ...]] = {
+    "classes": list,
+    "size": int,
+    "channels": int,
+    "crop": str,
+    "mean": list,
+    "std": list,
+    "network": str,
+    "sha256": (str, type(None)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """How a picture is named. It is made grey or coloured, resized and cut as the training data were."""
+
+    top: int = 5
+    """How many of the likeliest classes are told."""
+    device: str = "auto"
+    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What turns a picture into the model's input and its output into a name."""
+
+    classes: list[str]
+    size: int
+    channels: int
+    crop: str
+    mean: list[float]
+    std: list[float]
+    network: str
+    """Its name; of a network of a file the absolute path and the function."""
+    sha256: str | None
+    """Of a network of a file what the file held, as a hash."""
+
+    def to_json(self) -> str:
+        """As it stands in the run's directory."""
+        return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
+
+    def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
+        """What of other data the model cannot be scored on: classes, size or channels; None where all are as they were."""
+        from surefoot.data.images.folder import shown  # imports NumPy
+
+        if list(classes) != self.classes:
+            return (
+                f"the classes of these data are {shown(classes)}; those of the run, by number: {shown(self.classes)}\n"
+                "  are these its data? Classes of arrays are named by --data.classes"
+            )
+        for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
+            if found != own:
+                return (
+                    f"the images of these data have {name} {found}, those of the run {own}\n"
+                    f"  pictures in folders are made so: --data.{name} {own}"
+                )
+        return None
+
+
+def kept(run: Path) -> Kept:
+    """What a run kept; `CheckpointError` where the file is missing or damaged, or names a program inside the run."""
+    place = run / FILE
+    try:
+        found = json.loads(read_regular(place))
+        fits = isinstance(found, dict) and found.keys() == _SETTINGS.keys()
+        if not fits or not all(isinstance(found[name], kind) for name, kind in _SETTINGS.items()):
+            raise ValueError(f"its entries should be {', '.join(_SETTINGS)}")
+    except FileNotFoundError as problem:
+        raise sf.CheckpointError(
+            f"{place} is missing: without it nobody knows what the run's classes are called\n"
+            "  put it back; or is it the run of another recipe? Choose another --out"
+        ) from problem
+    except (OSError, ValueError) as problem:
+        raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem
+    program = Path(found["network"].rpartition(":")[0])
+    if program.suffix == ".py" and (not user_code.is_resolved(program) or program.is_relative_to(run.resolve())):
+        raise sf.CheckpointError(
+            f"{place} names a program by a relative path, through a link or inside the run: {program}\n"
+            "  surefoot never writes that: it would run whatever came with the directory\n"
+            f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {place}"
+        )
+    return Kept(**found)
+
+
+def example(held_out: sf.Images | sf.ImageFiles) -> bytes:
+    """The first picture that is held out, as a file to try `surefoot predict` with."""
+    from surefoot.report.task_panels import png_file
+
+    return png_file(held_out[0][0], mean=held_out.mean, std=held_out.std)
+
+
+def begun(out: str | Path | None) -> Kept | None:
+    """What the run in `out` kept; None where none has begun there."""
+    return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
+
+
+def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iterator[str]:
+    """The likeliest classes of each picture: of one a line each, of several one JSON object a line.
+
+    `ConfigError` and `DataError` come before the first.
+    """
+    import torch
+
+    if not inputs:
+        raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
+    if asked.top < 1:
+        raise sf.ConfigError(f"top = {asked.top}: how many classes to tell, 1 or more")
+    fitted: dict[str, Any] = {"size": data.size, "channels": data.channels, "crop": data.crop}
+    moments: dict[str, Any] = {"mean": tuple(data.mean), "std": tuple(data.std)}
+    pictures = [sf.picture_as_input(local_path(path, setting="picture"), **fitted, **moments) for path in inputs]
+    device = next(model.parameters()).device
+    for path, picture_1CHW in zip(inputs, pictures, strict=True):
+        with torch.no_grad():
+            chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
+        chances, places = chances_K.topk(min(asked.top, len(data.classes)))
+        found = dict(zip((data.classes[place] for place in places.tolist()), chances.tolist(), strict=True))
+        if len(inputs) == 1:
+            yield from (f"{chance:.4f}  {name}\n" for name, chance in found.items())
+        else:
+            rounded = {name: round(chance, _DIGITS) for name, chance in found.items()}
+            yield json.dumps({"image": path, "classes": rounded}, ensure_ascii=False) + "\n"

@@ -1,0 +1,188 @@
+"""What recipes share: the settings of an optimizer and of a schedule, and telling all that is wrong at once. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import surefoot as sf
+from surefoot.config.parallel import Kind, Sharding, strategy_of
+from surefoot.config.train_settings import TrainSettings, ordered, setting
+from surefoot.config.tree import LEADS, STAYS
+from surefoot.optim.specs import OPTIMIZERS, named
+from surefoot.schedules import lr_schedule as schedules
+from surefoot.schedules.curves import SHAPES
+from surefoot.train.plateau import refuse_end_before_reduction
+
+if TYPE_CHECKING:
+    OptimizerName = str
+    ShapeName = str
+else:  # the choices of a flag
+    OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
+
+    name: OptimizerName = field(default="adamw", metadata=LEADS)
+    """The optimizer; with another one, what a preset says of its own is forgotten, but for layers, width and frozen."""
+    lr: float | None = None
+    """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
+    muon and schedule-free 1e-2."""
+    weight_decay: float | None = None
+    """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
+    Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
+    betas: tuple[float, float] | None = None
+    """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
+    eps: float | None = None
+    """Added to the root of the average square. All but sgd, lion and adafactor."""
+    momentum: float | None = None
+    """sgd, muon: how much of the last update is kept."""
+    nesterov: bool | None = None
+    """sgd, muon: look ahead along the momentum."""
+    ns_steps: int | None = None
+    """muon: iterations of the orthogonalisation."""
+    adamw_lr: float | None = None
+    """muon: base learning rate of what AdamW trains. Absent: lr."""
+    adamw_for: tuple[str, ...] | None = None
+    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
+    beta2_decay: float | None = None
+    """adafactor: the mean squares move by step ** beta2_decay."""
+    clip_threshold: float | None = None
+    """adafactor: the largest root mean square of an update before its rate."""
+    smallest_scale: float | None = None
+    """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
+    momentum_decay: float | None = None
+    """nadam: how the momentum rises over the steps."""
+    layer_decay: float | None = field(default=None, metadata=STAYS)
+    """Rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Absent: lr for all."""
+    base_width: int | None = field(default=None, metadata=STAYS)
+    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Absent: lr at any width."""
+    frozen: tuple[str, ...] | None = field(default=None, metadata=STAYS)
+    """Parameters that are not trained, by name, such as "embedding.*". Absent: none."""
+
+    def spec(self) -> Any:
+        """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
+        rate, usual_decay = OPTIMIZERS[name].first_run
+        lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
+        layers, base_width, frozen = own.pop("layer_decay"), own.pop("base_width"), own.pop("frozen")
+        plain = partial(named, name, lr=lr, weight_decay=decay, settings=own)
+        *found, _ = checked(
+            lambda: [] if layers is None else [sf.layer_decay(layers)],
+            lambda: [] if base_width is None else [sf.width_scaling(base_width=base_width)],
+            lambda: [] if not frozen else [sf.frozen(*frozen)],
+            plain,
+        )
+        return plain(rates=[rate for given in found for rate in given])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
+
+    name: ShapeName = "cosine"
+    """Its shape after warm-up."""
+    warmup: str | None = None
+    """How long the rate rises from near 0; absent: 5%, and 30% for one-cycle."""
+    floor: float | None = None
+    """The lowest factor, reached on the last step."""
+    power: float | None = None
+    """polynomial: of what is left of the fall."""
+    cooldown: str | None = None
+    """wsd: how long the rate falls at the end."""
+    drops: tuple[str, ...] | None = None
+    """step: when the rate drops."""
+    drop_factor: float | None = None
+    """step: what the rate is multiplied by at each drop."""
+    start: float | None = None
+    """one-cycle: the factor at step 0."""
+    cycle: str | None = None
+    """restarts: from one full rate to the next."""
+    cycle_growth: float | None = None
+    """restarts: how many times longer each cycle is than the one before."""
+
+    def spec(self) -> schedules.Schedule:
+        """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.warmup is None and not SHAPES[self.name].own_rise:
+            own["warmup"] = "5%"
+        return schedules.Schedule(own.pop("name"), **own)
+
+
+def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
+    if path is None and preset is not None and preset in meant_for:
+        raise sf.ConfigError(
+            f"--preset {preset} is for data of yours, and data.path is absent\n  give {meant_for[preset]}"
+        )
+
+
+@ordered
+@dataclass(kw_only=True, eq=False, repr=False)
+class RecipeSettings(TrainSettings):
+    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started."""
+
+    early_stopping: int | None = setting(None, identity=True, after="time_limit")
+    """End after this many evaluations without a better score. None: never."""
+    plateau: int | None = setting(None, identity=True, after="workers")
+    """Lower the learning rate after this many evaluations without a better score. None: never."""
+    plateau_factor: float | None = setting(None, identity=True)
+    """With plateau: what the learning rate is multiplied by. None: 0.5."""
+    parallel: Kind = setting("auto", observer=True, after="keep_every")
+    """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
+    sharding: Sharding = setting(factory=Sharding, observer=True)
+    """How several processes share a run, beyond parallel."""
+    nproc: int | str = setting(1, observer=True)
+    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer if some died.
+    Changes no result beyond rounding if micro_batch_size is given; without it another number is another run."""
+    max_restarts: int = setting(0, observer=True)
+    """How often to start all processes again if one died; they go on from the newest checkpoint."""
+
+    def check(self, schedule: Schedule) -> None:
+        """Raise one `ConfigError` with everything that is wrong with the settings that every recipe has."""
+        from surefoot.run.validate import check_settings  # imports torch
+
+        try:
+            spec = schedule.spec()
+        except sf.ConfigError:  # which is told by itself
+            spec = None
+        checked(lambda: check_settings(self, schedule=spec), lambda: self.steering("min any/score"))
+
+    def run_settings(self, watch: str | None) -> dict[str, Any]:
+        """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
+        steering = {} if watch is None else self.steering(watch)
+        return self.train_settings() | {"parallel": strategy_of(self.parallel, self.sharding)} | steering
+
+    def steering(self, watch: str) -> dict[str, Any]:
+        """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""
+        stop, wait, factor = self.early_stopping, self.plateau, self.plateau_factor
+        if factor is not None and wait is None:
+            raise sf.ConfigError(
+                f"plateau_factor = {factor} says nothing without a plateau\n  give its patience too: --plateau 3"
+            )
+        own: dict[str, Any] = {} if factor is None else {"factor": factor}
+        stopping, plateau = checked(
+            lambda: None if stop is None else sf.EarlyStopping(watch, patience=stop),
+            lambda: None if wait is None else sf.Plateau(watch, patience=wait, **own),
+        )
+        if stopping is not None and plateau is not None:
+            refuse_end_before_reduction(plateau, stopping)
+        return {"early_stopping": stopping, "plateau": plateau}
+
+
+def checked(*checks: Callable[[], Any]) -> list[Any]:
+    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
+    found, problems = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except sf.ConfigError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise sf.ConfigError("\n".join(problems))
+    return found

@@ -1,0 +1,210 @@
+"""A translator from one language into another: of phrases that every machine can render, of Multi30k, or of files of yours.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.recipes.describe_samples import pair_in_words
+from surefoot.recipes.gpt.corpus import saved
+from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
+from surefoot.recipes.translation import corpus as texts
+from surefoot.recipes.translation.config import MEANT_FOR, Config
+from surefoot.recipes.translation.corpus import PADDING, of_tokens, smoothed, targets_of
+from surefoot.recipes.translation.predict import Predict, answers, judged, shown, translated
+
+_SHOWN = 3  # example translations of a sample
+
+
+def check(config: Config) -> list[Any]:
+    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    return checked(*_checks(config), lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR))
+
+
+def _checks(config: Config) -> list[Callable[[], Any]]:
+    data = config.data
+    return [
+        lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
+        lambda: _as_usual(config.optimizer).spec(),
+        config.schedule.spec,
+        lambda: config.check(config.schedule),
+        lambda: texts.refuse_small_vocabulary(data.vocabulary),
+        lambda: _refuse_wrong(config),
+    ]
+
+
+def build(config: Config) -> sf.Run:
+    """The run that a configuration describes, not yet started."""
+    data = config.data
+    _, optimizer, schedule, *_ = check(config)
+    found = texts.bilingual(
+        data.path,
+        source=data.source,
+        target=data.target,
+        phrases=data.phrases,
+        held_out_fraction=data.held_out_fraction,
+        tokenizer=data.tokenizer,
+        vocabulary=data.vocabulary,
+        shared=data.shared,
+        max_source=data.max_source,
+        max_target=data.max_target,
+        empty=data.empty,
+        context=config.model.context,
+        seed=config.seed,
+        saved=saved(config.out),
+        init=config.init,
+    )
+    network = network_shape(
+        config,
+        source=None if found.source is found.target else found.source.vocabulary,
+        target=found.target.vocabulary,
+    )
+
+    scored = found.held_out[: config.validation_pairs]
+
+    def model() -> Any:
+        return sf.models.Seq2Seq(network)
+
+    def split(sentences: list[tuple[str, str]], *, beam: int, at_end: bool) -> sf.Split:
+        # neighbours of one length, so that batches have little padding: the order of a split changes no score
+        ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
+
+        def outputs(model: Any, batch: Any) -> list[str]:
+            rows = [[token for token in row if token != PADDING] for row in batch[0].tolist()]
+            said = sf.generate.searched(model, rows, beam=beam, length_penalty=config.length_penalty)
+            return [found.target.decode(one.tokens) for one in said]
+
+        return sf.Split(
+            found.pairs(ordered),
+            scores=of_tokens,
+            batch_size=64,
+            loss=False,
+            derived={"perplexity": sf.perplexity},
+            outputs=outputs,
+            judge=judged([other for _, other in ordered], language=data.target),
+            at_end=at_end,
+        )
+
+    def sample(model: Any) -> str:
+        some = scored[:: max(1, len(scored) // _SHOWN)][:_SHOWN]
+        settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
+        sources = [one for one, _ in some]
+        said = translated(model, sources, source=found.source, target=found.target, **settings)
+        lines = zip(some, said, strict=True)
+        return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
+
+    def panels(model: Any) -> list[sf.Examples]:
+        settings: dict[str, Any] = {"beam": config.validation_beam, "length_penalty": config.length_penalty}
+        said = shown(model, scored, language=data.target, source=found.source, target=found.target, **settings)
+        return [said]
+
+    best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
+    splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
+    if found.test is not None:
+        splits["test"] = split(found.test, beam=config.beam, at_end=True)
+    return sf.Run(
+        model=model,
+        loss=smoothed(config.label_smoothing),
+        count=targets_of,
+        train_data=found.training,
+        optimizer=optimizer,
+        schedule=schedule,
+        evaluate=splits,
+        sample_fn=sample,
+        panels_fn=panels,
+        describe_sample=pair_in_words(found.source, found.target),
+        best=best,
+        files=found.files,
+        example=scored[0][0],
+        about_data=found.in_words,
+        settings={
+            "data": {"tokenizer": found.chosen},
+            "model": asdict(network),
+            "label_smoothing": config.label_smoothing,
+        },
+        **config.run_settings(best),
+    )
+
+
+_USUAL = 32  # tokens of a side of a sentence, where none are read
+
+
+def outline(config: Config) -> sf.Run | None:
+    """The run without its data, to be computed with; None where weights to start from say how many subwords there are."""
+    if config.init is not None:
+        return None
+    _, optimizer, schedule, *_ = checked(*_checks(config))
+    vocabulary = texts.promised_vocabulary(config.data.vocabulary)
+    network = network_shape(config, source=None if config.data.shared else vocabulary, target=vocabulary)
+    length = min(_USUAL, config.data.max_source, config.data.max_target)
+    row = [0] * (length - 1)  # and its end
+    return sf.Run(
+        model=lambda: sf.models.Seq2Seq(network),
+        loss=smoothed(config.label_smoothing),
+        train_data=sf.Pairs([row] * 64, [row] * 64),
+        optimizer=optimizer,
+        schedule=schedule,
+        about_data=[
+            f"none were read: {vocabulary:,} subwords{'' if config.data.shared else ' for each language'}, as the settings say,",
+            f"and sentences of {length} tokens",
+        ],
+        **config.run_settings(None),
+    )
+
+
+def network_shape(config: Config, *, source: int | None, target: int) -> Any:
+    """The network's shape for vocabularies of these sizes (source None: one for both); `ConfigError` where it cannot be."""
+    try:
+        return sf.models.Seq2SeqShape(vocabulary=target, source_vocabulary=source, **asdict(config.model))
+    except ValueError as problem:
+        raise sf.ConfigError(f"model: {problem}") from problem
+
+
+def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """Translations of the inputs, one a line, for `surefoot predict`."""
+    from surefoot.train.state_dict import load_weights  # imports torch
+
+    source, target = texts.saved_tokenizers(run)
+    own = None if source is target else source.vocabulary
+    model = sf.models.Seq2Seq(network_shape(config, source=own, target=target.vocabulary))
+    load_weights(model, checkpoint, device=asked.device)
+    settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
+    return answers(model, inputs, asked, source=source, target=target, **settings)
+
+
+def _as_usual(optimizer: Optimizer) -> Optimizer:
+    decay = 0.0 if optimizer.weight_decay is None else optimizer.weight_decay
+    betas = (0.9, 0.98) if optimizer.name == "adamw" and optimizer.betas is None else optimizer.betas
+    return replace(optimizer, betas=betas, weight_decay=decay)
+
+
+def _refuse_wrong(config: Config) -> None:
+    """Raise one `ConfigError` for all settings of this recipe's own that cannot be."""
+    data, problems = config.data, []
+    if data.source == data.target:
+        problems.append(f"data.source and data.target are both {data.source!r}: name two languages")
+    for name, number, least in (
+        ("beam", config.beam, 1),
+        ("validation_beam", config.validation_beam, 1),
+        ("validation_pairs", config.validation_pairs, 1),
+        ("data.phrases", data.phrases, 100),
+        ("data.max_source", data.max_source, 2),
+        ("data.max_target", data.max_target, 2),
+    ):
+        if number is not None and number < least:
+            problems.append(f"{name} = {number}: {least} or more")
+    for name, most in (("data.max_source", data.max_source), ("data.max_target", data.max_target)):
+        if most > config.model.context:
+            problems.append(f"{name} = {most} is more than model.context = {config.model.context}")
+    if not 0 <= config.label_smoothing < 1:
+        problems.append(f"label_smoothing = {config.label_smoothing}: a fraction, at least 0 and below 1")
+    if not 0 <= config.length_penalty < float("inf"):
+        problems.append(f"length_penalty = {config.length_penalty}: a number from 0 on")
+    if problems:
+        raise sf.ConfigError("\n".join(problems))

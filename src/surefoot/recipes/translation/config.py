@@ -1,0 +1,186 @@
+"""A translator from one language into another: of phrases that every machine can render, of Multi30k, or of files of yours.
+
+Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.config.train_settings import default, ordered, setting
+from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Sentences with their translations, and how they become numbers."""
+
+    path: str | None = None
+    """A directory with train.en and train.de (val and test beside them), or a .tsv or .jsonl file; absent: phrases."""
+    source: str = "en"
+    """The language translated from, as the files name it; of phrases, a locale such as en or pt_BR."""
+    target: str = "de"
+    """The language translated into."""
+    phrases: int = 24_000
+    """How many phrases there are where no path is given."""
+    held_out_fraction: float = 0.03
+    """How many pairs are scored and not trained on, chosen by a hash of the source, where there is no validation file."""
+    tokenizer: Literal["bpe", "unigram"] = "bpe"
+    """How words are cut into subwords: byte pairs, or a unigram model; trained on what is trained on."""
+    vocabulary: int | None = None
+    """How many different subwords; absent: 1024, or those of --init."""
+    shared: bool = True
+    """Whether both languages have one vocabulary and one embedding."""
+    max_source: int = 128
+    """Pairs with more tokens in the source are not trained on."""
+    max_target: int = 128
+    """Pairs with more tokens in the target are not trained on."""
+    empty: Literal["stop", "skip"] = "stop"
+    """Stop at pairs with an empty side, or leave such out, counted and reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The shape of the network."""
+
+    encoder_layers: int = 2
+    """Blocks that read the source."""
+    decoder_layers: int = 2
+    """Blocks that write the target."""
+    heads: int = 4
+    """Attention heads a block."""
+    width: int = 128
+    """Channels between blocks; a multiple of the heads."""
+    hidden: int = 512
+    """Units between the two layers of an MLP."""
+    context: int = 512
+    """The most tokens of a source, and of a target."""
+    dropout: float = 0.0
+    """Fraction of units dropped while training, of the embeddings and of what each part adds."""
+    attention_dropout: float = 0.0
+    """Fraction of attention weights dropped; slow on the CPU."""
+    activation_dropout: float = 0.0
+    """Fraction of units dropped between the layers of an MLP."""
+    norm: Literal["pre", "post"] = "pre"
+    """pre: norms before each part, which trains easily; post: after it, as first published."""
+    norm_kind: Literal["layer", "rms"] = "layer"
+    """layer: mean taken away, divided by the deviation, with a bias; rms: divided by the root mean square."""
+    query_key_norm: bool = False
+    """RMS norms of each head's queries and keys."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    """What tells places apart; sinusoidal ones are known for lengths that are rare in training too; rotary ones turn the
+    queries and keys of a side's attention to itself."""
+    activation: Literal["relu", "gelu", "relu2"] = "relu"
+    """Between the layers of an MLP; relu2 is ReLU squared."""
+    zero_start: bool = False
+    """Start what each block adds at zero; for norms before each part."""
+    tied: bool = True
+    """Whether the head is the target's embedding."""
+
+
+@ordered
+@dataclass(kw_only=True)
+class Config(RecipeSettings):
+    """Train a translator."""
+
+    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(None, observer=True, after="")
+    """A complete configuration to start from; tiny is the default. Files and flags change it."""
+    out: str | Path | None = default("runs/translation")
+    length: str = default("900 steps")
+    batch_size: int | str = default("2048 tokens")
+    evaluate_every: str = default("25%")
+    ema: float | None = default(0.99)
+    data: Data = setting(factory=Data, identity=True)
+    model: Model = setting(factory=Model, identity=True)
+    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
+    """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
+    schedule: Schedule = setting(factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"), identity=True)
+    label_smoothing: float = setting(0.1, identity=True, after="check_state")
+    """How much of each target's probability all tokens share while training; scores are without it."""
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
+    """Which score of the held-out part makes a checkpoint the best."""
+    beam: int = setting(5, observer=True, after="label_smoothing")
+    """Hypotheses kept open when the test part is translated; 1 is greedy search."""
+    validation_beam: int = setting(1, observer=True)
+    """The same for the held-out part while training; greedy search is several times faster."""
+    length_penalty: float = setting(1.0, observer=True)
+    """0 prefers short translations; the larger, the longer."""
+    validation_pairs: int | None = setting(None, observer=True)
+    """How many of the held-out pairs are scored while training. Absent: all."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    # the shape that Wu et al. 2021 (https://arxiv.org/abs/2105.14462) found best for so little text, with a wider MLP
+    "multi30k": {
+        "data.vocabulary": 5000,
+        "model.encoder_layers": 4,
+        "model.decoder_layers": 4,
+        "model.dropout": 0.25,
+        "model.activation": "relu2",
+        "batch_size": "4096 tokens",
+        "length": "3000 steps",
+        "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
+        "evaluate_every": "10%",
+        "optimizer.name": "muon",
+        "optimizer.lr": 1e-2,
+        "optimizer.weight_decay": 0.01,
+        "schedule.name": "linear",
+        "schedule.warmup": "5%",
+        "ema": None,  # the rate falls to zero
+    },
+    "base": {
+        "data.vocabulary": 37_000,
+        "model.encoder_layers": 6,
+        "model.decoder_layers": 6,
+        "model.heads": 8,
+        "model.width": 512,
+        "model.hidden": 2048,
+        "model.dropout": 0.1,
+        "model.norm": "post",
+        "batch_size": "25000 tokens",
+        "length": "100000 steps",
+        "evaluate_every": "2000 steps",
+        "save_every": "15 min",
+        "ema": None,  # instead, score the mean of the last checkpoints: --checkpoint "average 5"
+        "keep_last": 5,
+        "optimizer.lr": 7e-4,
+        "schedule.warmup": "4000 steps",
+        "beam": 4,
+        "length_penalty": 0.6,
+    },
+}
+
+_LARGE = "a directory with train.en and train.de, or a .tsv or .jsonl file, of millions of pairs: --data.path PATH"
+
+_MULTI30K = "the directory of Multi30k (train.en, train.de, val.en, val.de ...): --data.path DIR"
+
+MEANT_FOR = {
+    "multi30k": _MULTI30K,
+    "multi30k-fast": _MULTI30K,
+    "base": _LARGE,
+    "big": _LARGE,
+}
+
+# a few epochs: there is nothing yet to be kept from overfitting
+PRESETS["multi30k-fast"] = PRESETS["multi30k"] | {
+    "model.dropout": 0.0,
+    "model.activation": "relu",
+    "batch_size": "2048 tokens",
+    "length": "300 steps",
+    "evaluate_every": "50%",
+    "best": "loss",
+    "label_smoothing": 0.0,
+    "optimizer.lr": 2e-2,
+}
+
+PRESETS["big"] = PRESETS["base"] | {
+    "model.heads": 16,
+    "model.width": 1024,
+    "model.hidden": 4096,
+    "model.dropout": 0.3,
+    "length": "300000 steps",
+    "optimizer.lr": 5e-4,
+}

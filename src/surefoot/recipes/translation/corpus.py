@@ -1,0 +1,250 @@
+"""Sentence pairs as tokens: where they come from, which tokenizers, what is trained on and what is scored."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import surefoot as sf
+from surefoot.config.paths import local_path
+from surefoot.recipes.gpt.corpus import TOKENIZER, beside
+
+if TYPE_CHECKING:
+    from surefoot.data.translation.files import Sentences
+
+
+TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, where the target has a vocabulary of its own
+
+_VOCABULARY = 1024
+
+
+@dataclass(frozen=True)
+class Bilingual:
+    """Pairs to train on, and sentences to score with their translations; and what made tokens of them."""
+
+    training: Any
+    held_out: Sentences
+    test: Sentences | None
+    source: Any
+    target: Any  # the same object as `source` where one vocabulary serves both sides
+    chosen: str
+    """What the settings say of the tokenizers; compared when a run goes on."""
+    about: str
+    """Which pairs they are, in words."""
+
+    @property
+    def in_words(self) -> list[str]:
+        """Lines that say which pairs these are, how many are for what, and how many subwords there are."""
+        test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
+        sizes = [
+            f"{one.vocabulary:,}"
+            for one in ((self.source,) if self.source is self.target else (self.source, self.target))
+        ]
+        return [
+            self.about,
+            f"{len(self.training):,} pairs to train on, {len(self.held_out):,} held out, {test}",
+            f"{' and '.join(sizes)} subwords{' for both languages' if len(sizes) == 1 else ''}",
+        ]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What a run keeps beside its weights: {name: text}."""
+        own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
+        return {TOKENIZER: self.source.to_json(), **own}
+
+    def pairs(self, sentences: Sentences) -> Any:
+        """Sentences to score, as tokens."""
+        return sf.Pairs.encoded(sentences, source=self.source, target=self.target)
+
+
+def bilingual(
+    path: str | None,
+    *,
+    source: str,
+    target: str,
+    phrases: int,
+    held_out_fraction: float,
+    tokenizer: Literal["bpe", "unigram"],
+    vocabulary: int | None,
+    shared: bool,
+    max_source: int,
+    max_target: int,
+    empty: Literal["stop", "skip"],
+    context: int,
+    seed: int,
+    saved: Path | None = None,
+    init: str | Path | None = None,
+) -> Bilingual:
+    """The pairs at `path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
+
+    Those to be scored that are longer than the model's `context` are left out too where they were held out of the training
+    pairs, and refused where they stand in files of their own. `empty` says what a pair with an empty side does.
+
+    saved: the tokenizer that the run wrote when it began; with it the run goes on. init: the weights it starts from, whose
+    tokenizer is taken where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    """
+    if path is None:
+        training, held_out = sf.held_out_pairs(
+            sf.phrases(source, target, count=phrases, seed=seed), held_out_fraction=held_out_fraction
+        )
+        parts = sf.Parallel(training, held_out, None)
+    else:
+        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction, empty=empty)
+    size = promised_vocabulary(vocabulary)
+    chosen = f"{tokenizer}, {size} tokens" + ("" if shared else " for each side")
+    place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
+    if place is not None:
+        if saved is None and vocabulary is not None:
+            raise sf.ConfigError(
+                f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {place}\n"
+                "  leave it out (--data.vocabulary None, where a preset has one)"
+            )
+        made = saved_tokenizers(place.parent)
+        if saved is None and made[0].kind != tokenizer:
+            raise sf.ConfigError(
+                f"data.tokenizer = {tokenizer!r}: the weights of --init have {made[0].kind}, {place}\n"
+                f"  try: --data.tokenizer {made[0].kind}"
+            )
+        if saved is None and (made[0] is made[1]) != shared:
+            has = "a vocabulary for each side" if shared else "one vocabulary"
+            raise sf.ConfigError(
+                f"data.shared = {shared}: the weights of --init have {has}, {place}\n  try: --data.shared {not shared}"
+            )
+    else:
+        made = _trained(parts.training, kind=tokenizer, vocabulary=size, shared=shared)
+    limits = {"max_source": max_source, "max_target": max_target}
+    pairs = sf.Pairs.encoded(parts.training, source=made[0], target=made[1], **limits)
+    if parts.left_out:
+        one = parts.left_out == 1
+        _note(
+            f"{parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
+        )
+    if pairs.left_out:
+        _note(
+            f"{pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f" {max_source} and {max_target} tokens (data.max_source, data.max_target) and left out"
+        )
+    held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
+    test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
+    phrase = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
+    about = phrase if path is None else f"pairs of {path}, {source} to {target}"
+    chosen = chosen if init is None else f"that of init, or {chosen}"
+    return Bilingual(pairs, held_out, test, *made, chosen, about)
+
+
+def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
+    """The sentences to score that fit the model; those of files of their own must all fit: `DataError` names the first."""
+    lengths = sf.Pairs.encoded(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
+    long = (lengths > context).nonzero()[0].tolist()
+    if long and (origin is not None or len(long) == len(sentences)):
+        where = "a pair to be scored" if origin is None else f"{origin.of(long[0])}: a pair to be scored"
+        more = f"; so are {len(long) - 1:,} more" if len(long) > 1 else ""
+        raise sf.DataError(
+            f"{where} has {lengths[long[0]]} tokens, more than the model's context of {context}{more}:\n"
+            f"  {sentences[long[0]][0][:60]!r} ...\n  take it out, or give a larger --model.context"
+        )
+    if long:
+        one = len(long) == 1
+        _note(
+            f"{len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
+            f" {context} tokens (model.context) and not scored"
+        )
+    return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def saved_tokenizers(run: Path) -> tuple[Any, Any]:
+    """The tokenizers of source and target in a run's directory; `CheckpointError` where a file is damaged."""
+    try:
+        first = sf.SubwordTokenizer.load(run / TOKENIZER)
+        own = run / TARGET_TOKENIZER
+        return first, sf.SubwordTokenizer.load(own) if own.is_file() else first
+    except sf.DataError as problem:
+        raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
+
+
+def promised_vocabulary(vocabulary: int | None) -> int:
+    """How many subwords of a side the settings promise.
+
+    >>> promised_vocabulary(None)
+    1024
+    """
+    return _VOCABULARY if vocabulary is None else vocabulary
+
+
+def refuse_small_vocabulary(vocabulary: int | None) -> None:
+    """Raise `ConfigError` for a vocabulary that has no room for all bytes."""
+    if vocabulary is not None and vocabulary < sf.SubwordTokenizer.least:
+        raise sf.ConfigError(
+            f"data.vocabulary = {vocabulary}: subwords need {sf.SubwordTokenizer.least} tokens at least, all bytes and three more"
+        )
+
+
+def _trained(pairs: Sentences, *, kind: Literal["bpe", "unigram"], vocabulary: int, shared: bool) -> tuple[Any, Any]:
+    """The tokenizers of both sides, trained on what is trained on."""
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    if shared:
+        both = sf.SubwordTokenizer.trained([*sides[0], *sides[1]], vocabulary=vocabulary, kind=kind)
+        return both, both
+    first, second = (sf.SubwordTokenizer.trained(side, vocabulary=vocabulary, kind=kind) for side in sides)
+    return first, second
+
+
+PADDING = 0
+
+
+def smoothed(label_smoothing: float) -> Any:
+    """The loss to train on: label-smoothed cross-entropy over the real tokens of the target, as a counted mean."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        source_BS, target_BT = batch
+        targets_BT = target_BT[:, 1:]
+
+        def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
+            hidden, targets = _real(hidden_BTC, targets_BT)
+            return sf.linear_cross_entropy(
+                hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
+            )
+
+        return model(source_BS, target_BT[:, :-1], loss=of_hidden)
+
+    return loss
+
+
+def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
+    """Scores of a model that is told the right tokens so far: the loss without smoothing, and how often it is right."""
+    source_BS, target_BT = batch
+
+    def of_hidden(hidden_BTC: Any, head_VC: Any) -> dict[str, sf.Mean]:
+        hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
+        logits = hidden @ head_VC.to(hidden.dtype).T
+        real = targets != PADDING
+        right = ((logits.argmax(dim=-1) == targets) & real).sum()
+        return {
+            "loss": sf.cross_entropy(logits, targets, ignore_index=PADDING),
+            "accuracy": sf.Mean(right, real.sum()),
+        }
+
+    scores: dict[str, sf.Mean] = model(source_BS, target_BT[:, :-1], loss=of_hidden)
+    return scores
+
+
+def targets_of(batch: Any) -> int:
+    """How many tokens a batch asks for; counted on the host."""
+    return int((batch[1][:, 1:] != PADDING).sum())
+
+
+def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
+    """Hidden states and targets without the padding, on the CPU.
+
+    Elsewhere as they are, and the loss leaves padding out: how many real ones there are, the host would have to wait for.
+    """
+    if not hidden_BTC.is_cpu:
+        return hidden_BTC, targets_BT
+    real_BT = targets_BT != PADDING
+    return hidden_BTC[real_BT], targets_BT[real_BT]

@@ -1,0 +1,224 @@
+"""What a trained encoder-decoder says: translations of sentences, how good they are, and `surefoot predict`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config.paths import local_path
+
+_SHOWN = 30  # sentences are translated for a report
+_CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """How sentences are translated."""
+
+    beam: int | None = None
+    """Hypotheses kept open; 1 is greedy search. Absent: as the run has it."""
+    length_penalty: float | None = None
+    """0 prefers short translations; the larger, the longer. Absent: as the run has it."""
+    file: str | None = None
+    """A file with one sentence a line; as many lines come out."""
+    batch_size: int = 32
+    """How many sentences are translated at once; changes memory and speed."""
+    device: str = "auto"
+    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+
+
+def translated(
+    model: Any,
+    sentences: Sequence[str],
+    *,
+    source: Any,
+    target: Any,
+    beam: int,
+    length_penalty: float,
+    batch_size: int = 32,
+) -> list[str]:
+    """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
+    rows = {place: source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()}
+    for place in rows:
+        why = _too_long(model, source, sentences[place])
+        if why is not None:
+            raise sf.DataError(f"sentence {place + 1} {why}")
+    found = sf.generate.searched(
+        model,
+        [[*row.tolist(), sf.generate.END] for row in rows.values()],
+        beam=beam,
+        length_penalty=length_penalty,
+        batch_size=batch_size,
+    )
+    by_place = dict(zip(rows, found, strict=True))
+    return [
+        _line(target.decode(by_place[place].tokens)) if place in by_place else "" for place in range(len(sentences))
+    ]
+
+
+def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]], dict[str, float | str]]:
+    """Scores of translations against their references: BLEU and chrF by sacrebleu with their signatures, and exact matches.
+
+    BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as sacrebleu makes it comparable (Post 2018:
+    https://aclanthology.org/W18-6319). chrF: Popovic 2015 (https://aclanthology.org/W15-3049).
+    """
+
+    def judge(translations: list[str]) -> dict[str, float | str]:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+
+        bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
+        scores: dict[str, float | str] = {
+            "bleu": bleu.corpus_score(translations, [references]).score,
+            "chrf": chrf.corpus_score(translations, [references]).score,
+        }
+        same = sum(one == other for one, other in zip(translations, references, strict=True))
+        signatures = {"bleu_signature": str(bleu.get_signature()), "chrf_signature": str(chrf.get_signature())}
+        return {**scores, "exact": same / len(references), **signatures}
+
+    return judge
+
+
+def shown(
+    model: Any,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    language: str,
+    source: Any,
+    target: Any,
+    beam: int,
+    length_penalty: float,
+) -> sf.Examples:
+    """The best, the worst and some random translations of sentences spread over `pairs`, beside what was meant.
+
+    The score is the BLEU of one sentence, which needs a count of longer n-grams that a short
+    one has not: sacrebleu's `effective_order` leaves those out.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
+    sentences = [one for one, _ in spread]
+    said = translated(model, sentences, source=source, target=target, beam=beam, length_penalty=length_penalty)
+    bleu = BLEU(tokenize=_words(language), effective_order=True)
+    rows = [
+        (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
+        for (one, meant), answer in zip(spread, said, strict=True)
+    ]
+    title = f"{len(rows)} of {len(pairs):,} held-out sentences translated"
+    return sf.examples_by_score(title, "BLEU of the sentence, 0 to 100", rows)
+
+
+def _words(language: str) -> str:
+    """How sacrebleu cuts a text of a language into what it counts."""
+    short = language.replace("-", "_").split("_")[0]
+    return "zh" if short == "zh" else "char" if short in _CHARACTERS else "13a"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One line to translate, where it stands, and why it cannot be read, where that is so."""
+
+    text: str
+    where: str
+    refused: str | None = None
+
+
+def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
+    """All lines of the inputs (an empty one is an empty line) and of the file; of standard input for "-", or without either.
+
+    A line that is not UTF-8 is empty and says so. `DataError` for a file that cannot be read, or is UTF-16.
+    """
+    piped = list(inputs) == ["-"]
+    found = [
+        Sentence(line.removesuffix("\r"), f"input {number}")
+        for number, text in enumerate([] if piped else inputs, start=1)
+        for line in text.removesuffix("\n").split("\n")
+    ]
+    if file is not None:
+        found += _lines(_bytes(local_path(file, setting="file")), file)
+    if piped or (not inputs and file is None):
+        if sys.stdin is None or (sys.stdin.isatty() and not piped):
+            raise sf.ConfigError(
+                'nothing to translate: give a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
+                "  a file with one a line (--file), or lines on standard input"
+            )
+        found += _lines(sys.stdin.buffer.read(), "standard input")
+    return found
+
+
+def answers(
+    model: Any, inputs: Sequence[str], asked: Predict, *, source: Any, target: Any, beam: int, length_penalty: float
+) -> Iterator[str]:
+    """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
+
+    What cannot be translated (a line that is no text, or longer than the model takes) has an empty line, is told on
+    standard error at once, and counted by a `DataError` after the last answer.
+    """
+    sentences = sentences_of(inputs, asked.file)
+    failed = 0
+    at_once = max(1, 16 * asked.batch_size)  # a long file is answered as it goes, and sentences of one length are many
+    for first in range(0, len(sentences), at_once):
+        texts = []
+        for sentence in sentences[first : first + at_once]:
+            why = sentence.refused or _too_long(model, source, sentence.text)
+            if why is not None:
+                failed += 1
+                print(f"warning: {sentence.where} {why}", file=sys.stderr)
+            texts.append("" if why is not None else sentence.text)
+        found = translated(
+            model,
+            texts,
+            source=source,
+            target=target,
+            beam=beam if asked.beam is None else asked.beam,
+            length_penalty=length_penalty if asked.length_penalty is None else asked.length_penalty,
+            batch_size=asked.batch_size,
+        )
+        yield "".join(f"{line}\n" for line in found)
+    if failed:
+        lines = "line" if len(sentences) == 1 else "lines"
+        raise sf.DataError(
+            f"{failed:,} of {len(sentences):,} {lines} could not be translated: empty in the answers, named in the warnings"
+        )
+
+
+def _too_long(model: Any, source: Any, text: str) -> str | None:
+    """Why a sentence is not translated; None where the model takes it."""
+    most = model.shape.context - 1  # an end follows
+    tokens = len(source.encode(text.strip()))
+    if tokens <= most:
+        return None
+    return f"has {tokens} tokens, and the model takes {most}: {text[:60]!r} ...: give it in parts, one sentence a line"
+
+
+def _line(text: str) -> str:
+    """The text in one line."""
+    return " ".join(text.split("\n")).replace("\r", " ")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise sf.DataError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _lines(data: bytes, where: str) -> list[Sentence]:
+    from surefoot.data.text.files import decoded, is_utf_16
+
+    if is_utf_16(data):
+        decoded(data, where)
+    found = []
+    # a line feed ends a line, and none is missing where the last has none
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
+        place = f"{where}, line {number}"
+        try:
+            text = decoded(line, where) if number == 1 else line.decode()
+            found.append(Sentence(text.removesuffix("\r"), place))
+        except (sf.DataError, UnicodeDecodeError):
+            found.append(Sentence("", place, "is not UTF-8 text"))
+    return found

@@ -1,0 +1,168 @@
+"""The first bad step of a run: from what its records say was skipped, from its checkpoints, and by making steps again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from surefoot.checkpoint.format import Contents, DamageError
+from surefoot.checkpoint.store import Store
+from surefoot.errors import CheckpointError
+from surefoot.replay.replay import cost
+from surefoot.replay.rerun import Made, execution, nearest
+from surefoot.tracking.record import Record
+from surefoot.train.components import Parts
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A step with a loss or gradient that is not finite, or (`of_weights`) after which a weight is not; `how` it was found."""
+
+    step: int
+    of_weights: bool
+    how: str
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the search came to. `until`: the steps before this one were looked at, on the record or made again.
+
+    `told`: the records tell of skipped steps.
+    """
+
+    bad: Bad | None
+    until: int
+    told: bool = False
+
+    def __str__(self) -> str:
+        """In a sentence."""
+        if self.bad is None and self.told:
+            return (
+                "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
+                "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
+            )
+        if self.bad is None:
+            return f"no bad step: loss and gradient of steps 0 to {self.until - 1} were finite, and so are the weights"
+        what = (
+            "the update leaves a weight that is not finite" if self.bad.of_weights else "loss or gradient is not finite"
+        )
+        return f"first bad step: {self.bad.step}, {what} ({self.bad.how})"
+
+
+def first_bad(parts: Parts, known: Sequence[Record], *, out: Path, say: Callable[[str], None]) -> Searched:
+    """The first bad step of the run in a directory, as far as it has come; the steps that this takes are made with `parts`.
+
+    A step that a loss scale has skipped for an overflow which a smaller scale cures is none.
+    """
+    store = Store(out / "checkpoints")
+    logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)
+    reached = min(max([logged, *store.steps(), *(step + 1 for step in _crashed(out))]), parts.length.steps)
+    stretches = [*_skipped(known), *_weights(store, say)]
+    if reached > logged:
+        stretches.append((logged, reached, "made again: no record tells of it"))
+    for first, until, how in sorted(stretches):
+        found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
+        if found is not None:
+            return Searched(Bad(*found, how), reached)
+    scaled = parts.whole.precision.loss_scale is not None  # which skips steps that a smaller one cures
+    return Searched(None, reached, told=bool(_skipped(known)) and not scaled)
+
+
+def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
+    """Stretches of steps in which some were skipped, by the records: those that they name, or all since the record before."""
+    found, before = list[tuple[int, int, str]](), 0
+    for record in known:
+        if record["kind"] != "train":
+            continue
+        named = record.get("skipped_steps") or []
+        if named:
+            found.append((int(min(named)), int(min(named)) + 1, "the records name it, and it was made again"))
+        if record.get("skipped") and (not named or len(named) > 1):
+            begin = int(min(named)) + 1 if named else before
+            found.append((begin, int(record["step"]), "the records tell of skipped steps, which were made again"))
+        before = int(record["step"])
+    return found
+
+
+def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, str]]:
+    """The stretch between the last checkpoint whose weights are finite and the first in which one is not, by halving."""
+    there, sound = store.steps(), list[int]()
+    low, high = 0, len(there)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            contents = store.at(there[middle])
+        except DamageError as error:
+            say(f"warning: {error.damage}")
+            del there[middle]
+            high -= 1
+            continue
+        if weights_finite(contents):
+            sound.append(there[middle])
+            low = middle + 1
+        else:
+            high = middle
+    if low == len(there):
+        return []
+    if not sound and there[low] == 0:
+        raise CheckpointError(
+            f"the weights of step 0 in {store.directory} are not finite: the run began with them\n"
+            "  look at what the model is built from, or at --init"
+        )
+    return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
+
+
+def weights_finite(contents: Contents) -> bool:
+    """Whether the weights of models in a checkpoint are; averages and the optimizer's state are not looked at.
+
+    >>> weights_finite(Contents(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
+    False
+    """
+    return all(
+        bool(torch.isfinite(held).all())
+        for file in contents.files
+        if file.split("-")[0] == "model"
+        for held in contents.tensors(file).values()
+        if held.is_floating_point()
+    )
+
+
+def _in_stretch(
+    parts: Parts, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
+) -> tuple[int, bool] | None:
+    """The first bad step before `until`, from the nearest checkpoint at or before step `first` on."""
+    if first >= until:
+        return None
+    found, damaged = nearest(store, first)
+    while not weights_finite(found) and found.step > 0:
+        found, damaged = nearest(store, found.step - 1)
+    for damage in damaged:
+        say(f"warning: {damage}: an older checkpoint is taken")
+    say(cost(found.step, until, known))
+    with execution(parts, found, records=known, workers=parts.supply.workers) as again:
+        scale = again.parts.whole.precision.loss_scale
+        before = None if scale is None else float(scale.scale)
+        for made in again.steps(until):
+            if not _cured(made, before) and not made.numbers().finite:
+                return made.index, False
+            if not all(bool(torch.isfinite(held).all()) for held in again.parts.state.parameters):
+                return made.index, True
+            before = None if scale is None else float(scale.scale)
+    return None
+
+
+def _cured(made: Made, scale: float | None) -> bool:
+    """Whether a step was skipped for an overflow that a smaller loss scale may cure, as the loop has it."""
+    numbers = made.numbers()
+    return scale is not None and scale > 1 and math.isfinite(numbers.loss) and not math.isfinite(numbers.norm)
+
+
+def _crashed(out: Path) -> list[int]:
+    """The steps that reports in crash/ are of."""
+    return [
+        int(digits) for path in (out / "crash").glob("step-*.json") if (digits := path.stem.split("-")[1]).isdigit()
+    ]

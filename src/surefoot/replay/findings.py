@@ -1,0 +1,162 @@
+"""What a look at one step finds, as plain data: it goes into `crash/`, onto a page, and between ranks as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from surefoot.replay.tensor_stats import Tally
+
+
+@dataclass(frozen=True)
+class First:
+    """The first thing in a step that was not finite, in the order in which it was computed.
+
+    `what` is "inputs" (the data themselves, `name` says which tensor of the batch), "weight" or "buffer" (before the step;
+    `name` is theirs), "input" or "output" (of module `name`), "loss", "gradient of output" (of module `name`), "gradient" (of
+    parameter `name`), or "norm" (every number is finite, and their squares are not).
+    """
+
+    what: str
+    name: str
+    kind: str = ""  # of the module
+    micro_batch: int | None = None
+    rank: int | None = None
+    samples: tuple[int, ...] = ()
+    every_sample: bool = False  # all samples of the micro-batch, each by itself
+    reaches: str = ""  # the first module whose output is not finite for it
+
+    def __str__(self) -> str:
+        """As it stands in a sentence.
+
+        >>> print(First("output", "blocks.3.mlp.up", kind="Linear", micro_batch=0, samples=(8127,)))
+        output of blocks.3.mlp.up (Linear), from sample 8127
+        """
+        kind = f" ({self.kind})" if self.kind else ""
+        match self.what:
+            case "inputs":
+                said = f"{self.name}, the data"
+            case "weight" | "buffer":
+                return f"the {self.what} {self.name}, before the step"
+            case "loss":
+                said = "the loss, of outputs that are finite"
+            case "gradient":
+                said = f"{self.name}.grad"
+            case "norm":
+                said = f"the norm of the gradient: {self.name}.grad is too large to be squared"
+            case _:
+                said = f"{self.what} of {self.name or 'the model'}{kind}"
+        return f"{said}{self._whose()}"
+
+    def _whose(self) -> str:
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        if self.every_sample:
+            return f", from each of the {len(self.samples)} samples of micro-batch {self.micro_batch}{rank}"
+        if not self.samples:
+            return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
+        shown = ", ".join(map(str, self.samples[:5])) + (" ..." if len(self.samples) > 5 else "")
+        return f", from sample{'s' * (len(self.samples) != 1)} {shown}{rank}"
+
+
+@dataclass(frozen=True)
+class OfModule:
+    """The outputs of a module, over all passes of the step."""
+
+    name: str
+    kind: str
+    calls: int
+    output: Tally
+
+
+@dataclass(frozen=True)
+class OfParameter:
+    """The gradient of a parameter in the step, before clipping. `share` is that of its square in the squared norm of all."""
+
+    name: str
+    shape: tuple[int, ...]
+    weight: float  # norm
+    norm: float
+    largest: float
+    nonfinite: int
+    share: float | None
+
+
+@dataclass(frozen=True)
+class OfMicroBatch:
+    """One pass of the step."""
+
+    index: int
+    rank: int | None
+    ids: tuple[int, ...]
+    count: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class OfSample:
+    """One sample of the step: its loss by itself, the norm of its own gradient where that was taken, and what it is."""
+
+    id: int
+    epoch: int
+    micro_batch: int
+    loss: float | None
+    gradient_norm: float | None = None
+    shown: str | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """All that was seen of one step. `loss` and `norm` are those of the step; `notes` are what a reader must know of it."""
+
+    step: int
+    loss: float
+    norm: float | None
+    first: First | None
+    modules: list[OfModule] = field(default_factory=list)
+    parameters: list[OfParameter] = field(default_factory=list)
+    micro_batches: list[OfMicroBatch] = field(default_factory=list)
+    samples: list[OfSample] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient were."""
+        return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence.
+
+        >>> Look(3, 2.0, 1.0, None).verdict
+        'everything in this step is finite'
+        """
+        if self.first is not None and not self.finite:
+            reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
+            return f"first non-finite: {self.first}{reaches}"
+        if self.finite:
+            return "everything in this step is finite"
+        return "loss or gradient is not finite, and nothing that was looked at is: what the loss computes beside the models"
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON: what is not finite is null beside `nonfinite`, which says what it was."""
+        found: dict[str, Any] = as_json({"verdict": self.verdict, "finite": self.finite} | asdict(self))
+        return found
+
+
+def as_json(value: Any) -> Any:
+    """The same in what JSON can hold; numbers that are not finite become null, named in `nonfinite` beside them.
+
+    >>> as_json({"loss": math.nan, "shape": (2, 3)})
+    {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
+    """
+    if isinstance(value, Mapping):
+        strange = {
+            str(name): repr(held) for name, held in value.items() if isinstance(held, float) and not math.isfinite(held)
+        }
+        plain = {str(name): None if str(name) in strange else as_json(held) for name, held in value.items()}
+        return plain | ({"nonfinite": strange} if strange else {})
+    if isinstance(value, list | tuple):
+        return [as_json(held) for held in value]
+    return value

@@ -1,0 +1,204 @@
+"""The glass over one step: what goes into modules and comes out of them, and the gradients that come back, in their order.
+
+Hooks stand on the plain modules, forward and backward; nothing is changed by them. A block that is computed again in the
+backward pass is not looked at twice: only what runs inside the loss is forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.distributed.strategy import Alone
+from surefoot.mean import Mean
+from surefoot.replay.findings import OfModule
+from surefoot.replay.tensor_stats import Tally, bad_rows, floating, tally
+from surefoot.train.loop import Loss, Step, forward_backward
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that was seen of a tensor: `what` and `name` as in `look.First`."""
+
+    what: str
+    name: str
+    micro_batch: int
+    found: Tally
+    kind: str  # of the module
+    rows: list[int] | None  # those that are not finite, where the tensor has a row for each sample
+
+    @property
+    def bad(self) -> bool:
+        """Whether something in it is not finite."""
+        return self.found.nonfinite > 0
+
+
+class Glass:
+    """What was seen while a step was made: events in their order, and sums over modules."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.models: Mapping[str, nn.Module] = step.state.models
+        self.modules = {
+            module: name for model, held in self.models.items() for name, module in _named(model, held, self.models)
+        }
+        self.events: list[Event] = []
+        self.of_modules: dict[str, OfModule] = {}
+        self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch, and what it counted
+        self.place = -1  # the micro-batch that is being passed, by its place in the step
+        self.forward = False
+        self.last: list[Tensor] = []  # what the module before has put out
+
+    @property
+    def micro_batch(self) -> int:
+        """The index of the one that is being passed."""
+        return self.step.micro_batches[self.place].index
+
+    def first(self) -> Event | None:
+        """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
+        for place, event in enumerate(self.events):
+            if event.bad and not (event.found.only_minus and self._absorbed(place)):
+                return event
+        return None
+
+    def reached(self, micro_batch: int) -> str:
+        """The first module with an output that is not finite in a micro-batch."""
+        bad = (
+            event for event in self.events if event.bad and event.what == "output" and event.micro_batch == micro_batch
+        )
+        found = next(bad, None)
+        return "" if found is None else f"{found.name or 'the model'} ({found.kind})"
+
+    def _absorbed(self, place: int) -> bool:
+        after = next((event for event in self.events[place + 1 :] if event.what in ("output", "loss")), None)
+        return after is not None and not after.bad
+
+    @contextmanager
+    def over(self) -> Iterator[None]:
+        """Hooks on every module and trained parameter; afterwards none."""
+        with ExitStack() as hooks:
+            for module, name in self.modules.items():
+                before = self._entered(name, type(module).__name__)
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(self._left(name, type(module).__name__)).remove)
+            for name, parameter in parameters_of(self.models).items():
+                if parameter.requires_grad:
+                    hook = parameter.register_hook(self._gradient("gradient", name))  # type: ignore[no-untyped-call]
+                    hooks.callback(hook.remove)
+            yield
+
+    def watched(self, loss: Loss) -> Loss:
+        """The loss, which says where forward begins and ends, and what each micro-batch came to."""
+
+        def watched_loss(model: Any, batch: Any) -> Any:
+            self.place = next(
+                place
+                for place, held in enumerate(self.step.micro_batches)
+                if held.batch is batch and place > self.place
+            )
+            self.forward, self.last = True, []
+            try:
+                result = loss(model, batch)
+            finally:
+                self.forward = False
+            value, count = value_of(result)
+            self.losses[self.micro_batch] = (
+                value,
+                self.step.micro_batches[self.place].count if count is None else count,
+            )
+            self._saw("loss", "", torch.tensor(value))
+            return result
+
+        return watched_loss
+
+    def _entered(self, name: str, kind: str) -> Callable[..., None]:
+        def before(_: nn.Module, inputs: Any, named: Any) -> None:
+            if self.forward:
+                for tensor in floating((inputs, named)):
+                    if not any(tensor is held for held in self.last):  # which was looked at as it came out
+                        self._saw("input", name, tensor, kind, only_bad=True)
+
+        return before
+
+    def _left(self, name: str, kind: str) -> Callable[..., None]:
+        def after(_: nn.Module, __: Any, outputs: Any) -> None:
+            held = list(floating(outputs))
+            for tensor in held:
+                if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
+                    tensor.register_hook(self._gradient("gradient of output", name, kind))  # type: ignore[no-untyped-call]
+            if not self.forward or not held:
+                return
+            if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):
+                return  # a container hands on what its last part has put out
+            before, found = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
+            for tensor in held:
+                found = found + self._saw("output", name, tensor, kind)
+            self.last = held
+            if isinstance(outputs, Mean):  # a loss that the model computes: no activation
+                return
+            self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + found)
+
+        return after
+
+    def _gradient(self, what: str, name: str, kind: str = "") -> Callable[[Tensor], None]:
+        def seen(gradient: Tensor) -> None:
+            self._saw(what, name, gradient, kind, only_bad=True)
+
+        return seen
+
+    def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
+        found = tally(tensor)
+        if found.nonfinite or not only_bad:
+            rows = len(self.step.micro_batches[self.place].ids)
+            bad = bad_rows(tensor, rows) if found.nonfinite and what != "gradient" else None
+            self.events.append(Event(what, name, self.micro_batch, found, kind, bad))
+        return found
+
+
+def passed_under_glass(step: Step, loss: Loss) -> Glass:
+    """Make the gradients of a step under hooks, here and of the plain models, whatever else shares or compiles them.
+
+    They are left in the parameters, as `forward_backward` leaves them; no update is made.
+    """
+    glass, task = Glass(step), step.task
+    models: dict[str, Any] = dict(step.state.models)
+    step.task = replace(task, forward=models["model"] if list(models) == ["model"] else models, ranks=Alone())
+    try:
+        with glass.over():
+            forward_backward(step, glass.watched(loss))
+    finally:
+        step.task = task
+    return glass
+
+
+def value_of(result: Any) -> tuple[float, float | None]:
+    """What a loss returned: its mean, and over how many things, where it says so; waits for the device.
+
+    >>> value_of(Mean(6.0, 3)), value_of((torch.tensor(0.5), {}))
+    ((2.0, 3.0), (0.5, None))
+    """
+    if isinstance(result, tuple):
+        result = result[0]
+    if isinstance(result, Mean):
+        whole = result.detached()
+        return float(whole.value), float(whole.count)
+    return (float(result.detach()) if isinstance(result, Tensor) else float(result)), None
+
+
+def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """The parameters of models by name; that of the model stands before it where there are several."""
+    return {
+        f"{model}.{name}" if len(models) > 1 else name: parameter
+        for model, held in models.items()
+        for name, parameter in held.named_parameters()
+    }
+
+
+def _named(model: str, held: nn.Module, models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in held.named_modules():
+        yield (".".join(filter(None, (model, name))) if len(models) > 1 else name), module

@@ -1,0 +1,232 @@
+"""A look at one step: made under the glass, its first fault traced to module, tensor and samples. The state is as before.
+
+Who has made the steps before it does not matter here: `execution.py` from a checkpoint, or a run that has just diverged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.shards import holders, saved_state
+from surefoot.errors import ConfigError
+from surefoot.optim.clipping import gradient_norm
+from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
+from surefoot.replay.hooks import Event, Glass, parameters_of, passed_under_glass
+from surefoot.replay.per_sample import Probe, wide_norm
+from surefoot.replay.tensor_stats import bad_rows, in_words, named_tensors, tally
+from surefoot.train.loop import Step
+from surefoot.train.scratch import preserved
+
+MOST_LOSSES = 512  # samples of which each loss is computed
+MOST_GRADIENTS = 64  # samples of which each gradient is
+_SHORT = 8  # samples that are described
+
+Describe = Callable[[Any], str]
+"""A batch of one sample in words."""
+
+
+def look(
+    step: Step,
+    *,
+    samples: int = _SHORT,
+    passed_alone: int = MOST_LOSSES,
+    describe: Describe | None = None,
+    ranks: int = 1,
+    pieces: int | None = None,
+) -> Look:
+    """Make the gradients of a step under the glass and say what is to be seen there; no update is made.
+
+    `samples`: how many are described, those of the largest losses; 0 leaves the losses of single samples out. `describe` puts one
+    into words, and at most `passed_alone` are passed by themselves. `ranks` made the step's `pieces` micro-batches between them,
+    in order. Weights, buffers, gradients, modes and generators are afterwards as they were. Raises `ConfigError` for models that
+    are spread over ranks.
+    """
+    loss, state = step.task.loss, step.state
+    if loss is None or holders(state.parameters) is not None:
+        raise ConfigError(
+            'a step of models that FSDP shards cannot be looked at\n  build the run without it: --parallel none, or Run(parallel="none")'
+        )
+    share = max(1, (pieces or len(step.micro_batches)) // ranks)
+    rank_of = {held.index: held.index // share if ranks > 1 else None for held in step.micro_batches}
+    with preserved(state.models, loss, {}, with_weights=False) as put_back:
+        before = _before(state.models)
+        try:
+            glass = passed_under_glass(step, loss)
+            assert step.loss is not None  # it was passed
+            assert step.pending is not None
+            scale, factor = step.task.precision.loss_scale, step.pending[1]
+            factor = factor if scale is None else factor / scale.scale
+            value, norm = float(step.loss), float(_norm(step, factor))
+            parameters = _gradients(state.models, float(factor))
+        finally:
+            step.pending = None
+            state.buffers.undo()
+            put_back()
+        probes = {held.index: Probe(step, held, put_back) for held in step.micro_batches}
+        finite = math.isfinite(value) and math.isfinite(norm)
+        first = None if finite else before or _first(step, glass, parameters, probes)
+        if first is not None and first.micro_batch is not None:
+            first = replace(first, rank=rank_of[first.micro_batch])
+        told = _samples(probes, first, samples, passed_alone, describe)
+    return Look(
+        step=step.index,
+        loss=value,
+        norm=norm,
+        first=first,
+        modules=list(glass.of_modules.values()),
+        parameters=parameters,
+        micro_batches=[
+            OfMicroBatch(held.index, rank_of[held.index], tuple(held.ids.tolist()), count, loss)
+            for held in step.micro_batches
+            for loss, count in [glass.losses.get(held.index, (0.0, 0))]
+        ],
+        samples=told,
+        notes=_notes(step, told),
+    )
+
+
+def _norm(step: Step, factor: Tensor | float) -> Tensor:
+    """As `update` takes it, of all optimizers together; what an optimizer notes of absent gradients is taken back."""
+    norms = []
+    for trained in step.state.trained.values():
+        groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
+        norms.append(gradient_norm(trained.gradients(), factor=factor))
+        for group, before in groups:
+            for name in group.keys() - before.keys():
+                del group[name]
+    return reduce(torch.hypot, norms)
+
+
+def _before(models: Mapping[str, nn.Module]) -> First | None:
+    """A weight or buffer that was not finite before the step; None where all were."""
+    for name, parameter in parameters_of(models).items():
+        if tally(parameter).nonfinite:
+            return First("weight", name)
+    for model, held in models.items():
+        for name, buffer in held.named_buffers():
+            kept = name in saved_state(held)
+            if kept and buffer.is_floating_point() and tally(buffer).nans:  # infinity may be a mask's
+                return First("buffer", f"{model}.{name}" if len(models) > 1 else name)
+    return None
+
+
+def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParameter]:
+    found = []
+    for name, parameter in parameters_of(models).items():
+        if parameter.grad is None:
+            continue
+        seen = tally(parameter.grad)
+        norm = float(wide_norm(parameter.grad)) * factor
+        weight = float(wide_norm(parameter))
+        shape = tuple(parameter.shape)
+        found.append(OfParameter(name, shape, weight, norm, seen.largest * factor, seen.nonfinite, None))
+    whole = math.hypot(*(held.norm for held in found))
+    if not math.isfinite(whole) or whole == 0:
+        return found
+    return [replace(held, share=(held.norm / whole) ** 2) for held in found]
+
+
+def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]) -> First | None:
+    """What was not finite first, and of which samples."""
+    event = glass.first()
+    if event is None:
+        largest = max(parameters, key=lambda held: held.norm, default=None)
+        return None if largest is None else First("norm", largest.name)
+    micro_batch = next(held for held in step.micro_batches if held.index == event.micro_batch)
+    data = _in_data(micro_batch, event)
+    if data is not None:
+        return replace(data, reaches=glass.reached(event.micro_batch))
+    found = First(event.what, event.name, kind=event.kind, micro_batch=event.micro_batch)
+    count = len(micro_batch.ids)
+    bad = event.rows
+    if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it
+        probe = probes[event.micro_batch]
+        bad = probe.wrong_samples()
+        if len(bad) == count > 1 and not all(probe.goes_wrong([row]) for row in bad):
+            bad = []  # only together
+    if not bad:
+        return found
+    whose = tuple(int(micro_batch.ids[row]) for row in bad)
+    return replace(found, samples=whose, every_sample=len(bad) == count > 1)
+
+
+def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
+    """The data of the micro-batch, where they are not finite; None where they are, or only masked with minus infinity."""
+    strange: list[int] = []
+    named = ""
+    for name, tensor in named_tensors(micro_batch.batch):
+        if not tensor.is_floating_point():
+            continue
+        seen = tally(tensor)
+        if not seen.nonfinite or (seen.only_minus and event.what != "input"):
+            continue
+        named = named or name
+        strange += bad_rows(tensor, len(micro_batch.ids)) or []
+    if not named:
+        return None
+    samples = tuple(int(micro_batch.ids[row]) for row in sorted(set(strange)))
+    return First("inputs", named, micro_batch=micro_batch.index, samples=samples)
+
+
+def _samples(
+    probes: Mapping[int, Probe], first: First | None, most: int, passed_alone: int, describe: Describe | None
+) -> list[OfSample]:
+    """The samples of the step by their losses, what is not finite first; the first `most` of them in words."""
+    if most == 0:
+        return []
+    found: list[tuple[OfSample, Probe, int]] = []
+    total = sum(probe.count for probe in probes.values())
+    for probe in probes.values():
+        micro_batch = probe.micro_batch
+        for row, (sample, epoch) in enumerate(zip(micro_batch.ids, micro_batch.epochs, strict=True)):
+            loss = norm = None
+            if probe.can_cut and len(found) < passed_alone:
+                loss = probe.loss([row], mode="evaluation")
+                norm = probe.gradient_norm([row], mode="evaluation") if total <= MOST_GRADIENTS else None
+            found.append((OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row))
+    blamed = () if first is None else first.samples
+
+    def place(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
+        loss = each[0].loss
+        size = math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
+        return each[0].id not in blamed, size
+
+    found.sort(key=place)
+    return [
+        replace(sample, shown=_described(probe, row, describe)) if number < most else sample
+        for number, (sample, probe, row) in enumerate(found)
+    ]
+
+
+def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
+    if not probe.can_cut:
+        return None
+    one = probe.batch([row]) if probe.count > 1 else probe.micro_batch.batch
+    if describe is not None:
+        try:
+            return describe(one)
+        except Exception as problem:  # whatever it is: a page without these words is better than none
+            return f"{in_words(one)}\n(describe_sample failed: {type(problem).__name__}: {problem})"
+    return in_words(one)
+
+
+def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
+    notes = []
+    passed = sum(sample.loss is not None for sample in told)
+    if told and not passed:
+        notes.append(
+            "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one"
+        )
+    elif passed < len(told):
+        notes.append(f"of {len(told):,} samples {passed} were passed by themselves")
+    if any(held.count == 0 for held in step.micro_batches):
+        notes.append("micro-batches that count nothing are not passed")
+    return notes

@@ -1,0 +1,121 @@
+"""The first bad step of a run that has just diverged, looked at with the state that is at hand: that of the last good step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from surefoot.errors import first_line
+from surefoot.replay.findings import First, Look
+from surefoot.replay.inspect_step import MOST_GRADIENTS, look
+from surefoot.replay.text import sections
+from surefoot.seeding import untouched
+from surefoot.train.components import Parts
+from surefoot.train.loop import Step
+
+_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What all ranks have seen of a step between them. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
+
+    step: int
+    finite: bool
+    first: First | None
+    plain: dict[str, Any]
+    text: str
+
+    @property
+    def said(self) -> str | None:
+        """The fault in a sentence; None where none was found."""
+        if self.first is not None:
+            reaches = f"; it reaches first {self.first.reaches}" if self.first.reaches else ""
+            return f"first non-finite: {self.first}{reaches}"
+        return "made again it is finite: it depends on more than weights and samples" if self.finite else None
+
+
+def seen_at_hand(parts: Parts, bad: Sequence[int]) -> Seen | str:
+    """The first of some bad steps, or the last where the first is finite now, looked at without changing anything; collective.
+
+    Each of several ranks looks at its own micro-batches, with the plain model and nobody else. In words why not, where that
+    cannot be done: where models are sharded or their batch statistics shared, every pass needs all ranks; where several
+    optimizers or the user's own code make a step, the state at hand is not the one before it. Whatever goes wrong in looking
+    is told in the same way: why a run ended must not be hidden by it.
+    """
+    if parts.task.loss is None or len(parts.state.trained) > 1:
+        return "the state at hand is not that before the step"
+    if parts.parallel.kind == "fsdp":
+        return "its models are sharded: surefoot replay looks at it in one process"
+    if parts.world.size > 1 and parts.settings.sync_batch_norm:
+        return "its batch statistics are those of all ranks: surefoot replay looks at it in one process"
+    parts.doing(f"looking at step {bad[0]}")
+    found: Seen | str = "no step was skipped"
+    for step in dict.fromkeys((bad[0], bad[-1])):
+        found = _together(parts, step, _own(parts, step))
+        if isinstance(found, str) or not found.finite:
+            break
+    return found
+
+
+def _own(parts: Parts, step: int) -> Look | str:
+    """What this rank sees of its own micro-batches; in words what has gone wrong in that."""
+    try:
+        with untouched(), closing(parts.supply.feed(workers=0)) as feed:
+            feed.start(step, stop=step + 1)
+            micro_batches = feed.micro_batches(step)
+        return look(
+            Step(step, micro_batches, parts.task, parts.state),
+            samples=_SAMPLES,
+            passed_alone=MOST_GRADIENTS,
+            describe=parts.settings.describe_sample,
+            ranks=parts.world.size,
+            pieces=parts.supply.plan.pieces,
+        )
+    except Exception as problem:
+        return f"{type(problem).__name__}: {first_line(problem)}"
+
+
+def _together(parts: Parts, step: int, own: Look | str) -> Seen | str:
+    """What every rank has seen, the same on all of them; collective."""
+    told = {"why": own} if isinstance(own, str) else _told(own)
+    heard: list[dict[str, Any]] = parts.world.gathered(told)
+    looked = [one for one in heard if "why" not in one]
+    if not looked:
+        return str(heard[0]["why"])
+    faults = [(one["first"], one) for one in looked if one["first"] is not None]
+    faults.sort(key=lambda each: -1 if each[0]["micro_batch"] is None else each[0]["micro_batch"])
+    shown = faults[0][1] if faults else next((one for one in looked if not one["finite"]), looked[0])
+    text = f"step {step}"
+    if len(heard) > 1:
+        text += f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
+    first = None
+    if faults:
+        first = First(**faults[0][0] | {"samples": tuple(faults[0][0]["samples"])})
+    return Seen(
+        step=step,
+        finite=all(one["finite"] for one in looked),
+        first=first,
+        plain=shown["plain"] if len(heard) == 1 else {**shown["plain"], "ranks": [_of_rank(one) for one in heard]},
+        text=f"{text}\n{shown['text']}",
+    )
+
+
+def _told(own: Look) -> dict[str, Any]:
+    first = None if own.first is None else asdict(own.first)
+    text = "\n".join(
+        [
+            f"  {own.verdict}",
+            *(f"  note: {note}" for note in own.notes),
+            *sections(own, samples=_SAMPLES),
+        ]
+    )
+    return {"first": first, "finite": own.finite, "plain": own.plain(), "text": text}
+
+
+def _of_rank(told: dict[str, Any]) -> dict[str, Any]:
+    if "why" in told:
+        return {"not_looked_at": told["why"]}
+    return {"verdict": told["plain"]["verdict"], "finite": told["finite"], "first": told["first"]}

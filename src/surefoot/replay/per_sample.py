@@ -1,0 +1,132 @@
+"""Trying the samples of a micro-batch by themselves: the loss of each, the gradient of each, and which of them go wrong.
+
+The plain models are called, with the random numbers of the micro-batch. Whatever is tried, weights, buffers, gradients and modes
+are afterwards as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.strategy import Alone
+from surefoot.replay.hooks import value_of
+from surefoot.replay.tensor_stats import rows
+from surefoot.seeding import fold, seed_generators
+from surefoot.train.loop import State, Step, forward_backward
+
+Mode = Literal["evaluation", "training"]
+"""training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
+
+
+class Probe:
+    """One micro-batch of a step, cut by samples; use it inside `preserved`, which gives `put_back`.
+
+    `can_cut`: whether its batch says which rows are whose.
+    """
+
+    def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
+        self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
+        self.count = len(micro_batch.ids)
+        self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
+        models: dict[str, Any] = dict(step.state.models)
+        called = models["model"] if list(models) == ["model"] else models
+        plain = replace(
+            step.task.precision, loss_scale=None
+        )  # a single sample's gradient would overflow where the mean's does not
+        self.task = replace(step.task, forward=called, ranks=Alone(), precision=plain)
+
+    def batch(self, chosen: Sequence[int]) -> Any:
+        """The batch of some of the samples."""
+        if len(chosen) == self.count:
+            return self.micro_batch.batch
+        return rows(self.micro_batch.batch, chosen, of=self.count)
+
+    def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
+        """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
+        task = self.task
+        loss = task.loss
+        assert loss is not None  # who makes steps again has one
+
+        def passed() -> float | None:
+            seed_generators(fold(task.key, self.step.index, self.micro_batch.index))
+            with torch.no_grad(), task.precision.autocast():
+                value, count = value_of(loss(task.forward, self.batch(chosen)))
+            return None if count == 0 else value
+
+        return self._tried(mode, passed)
+
+    def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
+        """The norm of the gradient of the mean loss over some of the samples; None where it cannot be computed of so few."""
+        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
+        step = Step(self.step.index, [few], self.task, self.step.state)
+
+        def passed() -> float:
+            forward_backward(step)
+            assert step.pending is not None
+            gradients = [held.grad for held in _parameters(step.state) if held.grad is not None]
+            return float(step.pending[1]) * norm_of(gradients)
+
+        return self._tried(mode, passed)
+
+    def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
+        """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
+        loss = self.loss(chosen, mode="training")
+        if loss is None or not math.isfinite(loss):
+            return None if loss is None else True
+        norm = self.gradient_norm(chosen, mode="training")
+        return None if norm is None else not math.isfinite(norm)
+
+    def wrong_samples(self) -> list[int]:
+        """The rows of the samples that go wrong, found by halving: by itself each, or the fewest that do so together."""
+        every = list(range(self.count))
+        return sorted(self._halved(every)) if self.can_cut and self.goes_wrong(every) else []
+
+    def _halved(self, chosen: list[int]) -> list[int]:
+        if len(chosen) == 1:
+            return chosen
+        middle = len(chosen) // 2
+        halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
+        return [row for half in halves for row in self._halved(half)] if halves else chosen
+
+    def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
+        """What passing comes to, from the state before the step on; None where it fails."""
+        self.put_back()
+        for model in self.step.state.models.values():
+            for module in model.modules():
+                if mode == "evaluation" or isinstance(module, _NormBase):
+                    module.training = False
+        try:
+            return passed()
+        except Exception:  # so few samples, or another mode, may not be what a layer takes
+            return None
+        finally:
+            self.step.state.buffers.undo()
+            self.put_back()
+
+
+def norm_of(gradients: Sequence[Tensor]) -> float:
+    """The norm over all of them, in float64: it does not overflow where that of the step does.
+
+    >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0])])
+    5.0
+    """
+    return math.hypot(*(float(wide_norm(gradient)) for gradient in gradients))
+
+
+def wide_norm(tensor: Tensor) -> Tensor:
+    """The norm of one tensor, in float64 where the device has it."""
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
+    return found
+
+
+def _parameters(state: State) -> list[nn.Parameter]:
+    return [parameter for model in state.models.values() for parameter in model.parameters()]

@@ -1,0 +1,240 @@
+"""One past step of a run, made again and looked at: from the nearest checkpoint before it, with what that costs said first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.store import Store
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.replay.findings import Look, as_json
+from surefoot.replay.inspect_step import look
+from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
+from surefoot.replay.text import page
+from surefoot.tracking.format import duration
+from surefoot.tracking.jsonl import records
+from surefoot.tracking.record import Record
+from surefoot.train.components import Parts
+
+SAMPLES = 8
+
+
+class HasParts(Protocol):
+    """A run that is built, as `surefoot.Run` is."""
+
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What the run itself has noted of a step, against what it came to now. `where`: a record, or a checkpoint's rows."""
+
+    where: str
+    names: tuple[str, ...]
+    equal: bool
+    then: dict[str, float]
+    now: dict[str, float]
+
+    def __str__(self) -> str:
+        """In a sentence."""
+        if self.equal:
+            return f"{' and '.join(self.names)} are bit for bit those of {self.where}"
+        differing = [f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names]
+        return f"NOT those of {self.where}: {'; '.join(differing)}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step that was made again; `print` it for the page. `start` is the step of the checkpoint, `length` that of the run."""
+
+    run: str
+    look: Look
+    length: int
+    start: int
+    logged: Logged | None
+    notes: tuple[str, ...]
+    learning_rate: float
+    samples: int = SAMPLES
+
+    def __str__(self) -> str:
+        """The page, up to 100 columns wide."""
+        return page(
+            self.look,
+            run=self.run,
+            length=self.length,
+            start=self.start,
+            logged=None if self.logged is None else str(self.logged),
+            learning_rate=self.learning_rate,
+            samples=self.samples,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        logged = None if self.logged is None else as_json(vars(self.logged))
+        head = {
+            "run": self.run,
+            "length": self.length,
+            "from_checkpoint": self.start,
+            "steps_made_again": self.look.step - self.start,
+        }
+        return (
+            head
+            | {"logged": logged, "notes_of_run": list(self.notes), "learning_rate": self.learning_rate}
+            | self.look.plain()
+        )
+
+
+def replayed(
+    run: HasParts,
+    step: int,
+    *,
+    samples: int = SAMPLES,
+    say: Callable[[str], None] | None = None,
+    path: Path | None = None,
+) -> Replay:
+    """Make a step of a run again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
+
+    run: built as it was, with its `out`, and not open; its directory is only read. Its models are changed: build it anew to
+    train. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
+    and how long that may take, and what is not as it was.
+
+    Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
+    looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
+    are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
+    """
+    parts = run.parts
+    out = path or (None if parts.directory is None else parts.directory.path)
+    if out is None:
+        raise ConfigError("this run has no directory, so no step of it can be made again: give Run(out=...)")
+    told = say or (lambda _: None)
+    refuse_step(step, parts.length.steps, where=out)
+    refuse_own_steps(parts, step=step)
+    found, damaged = nearest(Store(out / "checkpoints"), step)
+    for damage in damaged:
+        told(f"warning: {damage}: an older checkpoint is taken")
+    known = records_of(out)
+    told(cost(found.step, step + 1, known))
+    return replayed_from(parts, found, step, known, out=out, samples=samples, say=told)
+
+
+def replayed_from(
+    parts: Parts,
+    found: Contents,
+    step: int,
+    known: Sequence[Record],
+    *,
+    out: Path,
+    samples: int = SAMPLES,
+    say: Callable[[str], None] | None = None,
+) -> Replay:
+    """As `replayed`, from a checkpoint that is chosen, with the run's records."""
+    with execution(parts, found, records=known, workers=parts.supply.workers) as again:
+        for note in again.notes if say is not None else ():
+            say(f"note: {note}")  # type: ignore[misc]  # there is one
+        for _ in again.steps(step):
+            pass
+        coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=out)]
+        with again.explaining(coming):
+            seen = look(
+                coming,
+                samples=samples,
+                describe=parts.settings.describe_sample,
+                ranks=found.saved.machine["ranks"],
+                pieces=parts.supply.plan.pieces,
+            )
+        logged = _logged(again, known, out, step)
+        rate = again.parts.task.factors(step) * again.parts.state.rate_factor
+    first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    return Replay(
+        run=str(out),
+        look=replace(seen, notes=notes + seen.notes),
+        length=parts.length.steps,
+        start=found.step,
+        logged=logged,
+        notes=tuple(notes),
+        learning_rate=float(first["initial_lr"]) * rate,
+        samples=samples,
+    )
+
+
+def refuse_step(step: int, length: int, *, where: Path) -> None:
+    """Raise `ConfigError` for a step that a run of so many steps does not have."""
+    if not 0 <= step < length:
+        raise ConfigError(f"--step {step}: the steps of {where} are 0 to {length - 1}")
+
+
+def records_of(out: Path) -> list[Record]:
+    """The records of a run; none where there is no file of them."""
+    try:
+        return records(out / "metrics.jsonl")
+    except OSError:
+        return []
+
+
+def cost(start: int, until: int, known: Sequence[Record]) -> str:
+    """How many steps have to be made from a checkpoint, and about how long that takes by the records."""
+    count = until - start
+    each_s = step_time_s(known)
+    took = "" if each_s is None else f", about {duration(max(1.0, count * each_s))} by the records"
+    return f"from step-{start:08d}: {count:,} step{'s' * (count != 1)} to make again{took}"
+
+
+def step_time_s(known: Sequence[Record]) -> float | None:
+    """Seconds of training a step, by the records; None where they do not tell.
+
+    >>> step_time_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
+    0.5
+    """
+    steps = seconds = 0.0
+    before = 0
+    for record in known:
+        if record["kind"] == "train" and "training_s" in record:
+            steps += record["step"] - before
+            seconds += record["training_s"] + record.get("waiting_s", 0.0)
+            before = record["step"]
+    return seconds / steps if steps > 0 else None
+
+
+def _notes(parts: Parts, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
+    reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
+    if step > reached:
+        yield f"the run itself has made {reached} steps, as far as its records and checkpoints tell"
+    if parts.compiled:
+        yield "the step is looked at uncompiled: equal to rounding"
+    if sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train") > 0:
+        yield "code of yours ran between the steps; it is not repeated here, and what it changed is not either"
+
+
+def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
+    """Make the step, and compare it with what the run has noted of it; None where that has no note of this step.
+
+    A record that was written after it is over all steps since the one before, which were made again too, or stand in the
+    checkpoint.
+    """
+    (made,) = again.steps(step + 1)
+    record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
+    if record is not None and made.window is not None:
+        names = [name for name in ("loss", "norm") if name in record and name in made.window]
+        return _logged_as("the record", names, record, made.window)
+    store = Store(out / "checkpoints")
+    for later in store.steps():
+        if later <= step:
+            continue
+        try:
+            rows = store.at(later, only=("state",)).tensors("state")["meter/rows"].tolist()
+        except (CheckpointError, LookupError):
+            continue
+        row = next((row for row in rows if row[0] == step), None)
+        if row is not None:
+            numbers = made.numbers()
+            then, now = {"loss": row[1], "norm": row[3]}, {"loss": numbers.loss, "norm": numbers.norm}
+            return _logged_as(f"step-{later:08d}", ["loss", "norm"], then, now)
+    return None
+
+
+def _logged_as(where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Logged:
+    then, now = ({name: float(held[name]) for name in names} for held in (before, after))
+    return Logged(where, tuple(names), repr(then) == repr(now), then, now)  # bit for bit, NaN being as NaN

@@ -1,0 +1,254 @@
+"""The steps of a run made again, exactly as they were made: from a checkpoint, without its directory being touched.
+
+A step is a pure function of what a checkpoint holds and of its number. What else a step depends on is the learning rate that a
+plateau has lowered meanwhile: that follows from the scores on the record. What is looked at in a step is in `glass.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surefoot.checkpoint.format import Contents, Damage, DamageError
+from surefoot.checkpoint.store import Store
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.optim.clipping import clear
+from surefoot.seeding import untouched
+from surefoot.tracking.record import Record
+from surefoot.train import error_causes, state_dict
+from surefoot.train.components import Parts
+from surefoot.train.loop import Step, forward_backward, update
+from surefoot.train.run_identity import differences
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a step came to, on the host."""
+
+    loss: float
+    norm: float
+    skipped: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient were.
+
+        >>> Numbers(1.0, float("inf"), True).finite
+        False
+        """
+        return all(abs(value) < float("inf") for value in (self.loss, self.norm))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A step that was made again; its tensors are on the device.
+
+    `window` is what a record of training holds that was written after this step, where one was: loss, targets, norm, all over
+    the steps since the one before; None too where a diverged run's last good state was saved amid them. Without what the
+    user's own code has logged.
+    """
+
+    step: Step
+    window: dict[str, Any] | None = None
+
+    @property
+    def index(self) -> int:
+        """Of the step, from 0."""
+        return self.step.index
+
+    def numbers(self) -> Numbers:
+        """Loss, norm and whether the update was skipped; waits for the device."""
+        step = self.step
+        assert step.loss is not None  # the step is made
+        assert step.norm is not None
+        assert step.skipped is not None
+        return Numbers(float(step.loss), float(step.norm), bool(step.skipped))
+
+
+class Execution:
+    """Where the steps that are made again stand. `parts` are those of the run as it went on from the checkpoint.
+
+    exact: whether equal bits are promised: the same machine, the same build of torch, one process. `notes` say what is not
+    as it was, a line each.
+    """
+
+    def __init__(self, parts: Parts, found: Contents, *, records: Sequence[Record], workers: int) -> None:
+        self.parts, self.found, self.workers = parts, found, workers
+        self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
+        self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
+        self.notes = _notes(parts, found)
+        self.exact = not self.notes
+        self._steer()  # by an evaluation that was owed when the checkpoint was written
+
+    @property
+    def done(self) -> int:
+        """Steps made, those before the checkpoint among them."""
+        return self.parts.state.step
+
+    def steps(self, until: int) -> Iterator[Made]:
+        """Make steps until so many are made in all, and yield each; what the run's own loop does between steps is not repeated."""
+        parts, state = self.parts, self.parts.state
+        if self.done >= until:
+            return
+        with closing(parts.supply.feed(workers=self.workers)) as feed:
+            feed.start(self.done, stop=until)
+            while self.done < until:
+                step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
+                with self.explaining(step):
+                    forward_backward(step)
+                update(step)
+                yield self.made(step)
+
+    @contextmanager
+    def explaining(self, step: Step) -> Iterator[None]:
+        """What a step raises in this block, explained as the run itself would have, where the cause is known."""
+        try:
+            yield
+        except Exception as problem:
+            cause = error_causes.explained(problem, step=step.index, micro_batches=step.micro_batches)
+            if cause is None:
+                raise
+            raise cause from problem
+
+    def next_step(self) -> Step:
+        """The step that comes next, read and not made; `made` takes it back when it is."""
+        with closing(self.parts.supply.feed(workers=0)) as feed:
+            feed.start(self.done, stop=self.done + 1)
+            return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
+
+    def made(self, step: Step) -> Made:
+        """Count a step that was made, and do what a run does of itself after it: the records' numbers, the plateau's rate."""
+        whole, state = self.parts.whole, self.parts.state
+        state.step += 1
+        whole.meter.add(step)
+        self._steer()
+        due = self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)
+        if not due:
+            return Made(step)
+        begins = max((each for each in self.logged if each < self.done), default=0)
+        whole_window = not self.logged or len(whole.meter.rows) == self.done - begins
+        window = whole.meter.read()
+        whole.bad_steps.saw(window.skipped, done=self.done)
+        return Made(step, dict(window.values) if whole_window else None)
+
+    def _steer(self) -> None:
+        """Lower the learning rates as the scores after this step have lowered them."""
+        feedback, record = self.parts.whole.feedback, self.scored.get(self.done)
+        if feedback is None or record is None or feedback.standing.step >= self.done:
+            return
+        if self.parts.timetable.every["evaluate_every"].due(self.done) and feedback.plateau.score in record:
+            feedback.saw(self.done, float(record[feedback.plateau.score]))
+            self.parts.state.rate_factor = feedback.standing.factor
+
+
+@contextmanager
+def execution(
+    parts: Parts, found: Contents, *, records: Sequence[Record] = (), workers: int = 0
+) -> Iterator[Execution]:
+    """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
+
+    `parts` are those of a run that is built and not open: its models are changed, its directory is neither locked nor read nor
+    written. `records` are the run's, of which a plateau needs the scores. Computes with as many threads as the checkpoint says.
+
+    Raises `ConfigError` for steps that only the user's own code can make, and `CheckpointError` where the run is another one.
+    """
+    refuse_own_steps(parts, step=found.step)
+    threads = torch.get_num_threads()
+    try:
+        if parts.device.type == "cpu":
+            torch.set_num_threads(found.saved.machine["threads"])
+        with _refused_in_own_words():
+            parts.continue_from(found)
+        with untouched(), parts.numerics():
+            with _refused_in_own_words():
+                state_dict.restore(parts.whole, found, where=f"step-{found.step:08d}")
+                parts.refuse_another_architecture(found)
+            clear(parts.state.parameters)
+            parts.state.buffers.undo()
+            parts.make_ready()
+            yield Execution(parts, found, records=records, workers=workers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def refuse_own_steps(parts: Parts, *, step: int) -> None:
+    """Raise `ConfigError` for a run whose steps cannot be made by one process, or without code of the user's."""
+    if parts.task.loss is None:
+        raise ConfigError(
+            f"the steps from {step} on cannot be made again: this run has no loss of its own, its script makes each step itself\n"
+            "  there: resume from a copy of its directory with Run(stop_after=...), and look at that step in the loop over\n"
+            "  run.steps(), between forward_backward(step, loss) and update(step), where every gradient is at hand"
+        )
+    if parts.world.size > 1:
+        raise ConfigError(
+            "steps are made again by one process, all micro-batches of them: start it without torchrun or srun"
+        )
+    if parts.directory is not None and parts.directory.lock is not None:
+        raise ConfigError(
+            "this run is open: making steps again would change the weights that it trains\n"
+            "  build it once more for that, outside of `with run:`"
+        )
+
+
+def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What equal bits depend on and is not as it was, in words; empty where nothing is.
+
+    >>> unlike({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
+    'threads was 1, now 4'
+    """
+    found = differences(then, now)
+    if now["device"] == "cuda" and not then.get("deterministic"):
+        found = ["trained without --deterministic on a GPU", *found]
+    return "; ".join(found)
+
+
+def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
+    """The newest intact checkpoint of `step` steps or fewer, every byte of it checked; and those after it that are damaged.
+
+    Raises `CheckpointError` where there is none.
+    """
+    damaged: list[Damage] = []
+    there = store.steps()
+    for found in reversed([each for each in there if each <= step]):
+        try:
+            return store.at(found), damaged
+        except DamageError as error:
+            damaged.append(error.damage)
+    if damaged:
+        raise store.nothing_intact(damaged)
+    shown = ", ".join(str(each) for each in there) or "none"
+    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
+
+
+@contextmanager
+def _refused_in_own_words() -> Iterator[None]:
+    """Say of what is another run now that its steps cannot be made again, in the place of how to train it."""
+    resume = "cannot resume"
+    try:
+        yield
+    except CheckpointError as problem:
+        lines = str(problem).splitlines()
+        if not lines[0].startswith(resume):
+            raise
+        what = lines[0].removeprefix(resume).lstrip(" :")
+        why = [line for line in lines[1:] if "--out" not in line]
+        cure = "  needed are the data, the settings and the program that trained it"
+        raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
+
+
+def _notes(parts: Parts, found: Contents) -> list[str]:
+    """What is not as it was when the steps were made, as far as the checkpoint tells."""
+    then, now = found.saved.machine, parts.machine()
+    notes = []
+    if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
+        ranks = f"{then['ranks']} rank{'s' * (then['ranks'] != 1)}"
+        notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
+    of_ranks = {"ranks": now["ranks"], "parallel": now["parallel"]}  # of which all is said
+    other = unlike({**then, **of_ranks}, now)
+    if other:
+        notes.append(f"{other}: equal to rounding, and not bit for bit")
+    return notes

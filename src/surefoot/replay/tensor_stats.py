@@ -1,0 +1,183 @@
+"""Numbers about tensors: mean, size, zeros, and how many values are not finite; added up over several tensors of one name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_TOGETHER = 1 << 22  # values that are counted at once, in float64
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Of `numbers` values. Mean, root mean square, largest absolute value are over the finite ones; `zeros` is a fraction of all.
+
+    `nans`, `plus` and `minus` count what is not finite: NaN, infinity, and minus infinity.
+    """
+
+    numbers: int = 0
+    mean: float = 0.0
+    rms: float = 0.0
+    largest: float = 0.0
+    zeros: float = 0.0
+    nans: int = 0
+    plus: int = 0
+    minus: int = 0
+
+    @property
+    def nonfinite(self) -> int:
+        """How many values are not finite.
+
+        >>> tally(torch.tensor([1.0, math.inf, math.nan])).nonfinite
+        2
+        """
+        return self.nans + self.plus + self.minus
+
+    @property
+    def only_minus(self) -> bool:
+        """Whether all that is not finite is minus infinity, as a mask before a softmax has it."""
+        return self.minus > 0 and not (self.nans or self.plus)
+
+    def __add__(self, other: Tally) -> Tally:
+        """Over the values of both.
+
+        >>> both = tally(torch.tensor([3.0, 0.0])) + tally(torch.tensor([-4.0, 0.0]))
+        >>> both.mean, round(both.rms, 12), both.largest, both.zeros
+        (-0.25, 2.5, 4.0, 0.5)
+        """
+        own, others = self.numbers - self.nonfinite, other.numbers - other.nonfinite
+        finite, every = max(own + others, 1), max(self.numbers + other.numbers, 1)
+        return Tally(
+            numbers=self.numbers + other.numbers,
+            mean=(self.mean * own + other.mean * others) / finite,
+            rms=math.hypot(self.rms * math.sqrt(own / finite), other.rms * math.sqrt(others / finite)),
+            largest=max(self.largest, other.largest),
+            zeros=(self.zeros * self.numbers + other.zeros * other.numbers) / every,
+            nans=self.nans + other.nans,
+            plus=self.plus + other.plus,
+            minus=self.minus + other.minus,
+        )
+
+
+def tally(tensor: Tensor) -> Tally:
+    """The numbers about one tensor of floating point; waits for the device.
+
+    >>> found = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
+    >>> found.numbers, round(found.mean, 3), found.largest, found.zeros, found.nans
+    (4, -0.667, 3.0, 0.25, 1)
+    """
+    with torch.no_grad():
+        held = tensor.detach()
+        if not held.numel():
+            return Tally()
+        if held.numel() > _TOGETHER:
+            return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
+        good = torch.isfinite(held)
+        bad = held.numel() - int(good.sum())
+        nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
+        wide = torch.float32 if held.device.type == "mps" else torch.float64
+        finite = (held[good] if bad else held).to(wide)
+        if not finite.numel():
+            return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
+        told = torch.stack(
+            [finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()]
+        )
+        mean, rms, largest, zeros = told.tolist()
+        return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
+
+
+def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
+    """Which rows (of dimension 0) hold something that is not finite; None where the tensor has not so many rows.
+
+    >>> bad_rows(torch.tensor([[0.0], [math.inf]]), 2), bad_rows(torch.zeros(3), 2)
+    ([1], None)
+    """
+    if tensor.ndim == 0 or len(tensor) != rows:
+        return None
+    with torch.no_grad():
+        bad = ~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
+    found: list[int] = bad.nonzero().flatten().tolist()
+    return found
+
+
+def floating(held: Any) -> Iterator[Tensor]:
+    """The tensors of floating point in nested tuples, lists and dictionaries.
+
+    >>> [len(tensor) for tensor in floating({"a": (torch.zeros(2), 3), "b": torch.tensor([1])})]
+    [2]
+    """
+    for leaf in pytree.tree_leaves(held):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            yield leaf
+
+
+_VALUES = 6  # of a tensor, in words
+
+
+def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
+    """The batch of some of its `of` samples; None where it does not say which rows are whose.
+
+    That it does where every tensor in it (in nested tuples, lists and dictionaries) has `of` as its first dimension. What is no
+    tensor goes with all samples alike.
+
+    >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)
+    (tensor([[2, 2]]), tensor([6]))
+    >>> rows(torch.zeros(7, 2), [1], of=2) is None
+    True
+    """
+    tensors = list(named_tensors(batch))
+    if not tensors or any(tensor.ndim == 0 or len(tensor) != of for _, tensor in tensors):
+        return None
+    return _cut(batch, torch.tensor(list(chosen)))
+
+
+def named_tensors(batch: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a batch with the expression that reaches each.
+
+    >>> [name for name, _ in named_tensors({"x": torch.zeros(1), "y": (torch.zeros(1), 2)})]
+    ["batch['x']", "batch['y'][0]"]
+    """
+    if isinstance(batch, Tensor):
+        yield name, batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from named_tensors(value, f"{name}[{key!r}]")
+    elif isinstance(batch, list | tuple):
+        for place, value in enumerate(batch):
+            yield from named_tensors(value, f"{name}[{place}]")
+
+
+def in_words(batch: Any) -> str:
+    """A batch of one sample: the shapes of its tensors and their first values, a line each; of any data set.
+
+    >>> print(in_words((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
+    batch[0]  (2)  0.5, 2
+    batch[1]  3
+    """
+    lines = []
+    for name, tensor in named_tensors(batch):
+        held = tensor.detach()[0] if tensor.ndim else tensor.detach()
+        values = held.reshape(-1)[:_VALUES].tolist()
+        shown = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+        more = " ..." if held.numel() > _VALUES else ""
+        shape = f"({' x '.join(map(str, held.shape))})  " if held.ndim else ""
+        lines.append(f"{name}  {shape}{shown}{more}")
+    return "\n".join(lines) or repr(batch)
+
+
+def _cut(batch: Any, chosen: Tensor) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.index_select(0, chosen.to(batch.device))
+    if isinstance(batch, dict):
+        return {key: _cut(value, chosen) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_cut(value, chosen) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_cut(value, chosen) for value in batch)
+    return batch

@@ -1,0 +1,206 @@
+"""What a chart shows, apart from how it is drawn: lines, marks, and what its numbers are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot.tracking.format import duration, number
+
+Unit = Literal["number", "bytes", "fraction", "seconds"]
+
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points joined by a line.
+
+    colour: a place in the palette; lines of one colour belong together. `faint` is behind others, `dots` marks every point.
+    `named` ones stand in the legend.
+    """
+
+    name: str
+    points: Points
+    colour: int = 0
+    dashes: int = 0
+    faint: bool = False
+    dots: bool = False
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something to be seen at one step: a point, or where `y` is None a line from top to bottom.
+
+    "strange": a value that is not finite, at the upper edge.
+    """
+
+    kind: Literal["best", "event", "strange"]
+    x: float
+    y: float | None
+    title: str
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too."""
+
+    name: str  # of the chart, unlike all others of a page
+    title: str
+    lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+    unit: Unit = "number"
+    scale: Literal["auto", "linear", "log"] = "auto"
+    x_scale: Literal["linear", "log"] = "linear"
+    x_from: float = 0.0  # runs begin at 0
+    zero: bool = False
+    note: str = ""
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values that becomes one from 0 to 1, evenly or by their logarithms."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+    unit: Unit = "number"
+
+    def place(self, value: float) -> float:
+        """Where a value stands, from 0 to 1; what lies outside is brought to the edge.
+
+        >>> Axis(0.0, 8.0).place(2.0), Axis(1.0, 100.0, logarithmic=True).place(10.0), Axis(0.0, 1.0).place(7.0)
+        (0.25, 0.5, 1.0)
+        """
+        if self.logarithmic:
+            from math import log
+
+            if value <= 0:
+                return 0.0
+            found = log(value / self.low) / log(self.high / self.low)
+        else:
+            found = (value - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, found))
+
+
+_FLATTENED = 30.0  # times the median: what is so large takes an even scale's room from all others
+
+
+def axes(chart: Chart) -> tuple[Axis, Axis] | None:
+    """The axes that hold every point and mark of a chart; None where there is no point.
+
+    >>> horizontal, vertical = axes(Chart("a", "a", (Line("a", ((0, 1.0), (10, 3.0))),)))
+    >>> horizontal.high, vertical.low < 1.0, vertical.high > 3.0
+    (10, True, True)
+    """
+    points = [point for line in chart.lines for point in line.points]
+    points += [(mark.x, mark.y) for mark in chart.marks if mark.y is not None]
+    if not points:
+        return None
+    places = [x for x, _ in points] + [mark.x for mark in chart.marks]
+    steps = [x for x in places if chart.x_scale == "linear" or x > 0]
+    values = sorted(y for _, y in points)
+    if not steps:
+        return None
+    left, right = min(steps), max(steps)
+    if chart.x_scale == "log":
+        horizontal = Axis(left, right if right > left else 2 * left, logarithmic=True)
+    else:
+        left = max(0.0, chart.x_from)
+        horizontal = Axis(left, right if right > left else left + 1)
+    return horizontal, _vertical(chart, values)
+
+
+def _vertical(chart: Chart, values: list[float]) -> Axis:
+    low, high = values[0], values[-1]
+    positive = low > 0
+    wanted = chart.scale == "log" or (
+        chart.scale == "auto" and positive and high > _FLATTENED * values[len(values) // 2]
+    )
+    if wanted and high > 0:
+        low = low if positive else next(value for value in values if value > 0)
+        if high / low < 1.2:
+            low, high = low / 1.1, high * 1.1
+        room = (high / low) ** 0.05
+        return Axis(low / room, high * room, logarithmic=True, unit=chart.unit)
+    if chart.zero:
+        low, high = min(0.0, low), max(0.0, high)
+    room = 0.06 * (high - low) or 0.06 * abs(high) or 0.5
+    bottom = low if low == 0.0 and chart.zero else low - room
+    top = min(1.0, high + room) if chart.unit == "fraction" and high <= 1.0 else high + room
+    return Axis(bottom, top, unit=chart.unit)
+
+
+_POWERS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def ticks(axis: Axis, *, most: int = 6) -> list[float]:
+    """About `most` round values inside an axis, evenly spaced on it.
+
+    >>> ticks(Axis(0.0, 600.0)), ticks(Axis(0.0, 1.0)), ticks(Axis(1e-5, 2e-2, logarithmic=True))
+    ([0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1e-05, 0.0001, 0.001, 0.01])
+    """
+    if axis.logarithmic:
+        found = _of_powers(axis, most)
+        if len(found) > 1:
+            return found
+    base = 2.0 if axis.unit == "bytes" else 10.0
+    rough = (axis.high - axis.low) / most
+    size = base ** math.floor(math.log(rough, base) + 1e-9)
+    factors = (1.0, 2.0) if base == 2.0 else (1.0, 2.0, 2.5, 5.0, 10.0)
+    step = next(factor * size for factor in factors if factor * size >= rough * (1 - 1e-9))
+    first = math.ceil(axis.low / step - 1e-9)
+    last = math.floor(axis.high / step + 1e-9)
+    digits = max(0, 3 - math.floor(math.log10(step)))
+    return [round(place * step, digits) + 0.0 for place in range(first, last + 1)]
+
+
+def _of_powers(axis: Axis, most: int) -> list[float]:
+    """Powers of ten, or where there are few, twice and five times them too."""
+    first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        found = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
+        found = [value for value in found if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)]
+        if len(found) <= most:
+            return found
+    return found[:: -(-len(found) // most)]
+
+
+def written(value: float, unit: Unit = "number") -> str:
+    """A number as a person reads it, with its unit.
+
+    >>> written(0.25, "fraction"), written(3 * 2**30, "bytes"), written(75.0, "seconds"), written(0.00012)
+    ('25 %', '3 GiB', '1m15s', '0.00012')
+    """
+    if not math.isfinite(value):
+        return repr(value)
+    if unit == "fraction":
+        return f"{100 * value:.3g} %"
+    if unit == "bytes":
+        size, name = next(((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B"))
+        return f"{value / size:.4g} {name}"
+    if unit == "seconds":
+        return duration(value) if value >= 10 else f"{value:.2g}s"
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e9 else number(value)
+
+
+def on_axis(value: float, unit: Unit = "number") -> str:
+    """A number as it stands beside a mark of an axis: short.
+
+    >>> on_axis(0.0), on_axis(1500.0), on_axis(20000.0), on_axis(2500000.0), on_axis(0.0001), on_axis(0.25)
+    ('0', '1,500', '20k', '2.5M', '1e-4', '0.25')
+    """
+    if unit != "number":
+        return written(value, unit)
+    size = abs(value)
+    for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if 10_000 <= size < 1e12 and size >= power:
+            return f"{value / power:.4g}{letter}"
+    if size >= 1e12 or 0 < size < 1e-3:
+        digits, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{int(exponent)}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"

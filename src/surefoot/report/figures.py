@@ -1,0 +1,158 @@
+"""The main curves as one picture, by matplotlib, from the same charts as the page's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.paths import write_whole
+from surefoot.errors import ConfigError
+from surefoot.report.charts import Axis, Chart, axes, on_axis, ticks
+
+# Okabe and Ito 2008, told apart with every kind of colour vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+# as many as have no common divisor with the colours: 35 pairs, all different
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
+
+_SETTINGS: Any = {
+    "svg.hashsalt": "surefoot",  # the same figure gives the same file
+    "svg.fonttype": "none",  # text that can be searched
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
+    "font.size": 9.0,
+}
+
+_WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Matplotlib with settings of our own while a figure is made and written; imported here, since that makes loggers."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_SETTINGS):
+        yield
+
+
+def made(directory: Path) -> Path:
+    """A directory for pictures, made where it is missing; `ConfigError` where it cannot be."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise _refused(directory, problem) from problem
+    return directory
+
+
+def write(figure: Any, path: Path, *, dpi: int = 120) -> list[Path]:
+    """Write a figure to PATH.png and PATH.svg, each whole or not at all; returns both.
+
+    The directory is made where it is missing. Raises `ConfigError` where a file cannot be written.
+    """
+    pictures = {kind: _rendered(figure, kind, dpi) for kind in _WITHOUT_DATE}
+    files = []
+    try:
+        made(path.parent)
+        for kind, picture in pictures.items():
+            files.append(path.with_name(f"{path.name}.{kind}"))
+            write_whole(files[-1], picture)
+    except (OSError, ValueError) as problem:  # ValueError: no name at all
+        raise _refused(path, problem) from problem
+    return files
+
+
+def _refused(path: Path, problem: Exception) -> ConfigError:
+    why = problem.strerror if isinstance(problem, OSError) else problem
+    return ConfigError(f"cannot write to {path}: {why}\n  choose another place: --out PATH")
+
+
+def _rendered(figure: Any, kind: str, dpi: int) -> bytes:
+    held = BytesIO()
+    figure.savefig(held, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+    return held.getvalue()
+
+
+_MOST = 8  # charts
+
+
+def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
+    """Draw charts below each other, two in a row but for wide ones, as PATH.png and PATH.svg; returns both.
+
+    The same charts give the same bytes. Raises `ConfigError` where there is nothing to draw or a file cannot be written.
+    """
+    from surefoot.errors import ConfigError
+
+    shown = [chart for chart in charts if axes(chart) is not None][:_MOST]
+    if not shown:
+        raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
+    with drawing():
+        from matplotlib.figure import Figure
+
+        rows = _rows(shown)
+        figure = Figure(
+            figsize=(9.0, sum(3.4 if len(row) == 1 and row[0].wide else 2.5 for row in rows)), layout="constrained"
+        )
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+        heights = [3.4 if len(row) == 1 and row[0].wide else 2.5 for row in rows]
+        grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
+        for place, row in enumerate(rows):
+            for column, chart in enumerate(row):
+                whole = len(row) == 1 and chart.wide
+                _draw(figure.add_subplot(grid[place, :] if whole else grid[place, column]), chart)
+        return write(figure, path)
+
+
+def _rows(charts: Sequence[Chart]) -> list[list[Chart]]:
+    rows: list[list[Chart]] = []
+    for chart in charts:
+        if rows and not chart.wide and len(rows[-1]) == 1 and not rows[-1][0].wide:
+            rows[-1].append(chart)
+        else:
+            rows.append([chart])
+    return rows
+
+
+def _draw(field: Any, chart: Chart) -> None:
+    found = axes(chart)
+    assert found is not None
+    horizontal, vertical = found
+    _scale(field.set_xscale, field.set_xlim, field.set_xticks, horizontal, 6)
+    _scale(field.set_yscale, field.set_ylim, field.set_yticks, vertical, 5)
+    for line in chart.lines:
+        if line.points:
+            field.plot(
+                [x for x, _ in line.points],
+                [y for _, y in line.points],
+                color=COLOURS[line.colour % len(COLOURS)],
+                linestyle=DASHES[line.dashes % len(DASHES)],
+                linewidth=0.8 if line.faint else 1.4,
+                alpha=0.35 if line.faint else 1.0,
+                marker="o" if line.dots else None,
+                markersize=3,
+                label=line.name if line.named else None,
+            )
+    for mark in chart.marks:
+        if mark.kind == "event":
+            field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
+        elif mark.kind == "best" and mark.y is not None:
+            colour = COLOURS[mark.colour % len(COLOURS)]
+            field.plot(mark.x, mark.y, "o", color="white", markeredgecolor=colour, markeredgewidth=1.5, markersize=7)
+            field.annotate(mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8)
+        elif mark.kind == "strange":
+            field.plot(mark.x, vertical.high, "x", color=COLOURS[1], markersize=6, clip_on=False)
+    field.set_title(chart.title, fontsize=9.5, loc="left")
+    field.grid(visible=True, axis="y", color="0.92")
+    field.spines[["top", "right"]].set_visible(False)
+    if sum(line.named for line in chart.lines) > 1:
+        field.legend(frameon=False, fontsize=8)
+
+
+def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis, most: int) -> None:
+    set_scale("log" if axis.logarithmic else "linear")
+    set_limits(axis.low, axis.high)
+    values = ticks(axis, most=most)
+    set_ticks(values, labels=[on_axis(value, axis.unit) for value in values])
+    set_ticks([], minor=True)

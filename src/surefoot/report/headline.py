@@ -1,0 +1,187 @@
+"""How a run went: one number, and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot.report.charts import written
+from surefoot.report.series import Curve, ReportedRun, smoothed
+
+State = Literal["running", "finished", "stopped", "diverged", "failed", "silent"]
+_RISES = (
+    "accuracy",
+    "bleu",
+    "chrf",
+    "f1",
+    "top",
+    "acc",
+    "correct",
+    "rate",
+    "score",
+)  # in names of what is better when larger
+_ENDS: dict[str, State] = {  # by the first word of the event
+    "finished": "finished",
+    "stopped": "stopped",
+    "left": "stopped",
+    "diverged": "diverged",
+    "failed": "failed",
+}
+_LATE = 0.8  # of a run: what is after that is its end
+_MOVED = 0.02  # of all that a score has moved in the run; half of that, of what it was before, is a movement too
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The number that a run is judged by: its last value, its best, and which way is better."""
+
+    name: str
+    last_step: int
+    last: float
+    best_step: int
+    best: float
+    direction: Literal["min", "max"]
+
+    @property
+    def best_is_last(self) -> bool:
+        """Whether nothing before was better."""
+        return self.best_step == self.last_step or self.best == self.last
+
+
+def state_of(run: ReportedRun, *, running: bool) -> State:
+    """What became of a run; `running`: a process trains into its directory now."""
+    recorded = run.recorded
+    words = (recorded.over or "").split(maxsplit=1)
+    if words and (state := _ENDS.get(words[0].rstrip(":"))) is not None:
+        return state
+    if running:
+        return "running"
+    if run.files.planned_steps is not None and recorded.last_step >= run.files.planned_steps:
+        return "finished"
+    last = next(iter(run.files.crashes), None)
+    if last is not None and isinstance(last.get("step"), int) and last["step"] >= recorded.last_step:
+        return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
+    return "silent"
+
+
+def headline(run: ReportedRun) -> Headline | None:
+    """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
+    scores = run.recorded.scores
+    losses = [name for name in scores if name.endswith("loss")]
+    watched = [run.watch["score"]] if run.watch is not None and run.watch["score"] in scores else []
+    for name in [*watched, *losses, *scores]:
+        if scores[name].last is not None:
+            direction = (
+                run.watch["direction"] if run.watch is not None and name == run.watch["score"] else direction_of(name)
+            )
+            return _headline(name, scores[name], direction)
+    loss = training_loss(run)
+    return None if loss is None or loss.last is None else _headline("training loss", loss, "min")
+
+
+def training_loss(run: ReportedRun) -> Curve | None:
+    """The curve of the training loss; of the applied steps alone where that is recorded for all."""
+    return run.recorded.train.get("loss")
+
+
+def direction_of(name: str) -> str:
+    """Which way a score is better, as far as its name tells.
+
+    >>> direction_of("held-out/loss"), direction_of("cloze/accuracy")
+    ('min', 'max')
+    """
+    score = name.rpartition("/")[2].lower()
+    return "max" if any(word in score for word in _RISES) and "error" not in score else "min"
+
+
+def verdict(run: ReportedRun, state: State) -> str:
+    """One sentence on what became of the run, how its score moved, and whether it still did at the end."""
+    recorded, found = run.recorded, headline(run)
+    told = [_how_it_ended(run, state)]
+    if found is not None:
+        curve = recorded.scores.get(found.name) or training_loss(run)
+        assert curve is not None
+        assert curve.first is not None
+        told += _moved(found, curve, running=state == "running")
+    if recorded.skipped:
+        told.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
+    if not recorded.count:
+        told.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
+    return "; ".join(told)
+
+
+def _how_it_ended(run: ReportedRun, state: State) -> str:
+    made = f"{run.recorded.last_step:,}"
+    of = "" if run.files.planned_steps is None else f" of {run.files.planned_steps:,}"
+    event = run.recorded.over
+    match state:
+        case "finished":
+            return f"finished: {made} steps"
+        case "running":
+            left = run.recorded.left_s
+            return f"running: step {made}{of}" + (f", {written(left, 'seconds')} left" if left else "")
+        case "stopped":
+            return f"{event or 'stopped'} at step {made}{of}" if " at step " not in (event or "") else str(event)
+        case "diverged":
+            return f"diverged at step {made}{of}"
+        case "failed":
+            error = event.partition(":")[2].strip() if event is not None else _error(run)
+            return f"failed at step {made}{of}" + (f": {error[:200]}" if error else "")
+        case "silent":
+            return f"ended at step {made}{of} without a word: killed, or its machine went away"
+
+
+def _error(run: ReportedRun) -> str:
+    return str(run.files.crashes[0].get("error", "")).partition("\n")[0] if run.files.crashes else ""
+
+
+def _headline(name: str, curve: Curve, direction: str) -> Headline:
+    best = curve.largest if direction == "max" else curve.least
+    assert best is not None
+    assert curve.last is not None
+    return Headline(name, *curve.last, *best, "max" if direction == "max" else "min")
+
+
+def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
+    assert curve.first is not None
+    first_step, first = curve.first
+    if first_step == found.last_step:
+        return [f"{found.name} {written(found.last)}"]
+    if first == found.last and found.best != found.last:
+        reached = f"reached {written(found.best)} at step {found.best_step:,}"
+        return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
+    if first == found.last:
+        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
+    verb = "fell" if found.last < first else "rose"
+    told = [f"{found.name} {verb} from {written(first)} to {written(found.last)}"]
+    if not found.best_is_last and found.name != "training loss":
+        told[0] += f" (best {written(found.best)} at step {found.best_step:,})"
+    trend = _trend(found, curve)
+    if trend:
+        told.append(f"{trend} {'now' if running else 'at the end'}")
+    return told
+
+
+def _trend(found: Headline, curve: Curve) -> str:
+    """What a score did in the last fifth of the run, against all that it moved; nothing where too little is known.
+
+    >>> curve = Curve()
+    >>> for step in range(10):
+    ...     curve.add(step, 10.0 - step)
+    >>> _trend(_headline("held-out/loss", curve, "min"), curve)
+    'still falling'
+    """
+    points: Sequence[tuple[float, float]] = smoothed(curve, width=0.03)
+    if len(points) < 4:
+        return ""
+    values = [value for _, value in points]
+    moved = max(values) - min(values)
+    late_at = points[0][0] + _LATE * (points[-1][0] - points[0][0])
+    late = [value for step, value in points if step <= late_at][-1]
+    change = values[-1] - late
+    if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
+        return "level"
+    verb = "falling" if change < 0 else "rising"
+    better = (change < 0) == (found.direction == "min")
+    return f"still {verb}" if better else verb

@@ -1,0 +1,147 @@
+"""The page of a run that goes on, on this machine alone: served to a browser here, made anew when there are new records.
+
+One page under one address, and nothing else: other paths, methods and host names are refused, so that no page from elsewhere
+can read it by a name of its own that leads here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from base64 import b64encode
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+
+from surefoot.errors import ConfigError
+from surefoot.report.page import POLICY
+from surefoot.report.write import is_running, page_of
+
+HERE = "127.0.0.1"
+EVERY_S = 3.0
+_PATIENCE_S = 10.0  # for a request
+_LAST_PORT = 65_535
+# the body is exchanged, not loaded again: the page stays where it was scrolled to
+_SCRIPT = """
+(function () {
+  var tag = "";
+  function look() {
+    fetch("/", {headers: tag ? {"If-None-Match": tag} : {}, cache: "no-store"}).then(function (answer) {
+      tag = answer.headers.get("ETag") || "";
+      return answer.status === 200 ? answer.text() : "";
+    }).then(function (text) {
+      if (text) {
+        var page = new DOMParser().parseFromString(text, "text/html");
+        document.documentElement.dataset.state = page.documentElement.dataset.state;
+        document.title = page.title;
+        document.body.replaceChildren.apply(document.body, page.body.childNodes);
+      }
+      setTimeout(look, EVERY_MS);
+    }).catch(function () {
+      setTimeout(look, EVERY_MS);
+    });
+  }
+  setTimeout(look, EVERY_MS);
+})();
+""".replace("EVERY_MS", str(round(1000 * EVERY_S)))
+_HASH = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
+
+
+class Watched:
+    """The page of some runs, made when it is asked for and their records have changed since."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self.places = places
+        self.lock = threading.Lock()
+        self.seen: tuple[object, ...] = ()
+        self.page, self.tag = b"", ""
+
+    def now(self) -> tuple[bytes, str]:
+        """The page as it is now, and a tag that changes with it."""
+        with self.lock:
+            seen = tuple(_signature(place) for place in self.places)
+            if seen != self.seen:
+                page = page_of(self.places, script=_SCRIPT, policy=_POLICY)
+                self.page = page.encode()
+                self.tag = f'"{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}"'
+                self.seen = seen
+            return self.page, self.tag
+
+
+def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
+    """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free.
+
+    `ConfigError` where the port is taken or there is none of that number, or a path is no directory of a run.
+    """
+    if port > _LAST_PORT:
+        raise ConfigError(
+            f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
+        )
+    watched = Watched(places)
+    watched.now()
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers with the page, or refuses."""
+
+        timeout = _PATIENCE_S
+        server_version, sys_version = "surefoot", ""
+
+        def do_GET(self) -> None:
+            """Only the page, and only by a name of this machine."""
+            if self.headers.get("Host") not in allowed:
+                self.send_error(421, "Misdirected Request")
+            elif self.path != "/":
+                self.send_error(404)
+            else:
+                page, tag = watched.now()
+                same = self.headers.get("If-None-Match") == tag
+                self.send_response(304 if same else 200)
+                for name, value in _HEADERS:
+                    self.send_header(name, value)
+                self.send_header("ETag", tag)
+                self.send_header("Content-Length", "0" if same else str(len(page)))
+                self.end_headers()
+                if not same:
+                    self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: who looks is one person on this machine."""
+
+    server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
+    server.daemon_threads, server.allow_reuse_address = True, True
+    try:
+        server.server_bind()
+        server.server_activate()
+    except OSError as problem:
+        server.server_close()
+        raise ConfigError(
+            f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or none for a free one"
+        ) from problem
+    number = server.server_address[1]
+    allowed = {f"{name}:{number}" for name in (HERE, "localhost")}
+    return server
+
+
+_HEADERS = (
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Content-Security-Policy", f"{_POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+
+
+def _signature(place: Path) -> tuple[object, ...]:
+    """What changes where the page of a run would."""
+    found: list[object] = [is_running(place)]
+    for name in ("metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"):
+        try:
+            stat = (place / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_size, stat.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,168 @@
+"""Which charts a run gets, and what is marked on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.report.charts import Chart, Line, Mark, Points, written
+from surefoot.report.headline import headline
+from surefoot.report.series import Curve, ReportedRun, smoothed
+
+_SMOOTHED = 40  # points; fewer are few enough to be seen
+_DOTS = 60
+_MOST_SCORES, _MOST_USERS = 16, 8  # charts of the kind
+_MOST_LINES = 14  # of a chart
+_LATE = 8  # points of the second half that are worth a chart of their own
+_LOG_X = 12  # points, from which on the same on logarithmic axes tells more
+
+
+def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
+    """All charts of one run, the loss first; those without a point are left out."""
+    found = [
+        *loss_charts(run, stretches),
+        *_score_charts(run, stretches),
+        *_optimizer_charts(run, stretches),
+        *_machine_charts(run, stretches),
+        *_users_charts(run, stretches),
+    ]
+    return [chart for chart in found if any(line.points for line in chart.lines)]
+
+
+def loss_charts(run: ReportedRun, stretches: int | None = None) -> list[Chart]:
+    """Training loss, raw and smoothed, with the losses of splits on it; once more with logarithmic axes."""
+    train, scores = run.recorded.train, run.recorded.scores
+    losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
+    lines, marks = [], []
+    if "loss" in train:
+        loss = train["loss"]
+        if loss.count > _SMOOTHED:
+            lines.append(Line("training", _points(loss, stretches), faint=True, named=False))
+            lines.append(Line("training, smoothed", tuple(smoothed(loss))))
+        else:
+            lines.append(Line("training", _points(loss, stretches), dots=loss.count < _DOTS))
+        marks += _strange(loss, "training loss")
+    for place, (name, curve) in enumerate(losses.items(), 1):
+        lines.append(Line(name, _points(curve, stretches), colour=place, dots=curve.count < _DOTS))
+        marks += _strange(curve, name)
+    found = headline(run)
+    if found is not None and found.name in losses:
+        colour = 1 + list(losses).index(found.name)
+        marks.append(Mark("best", found.best_step, found.best, f"best {written(found.best)}", colour))
+    charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks), wide=True)]
+    if max((line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points), default=0) >= _LOG_X:
+        positive = all(value > 0 for line in lines for _, value in line.points)
+        seen = tuple(line for line in lines if len([1 for x, _ in line.points if x > 0]) > 1)
+        best = tuple(mark for mark in marks if mark.kind == "best")
+        scale: Literal["log", "linear"] = "log" if positive else "linear"
+        if seen:
+            charts.append(
+                Chart("loss-log", "Loss, both axes logarithmic", seen, best, scale=scale, x_scale="log", wide=False)
+            )
+    middle = max((line.points[-1][0] for line in lines if line.points), default=0.0) / 2
+    late = tuple(replace(line, points=tuple(point for point in line.points if point[0] >= middle)) for line in lines)
+    if any(line.named and len(line.points) >= _LATE for line in late) and middle > 0:
+        best = tuple(mark for mark in marks if mark.kind == "best" and mark.x >= middle)
+        charts.append(Chart("loss-late", "Loss, second half", late, best, x_from=middle))
+    return charts
+
+
+def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
+    """One chart for each score that is no loss, all splits in it."""
+    by_score: dict[str, dict[str, Curve]] = {}
+    for name, curve in run.recorded.scores.items():
+        split, _, score = name.rpartition("/")
+        if score != "loss":
+            by_score.setdefault(score, {})[split] = curve
+    found, main = [], headline(run)
+    for score, splits in list(by_score.items())[:_MOST_SCORES]:
+        lines = tuple(
+            Line(split or score, _points(curve, stretches), colour=place, dots=curve.count < _DOTS)
+            for place, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
+        )
+        marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
+        for place, split in enumerate(splits, 1):
+            if main is not None and main.name == f"{split}/{score}":
+                marks.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", place))
+        title = f"{next(iter(splits))}/{score}".lstrip("/") if len(splits) == 1 else score
+        found.append(Chart(f"score-{score}", title, lines, tuple(marks)))
+    return found
+
+
+def _optimizer_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
+    train = run.recorded.train
+    rates = [Line("learning rate", _points(train["learning_rate"], stretches))] if "learning_rate" in train else []
+    norms = []
+    if "norm_max" in train:
+        norms.append(Line("largest", _points(train["norm_max"], stretches), colour=1))
+    if "norm" in train:
+        norms.append(Line("mean", _points(train["norm"], stretches)))
+    strange = tuple(_strange(train["norm_max"], "gradient norm")) if "norm_max" in train else ()
+    clipped = [Line("clipped", _points(train["clipped"], stretches), colour=2)] if "clipped" in train else []
+    return [
+        Chart("learning-rate", "Learning rate", tuple(rates), zero=True, scale="linear"),
+        Chart("norm", "Gradient norm", tuple(norms), strange, note="of each step, before clipping"),
+        Chart(
+            "clipped",
+            "Share of the gradient that was clipped",
+            tuple(clipped),
+            unit="fraction",
+            zero=True,
+            scale="linear",
+        ),
+    ]
+
+
+def _machine_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
+    train = run.recorded.train
+    rate = [Line("targets a second", _points(train["targets_per_s"], stretches))] if "targets_per_s" in train else []
+    memory = [
+        Line(name, _points(train[key], stretches), colour=place)
+        for place, (key, name) in enumerate(
+            (
+                ("host_memory_bytes", "this process"),
+                ("host_memory_peak_bytes", "this process, largest"),
+                ("device_memory_peak_bytes", "device, largest"),
+            )
+        )
+        if key in train
+    ]
+    return [
+        Chart(
+            "throughput",
+            "Targets a second",
+            tuple(rate),
+            zero=True,
+            scale="linear",
+            note="training and waiting for data",
+        ),
+        Chart("memory", "Memory", tuple(memory), unit="bytes", zero=True, scale="linear"),
+    ]
+
+
+def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
+    return [
+        Chart(
+            f"value-{name}",
+            name,
+            (Line(name, _points(curve, stretches), colour=3, dots=curve.count < _DOTS),),
+            tuple(_strange(curve, name)),
+        )
+        for name, curve in list(run.recorded.users.items())[:_MOST_USERS]
+    ]
+
+
+def _points(curve: Curve, stretches: int | None) -> Points:
+    return tuple((float(step), value) for step, value in curve.points(stretches))
+
+
+def _strange(curve: Curve, name: str) -> list[Mark]:
+    return [Mark("strange", step, None, f"{name} is not finite up to step {step:,}") for step in curve.strange[:20]]
+
+
+def _events(run: ReportedRun) -> list[Mark]:
+    marks: dict[int, list[str]] = {}
+    for event in run.recorded.events:
+        if not event.what.startswith("finished"):
+            marks.setdefault(event.step, []).append(event.what)
+    return [Mark("event", step, None, "; ".join(dict.fromkeys(told))) for step, told in list(marks.items())[:40]]

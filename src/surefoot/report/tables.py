@@ -1,0 +1,184 @@
+"""Settings, surroundings and times of a run as rows of tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.report.charts import written
+from surefoot.report.headline import Headline, State, headline
+from surefoot.report.series import PHASES, ReportedRun
+
+_LONGEST = 400  # letters of a value
+_MOST = 300  # rows
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting by its dotted name, what it is, and where that came from; "" where that is not known."""
+
+    name: str
+    value: str
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the time: what it went into, how long, its share of all, and its colour on the page."""
+
+    what: str
+    spent: str
+    fraction: float
+    percent: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number of the first row, what it is, and what belongs to it."""
+
+    what: str
+    value: str
+    beside: str = ""
+
+
+def settings(run: ReportedRun, *, most: int = _MOST, longest: int = _LONGEST) -> tuple[list[Setting], list[Setting]]:
+    """The settings that somebody chose, and those left as they are; where origins are not known, all are among the first."""
+    rows = [
+        Setting(name, shown(value, longest=longest), run.files.config.origins.get(name, ""))
+        for name, value in run.files.config.flat.items()
+        if value is not None
+    ][:most]
+    chosen = [row for row in rows if row.origin != "default"]
+    return chosen, [row for row in rows if row.origin == "default"]
+
+
+def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
+    """The settings in which runs differ, with each run's value; where they are written does not make runs differ."""
+    names = dict.fromkeys(name for run in runs for name in run.files.config.flat)
+    found = []
+    for name in names:
+        values = [shown(run.files.config.flat.get(name)) for run in runs]
+        if len(set(values)) > 1 and name not in ("out", "preset"):
+            found.append((name, values))
+    return found[:_MOST]
+
+
+def shown(value: Any, *, longest: int = _LONGEST) -> str:
+    """A setting as one line.
+
+    >>> shown(3e-4), shown(True), shown(None), shown(["a", 1]), shown("5%")
+    ('0.0003', 'true', '–', 'a, 1', '5%')
+    """
+    if value is None:
+        return "\u2013"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        text = ", ".join(shown(held) for held in value)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= longest else f"{text[:longest]} \u2026"
+
+
+def shares(run: ReportedRun) -> list[Share]:
+    """Where the time of all sittings went, in a fixed order; what took none is left out."""
+    spent = run.recorded.spent_s
+    total = sum(spent.values())
+    return [
+        Share(name, written(spent[phase], "seconds"), spent[phase] / total, f"{spent[phase] / total:.1%}", f"k{place}")
+        for place, (phase, name) in enumerate(PHASES.items())
+        if total > 0 and spent.get(phase, 0.0) / total >= 0.0005
+    ]
+
+
+def tiles(run: ReportedRun, state: State) -> list[Tile]:
+    """The first row: the score that counts, the training loss, steps, time, speed, and what was lost or gone on from."""
+    recorded, found = run.recorded, headline(run)
+    row = [] if found is None else [_of_headline(found)]
+    loss = recorded.train.get("loss")
+    if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
+        row.append(Tile("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
+    row += [
+        Tile(name, written(value), _whose(run))
+        for name, value in list(recorded.at_end.items())[:3]
+        if found is None or name != found.name
+    ]
+    planned = run.files.planned_steps
+    of = "" if planned is None or state == "finished" else f"of {planned:,}"
+    row.append(Tile("steps", f"{recorded.last_step:,}", of))
+    total = sum(recorded.spent_s.values())
+    if total > 0:
+        training = recorded.spent_s.get("training", 0.0) / total
+        row.append(Tile("time", written(total, "seconds"), f"{training:.0%} of it training"))
+    trained = recorded.spent_s.get("training", 0.0) + recorded.spent_s.get("waiting", 0.0)
+    counted = recorded.targets - recorded.starting_targets
+    if counted > 0 and trained > 0:
+        row.append(Tile("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
+    resumed = sum(event.kind == "resumed" for event in recorded.events)
+    if resumed:
+        row.append(Tile("resumed", "once" if resumed == 1 else f"{resumed:,} times"))
+    if recorded.skipped:
+        row.append(Tile("steps skipped", f"{recorded.skipped:,}", "not finite"))
+    return row
+
+
+def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
+    """Where the run was made: versions, hardware, when each sitting began. Of several sittings, what the last one had."""
+    if not run.files.sessions:
+        return []
+    first, last = run.files.sessions[0], run.files.sessions[-1]
+    machine = last.get("machine") if isinstance(last.get("machine"), dict) else {}
+    assert isinstance(machine, dict)
+    rows = [
+        ("began", _time(first)),
+        ("last resumed", _time(last) if len(run.files.sessions) > 1 else None),
+        ("sittings", str(len(run.files.sessions)) if len(run.files.sessions) > 1 else None),
+        ("surefoot", machine.get("surefoot")),
+        ("torch", machine.get("torch")),
+        ("python", last.get("python")),
+        ("numpy", last.get("numpy")),
+        ("platform", last.get("platform")),
+        ("device", _device(machine)),
+        ("processors", last.get("processors")),
+        ("threads", machine.get("threads")),
+        ("ranks", machine.get("ranks") if machine.get("ranks") not in (None, 1) else None),
+        ("deterministic", "yes" if machine.get("deterministic") else None),
+        ("git commit", last.get("git_commit")),
+        ("data", _data(last.get("data"))),
+    ]
+    return [(name, shown(value)) for name, value in rows if value not in (None, "")]
+
+
+def _of_headline(found: Headline) -> Tile:
+    if found.name == "training loss":
+        return Tile(found.name, written(found.last), f"at step {found.last_step:,}")
+    if found.best_is_last:
+        return Tile(found.name, written(found.last), f"best, at step {found.last_step:,}")
+    return Tile(f"best {found.name}", written(found.best), f"at step {found.best_step:,}; last {written(found.last)}")
+
+
+def _whose(run: ReportedRun) -> str:
+    step = run.recorded.at_end_of_step
+    return "scored once" if step is None else f"scored once, weights of step {step:,}"
+
+
+def _time(sitting: Mapping[str, Any]) -> str | None:
+    held = sitting.get("time")
+    return held.replace("T", " ", 1) if isinstance(held, str) else None
+
+
+def _device(machine: Mapping[str, Any]) -> str:
+    return ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))
+
+
+def _data(held: Any) -> str | None:
+    if not isinstance(held, dict):
+        return None
+    told = []
+    for name, value in held.items():
+        if isinstance(value, str | int | float) and name != "seed":
+            told.append(f"{name} {str(value)[:16] if name == 'sha256' else value}")
+    return ", ".join(told) or None

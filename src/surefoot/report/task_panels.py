@@ -1,0 +1,233 @@
+"""What makes panels of what a model said: text tinted by its loss, examples by their score, a confusion matrix, pictures.
+
+For `Run(panels_fn=...)`. The panels themselves are in `tracking/panels.py`.
+Shapes: B batch, K classes, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import random
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from surefoot.data.gathering import is_tensors
+from surefoot.data.loader import in_order
+from surefoot.errors import ConfigError
+from surefoot.tracking.panels import ConfusionMatrix, Example, Examples, Group, Panel, Picture, Pictures, TintedText
+
+_ALL_CLASSES = 30  # of more, those with the most mistakes are shown
+_SIDE = 56  # pixels, of the larger side of a picture: sixteen of them fit a page
+_SAMPLES = 10_000  # are looked at, spread over a data set that has more
+_LONGEST_S = 30.0
+_AT_ONCE = 64
+
+
+class Decodes(Protocol):
+    """What turns tokens into text."""
+
+    @property
+    def end(self) -> int | None: ...  # noqa: D102
+    def decode(self, ids: Sequence[int]) -> str: ...  # noqa: D102
+
+
+def tinted_by_loss(
+    title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Decodes, legend: str | None = None
+) -> TintedText:
+    """The text of `tokens`, each tinted by the model's loss (nats) at it; the first has none, so there is one loss less.
+
+    A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. Put
+    together, the pieces are what the tokenizer makes of all tokens. The end of a document has no text, and its loss is left out.
+
+    >>> from surefoot.tokenizers.tokenizer import ByteTokenizer
+    >>> tinted_by_loss("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
+    (('h', None), ('é', 1.5))
+    """
+    if len(losses) != len(tokens) - 1:
+        raise ConfigError(f"tinted_by_loss: {len(tokens)} tokens and {len(losses)} losses: one less than tokens")
+    whole = tokenizer.decode(tokens)
+    pieces: list[tuple[str, float | None]] = []
+    done, held = 0, 0.0
+    for place, loss in enumerate([None, *losses]):
+        if tokens[place] == tokenizer.end:
+            continue
+        held += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets pass what is not a number
+        text = tokenizer.decode(tokens[: place + 1])
+        if len(text) > done and whole.startswith(text):  # no character is begun and not ended
+            number = held if place and math.isfinite(held) else None
+            pieces.append((text[done:], number))
+            done, held = len(text), 0.0
+    if done < len(whole):
+        pieces.append((whole[done:], None))
+    said = "the model's loss at each token, in nats" if legend is None else legend
+    return TintedText(title=title, legend=said, unit="nats", pieces=tuple(pieces))
+
+
+def examples_by_score(
+    title: str, legend: str, said: Sequence[tuple[str, str, str, float]], *, each: int = 5
+) -> Examples:
+    """The best, the worst and some random ones of (source, reference, output, score), `each` of a kind, none twice.
+
+    >>> said = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
+    >>> [(one.source, one.group) for one in examples_by_score("", "", said, each=1).examples]
+    [('a', 'best'), ('b', 'worst'), ('c', 'random')]
+    """
+    order = sorted(range(len(said)), key=lambda place: -said[place][3])
+    best, rest = order[:each], order[each:]
+    worst, rest = rest[::-1][:each], rest[: max(0, len(rest) - each)]
+    drawn = random.Random(0).sample(sorted(rest), min(each, len(rest)))
+    groups: list[tuple[Group, list[int]]] = [("best", best), ("worst", worst), ("random", drawn)]
+    chosen = [(group, said[place]) for group, places in groups for place in places]
+    return Examples(
+        title=title,
+        legend=legend,
+        examples=tuple(
+            Example(source=source, reference=reference, output=output, score=score, group=group)
+            for group, (source, reference, output, score) in chosen
+        ),
+    )
+
+
+def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
+    """A confusion matrix (row: the right class, column: the guess) to show; of many classes those with the most mistakes.
+
+    The others are added up in a last row and column. `classification_scores` counts such a matrix.
+
+    >>> confusion_panel("held-out", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
+    ((3, 1), (0, 4))
+    """
+    counts_KK = np.asarray(confusion, dtype=np.int64)
+    if counts_KK.shape != (len(classes), len(classes)):
+        raise ConfigError(f"confusion_panel: a matrix of shape {counts_KK.shape} for {len(classes)} classes")
+    names = list(classes)
+    if len(classes) > _ALL_CLASSES:
+        mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
+        shown = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
+        place_K = np.full(len(classes), len(shown))
+        place_K[shown] = np.arange(len(shown))
+        summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
+        np.add.at(summed, (place_K[:, None], place_K[None, :]), counts_KK)
+        counts_KK, names = summed, [*(names[place] for place in shown), f"{len(classes) - len(shown)} others"]
+    rows = tuple(tuple(row) for row in counts_KK.tolist())
+    return ConfusionMatrix(title=title, classes=tuple(names), counts=rows)
+
+
+def picture_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
+    """An image of one or three channels as a small PNG file in base64; `mean` and `std` are those it was normalised with.
+
+    Without them it is taken to be 0..1. A large one is made smaller.
+
+    >>> picture_png(torch.zeros(1, 8, 8))[:8]
+    'iVBORw0K'
+    """
+    return base64.b64encode(png_file(image_CHW, mean=mean, std=std, side=_SIDE)).decode()
+
+
+def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
+    """The same as the bytes of the file, with no side longer than `side` pixels (None: as it is).
+
+    >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
+    b'PNG'
+    """
+    from PIL import Image
+
+    if image_CHW.ndim != 3 or image_CHW.shape[0] not in (1, 3):
+        raise ConfigError(f"an image of shape {tuple(image_CHW.shape)}: (C, H, W) of 1 or 3 channels can be shown")
+    pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
+    bytes_HWC = (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
+    if side is not None:
+        picture.thumbnail((side, side))  # which makes none larger
+    file = io.BytesIO()
+    picture.save(file, "png", optimize=True)
+    return file.getvalue()
+
+
+def classification_panels(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    classes: Sequence[str],
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    name: str = "held-out",
+    pictures: int = 16,
+) -> Iterator[Panel]:
+    """The confusion matrix over a data set of (image, label), and the pictures with the largest losses.
+
+    As `Run(panels_fn=...)`: `lambda model: sf.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
+    that images are normalised with. Of a large data set 10,000 samples spread over it, and no more than 30 seconds' worth.
+    pictures: how many; 0 where the inputs are none.
+
+    >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
+    >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))
+    >>> confusion.counts, wrong.pictures[0].label, wrong.pictures[0].guess
+    (((1, 0, 1), (0, 1, 0), (0, 0, 0)), 'a', 'c')
+    """
+    counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    worst: list[_Wrong] = []
+    total = len(dataset[0]) if is_tensors(dataset) else len(dataset)
+    seen, begun = 0, perf_counter()
+    for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
+        log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
+        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none")
+        chances_B, guesses_B = log_chances_BK.max(dim=1)
+        columns = (labels_B.tolist(), guesses_B.tolist(), losses_B.tolist(), chances_B.tolist())
+        for label, guess, loss, log_chance, image in zip(*columns, inputs, strict=True):
+            one = _Wrong(label, guess, loss, log_chance, image)
+            counts_KK[one.label, one.guess] += 1
+            if pictures and (len(worst) < pictures or one.surprise > worst[-1].surprise):
+                worst = sorted([*worst, one], key=lambda one: -one.surprise)[:pictures]
+        seen += len(labels_B)
+        if perf_counter() - begun > _LONGEST_S:
+            break
+    part = "" if seen == total else f", {seen:,} of {total:,} samples"
+    yield confusion_panel(f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes)
+    if pictures:
+        drawn = tuple(one.drawn(classes, mean=mean, std=std) for one in worst)
+        yield Pictures(title=f"{name}: the largest losses{part}", pictures=drawn)
+
+
+class _Wrong(NamedTuple):
+    """What a model made of one image; `log_chance` is that of its guess."""
+
+    label: int
+    guess: int
+    loss: float
+    log_chance: float
+    image: Tensor
+
+    @property
+    def surprise(self) -> float:
+        """The loss; nothing is worse than one that is not a number."""
+        return math.inf if math.isnan(self.loss) else self.loss
+
+    def drawn(self, classes: Sequence[str], *, mean: Sequence[float], std: Sequence[float]) -> Picture:
+        finite = math.isfinite(self.loss)
+        return Picture(
+            png=picture_png(self.image, mean=mean, std=std),
+            caption=f"{classes[self.label]}, taken for {classes[self.guess]}",
+            label=classes[self.label],
+            guess=classes[self.guess],
+            probability=None if math.isnan(self.log_chance) else min(1.0, math.exp(self.log_chance)),
+            label_probability=min(1.0, math.exp(-self.loss)) if finite else None,
+            loss=max(0.0, self.loss) if finite else None,
+        )
+
+
+def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of samples from everywhere in a data set, in no order: whoever stops early has seen all kinds."""
+    ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
+    mixed = np.random.default_rng(0).permutation(ids)
+    some = tuple(part[mixed] for part in dataset) if is_tensors(dataset) else Subset(dataset, mixed.tolist())
+    for batch in in_order(some, batch_size=_AT_ONCE, seed=0, device=device):
+        yield batch.batch[0], batch.batch[1]

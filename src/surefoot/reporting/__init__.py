@@ -1,1 +1,0 @@
-"""Run directories as pages: one self-contained file of HTML, and pictures of the main curves."""

@@ -1,0 +1,1 @@
+"""What happens around the steps of a run: build, resume, evaluate, save, stop, report."""

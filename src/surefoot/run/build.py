@@ -1,0 +1,279 @@
+"""From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from surefoot.checkpoint.changes import change_names
+from surefoot.config.intervals import Timetable, timetable
+from surefoot.config.parallel import Strategy, strategy_for
+from surefoot.config.paths import local_path
+from surefoot.config.train_settings import clipping, identity_of, shared_by_ranks
+from surefoot.data import order_build
+from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
+from surefoot.data.pipeline import Supply
+from surefoot.distributed.blocks import gathered
+from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
+from surefoot.distributed.ddp import spread
+from surefoot.distributed.world import World, joined
+from surefoot.optim.build import Decided
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.run import build_state as assembly
+from surefoot.run.checkpointing import Saving, began_with
+from surefoot.run.validate import check_settings, json_settings
+from surefoot.schedules.lr_schedule import Joined, Schedule, constant
+from surefoot.seeding import stream_key
+from surefoot.tracking.console import Screen, screen
+from surefoot.tracking.external.registry import trackers_of
+from surefoot.tracking.rank_log import RankLog
+from surefoot.tracking.run_directory import RunDirectory, checked_files
+from surefoot.train.activation_checkpointing import compute_again, in_words
+from surefoot.train.channels_last import Layout, layout
+from surefoot.train.compile import Compiling, compiled, compiling
+from surefoot.train.components import Parts
+from surefoot.train.early_stopping import Watch, watched
+from surefoot.train.loop import State, Task
+from surefoot.train.parallel_check import check_first_pass
+from surefoot.train.plateau import Feedback, feedback
+from surefoot.train.precision import Precision
+from surefoot.train.precision import precision as chosen_precision
+from surefoot.train.run_settings import RunSettings
+from surefoot.train.scorer import Scoring
+from surefoot.train.state_dict import Whole
+
+if TYPE_CHECKING:
+    from surefoot.distributed.fsdp import Fsdp
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
+
+    supply: Supply
+    times: Timetable
+    schedule: Schedule | Joined  # in steps
+    watch: Watch | None
+    lowering: Feedback | None
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models, how they compute, and how each is trained."""
+
+    by_name: dict[str, nn.Module]
+    precision: Precision
+    compiling: Compiling
+    parallel: Strategy
+    decisions: dict[str, Decided]  # parameter groups
+    architecture: dict[str, str]
+    recomputed: str | None  # which blocks, in words
+    notes: list[str]
+    fsdp: Fsdp | None = None  # what has sharded them
+
+
+def build(settings: RunSettings) -> Parts:
+    """Build a run, not yet opened: nothing is written. Collective.
+
+    Raises `ConfigError` or `DataError` for what cannot be run.
+    """
+    check_settings(settings, schedule=settings.schedule)
+    world, parallel = join_world(settings)
+    plan = plan_data(settings, world)
+    log = None if world.is_main else RankLog()
+    console = screen(plan.times.length.steps, log) if settings.console else None
+    models = build_models(settings, world, parallel, plan)
+    check_first_batch(settings, models, plan.supply)
+    models = shard_models(models, plan.supply)
+    state = build_state(settings, models, world)
+    if console is not None:
+        for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
+            console.say(f"note: {line}")
+    return assemble(settings, plan, models, state, console, log)
+
+
+def join_world(settings: RunSettings) -> tuple[World, Strategy]:
+    """Find the other ranks, and how they work together; they must have been given the same settings. Collective."""
+    parallel = settings.parallel
+    sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
+    world = joined(settings.device, sharded=sharded)
+    refuse_unequal(world, comparable(shared_by_ranks(settings)) | {"device": world.device.type})
+    return world, strategy_for(parallel, ranks=world.on_paper or world.ranks)
+
+
+def plan_data(settings: RunSettings, world: World) -> Plan:
+    """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
+    train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
+    out = None if settings.out is None else local_path(settings.out, setting="out")
+    began = None if out is None else began_with(out, batch_size, world=world)
+    sizes = order_build.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
+    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
+    order = order_build.data_plan(train, seed=seed, samples=samples, sizes=sizes)
+    order_build.refuse_compiled(order, compiled=settings.compile is True)
+    samples_per_epoch, samples_per_step = order_build.steps_of_epoch(order, sizes)
+    times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
+    schedule = (settings.schedule or constant()).resolved(times.length)
+    splits = settings.evaluate or {}
+    for name, split in splits.items():
+        check_split(name, split.dataset, seed=seed)
+    steering = [name for name, split in splits.items() if not split.at_end]
+    watch = watched(settings.best, settings.early_stopping, splits=steering)
+    lowering = feedback(settings.plateau, settings.early_stopping, splits=steering)
+    supply = Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate)
+    return Plan(supply, times, schedule, watch, lowering)
+
+
+def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
+    """Build the models under the run's seed, with rank 0's weights, and decide who is trained how. Collective."""
+    optimizer, device = settings.optimizer, world.device
+    models = assembly.built_models(settings.model, seed=settings.seed, device=device, precision=settings.precision)
+    equal_from_main(models, world)
+    notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
+    if settings.sync_batch_norm:
+        models, more = assembly.with_synchronised_norms(models, plan.supply.sizes, world)
+        notes += more
+    decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
+    architecture = {name: assembly.printed(model) for name, model in models.items()}
+    recomputed, how = None, settings.activation_checkpointing
+    if how != "off":  # after averages have copied the models: these compute no gradient
+        recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
+    precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile)
+    return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
+
+
+def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> None:
+    """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
+    world, parallel = supply.world, models.parallel
+    is_sharded = parallel.kind == "fsdp"
+    if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
+        return
+    by_itself = [part for model in models.by_name.values() for part in gathered(model, parallel)] if is_sharded else ()
+    check_first_pass(
+        models.by_name,
+        settings.loss,
+        supply.first(),
+        precision=models.precision,
+        world=world,
+        allow_unused=parallel.unused,
+        gathered=by_itself,
+    )
+
+
+def shard_models(models: Models, supply: Supply) -> Models:
+    """Spread the models over the ranks, if that was asked for: each is then trained as far as a rank holds it. Collective."""
+    parallel, nominal = models.parallel, float(supply.sizes.batch_size)
+    if parallel.kind != "fsdp" or supply.world.on_paper:
+        return models
+    fsdp, decisions = assembly.spread_models(
+        models.by_name, models.decisions, world=supply.world, parallel=parallel, nominal=nominal
+    )
+    return replace(models, decisions=decisions, fsdp=fsdp)
+
+
+def build_state(settings: RunSettings, models: Models, world: World) -> State:
+    """Build optimizers and averages: all that steps change."""
+    clip = clipping(settings.clip)
+    return assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
+
+
+def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
+    """Compile the models and share them with the other ranks: what a step computes with."""
+    ranks, called = spread(
+        state.models,
+        compiled(state.models) if models.compiling.on else state.models,
+        world=plan.supply.world,
+        parallel=models.parallel,
+        nominal=float(plan.supply.sizes.batch_size),
+        fsdp=models.fsdp,
+    )
+    return Task(
+        forward=called["model"] if list(called) == ["model"] else called,
+        loss=settings.loss,
+        key=stream_key(settings.seed, "train"),
+        precision=models.precision,
+        factors=plan.schedule.factors(plan.times.length),
+        settings=settings,
+        ranks=ranks,
+    )
+
+
+def assemble(
+    settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
+) -> Parts:
+    """Put the components together."""
+    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
+    averaged = [average.model for average in state.averages.values()]
+    laid = layout(settings.channels_last, [*state.models.values(), *averaged])
+    task = wrap_models(settings, plan, models, state)
+    more: dict[str, Any] = {"precision": precision, "compiling": models.compiling, "ranks": task.ranks}
+    directory = None if settings.out is None else RunDirectory(Path(settings.out))
+    own: dict[str, Any] = {"disk": settings.disk, "console": console, "world": supply.world}
+    return Parts(
+        settings=settings,
+        task=task,
+        whole=Whole(state, precision, plan.watch, plan.lowering),
+        supply=supply,
+        scoring=Scoring(state, supply, splits=splits, loss=settings.loss, **more),
+        timetable=times,
+        schedule=plan.schedule,
+        world=supply.world,
+        parallel=models.parallel,
+        compiling=models.compiling,
+        layout=laid,
+        described=run_identity(settings, plan, models, state, laid),
+        architecture=models.architecture,
+        scored={name: fingerprint(split.dataset) for name, split in splits.items()},
+        directory=directory,
+        saving=None if directory is None else Saving(directory, times, **own),
+        console=console,
+        rank_log=log,
+        computed_again=models.recomputed,
+        files=checked_files(settings.files or {}),
+        example=settings.example,
+        trackers=trackers_of(settings.trackers, out=settings.out),
+        accept_change=change_names(settings.accept_change),
+    )
+
+
+def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout) -> dict[str, Any]:
+    """What makes it this run and no other, as it is compared at a resume: settings as they were resolved, and the data."""
+    times, supply, lowering = plan.times, plan.supply, plan.lowering
+    plateau = None
+    if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
+        split = (settings.evaluate or {})[lowering.plateau.score.split("/")[0]]
+        every = times.every["evaluate_every"].described()
+        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": fingerprint(split.dataset)}
+    optimizers = {name: _optimizer(each, state.trained[name].optimizer) for name, each in models.decisions.items()}
+    resolved = {
+        "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),
+        "length": f"{times.length.steps} steps",
+        "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
+        **supply.sizes.described(),
+        "optimizer": optimizers["model"] if list(optimizers) == ["model"] else optimizers,
+        "schedule": plan.schedule.described(),
+        "plateau": plateau,
+        "precision": models.precision.name,
+        "channels_last": laid.channels_last,
+        "compile": models.compiling.on,
+        "settings": json_settings(settings.settings or {}),
+        "schedule_of_steps": times.length.steps,
+        "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
+    }
+    return identity_of(settings, resolved)
+
+
+def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:
+    spec = decision.spec
+    if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
+        rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
+        return spec.described() | ({"learning_rates": rates} if spec.rates else {})
+    defaults, *groups = (
+        {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}
+        for held in (optimizer.defaults, *optimizer.param_groups)
+    )
+    return {"name": type(optimizer).__name__, **defaults, "groups": groups}

@@ -1,0 +1,289 @@
+"""From what a user hands over (a class, a specification) to the State that the loop works on; of data in `data/order_build.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from surefoot.config.batch_size import Batching
+from surefoot.config.parallel import Strategy
+from surefoot.distributed.ddp import synchronised
+from surefoot.distributed.shards import holders
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, first_line
+from surefoot.optim import sharding
+from surefoot.optim.build import Built, Decided, Trained, limited, trained_by
+from surefoot.optim.clipping import Clip, clear
+from surefoot.optim.ema import Averages, Ema, Twin, twin_of
+from surefoot.optim.lr_multipliers import factors_of, freeze
+from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.registry import kind_named, kind_of
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.trainable import Trainable
+from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.train.batch_norm_buffers import BatchStatistics
+from surefoot.train.loop import State
+from surefoot.train.precision import FORMATS
+from surefoot.train.run_settings import Model
+
+if TYPE_CHECKING:
+    from surefoot.distributed.fsdp import Fsdp
+
+
+def built_models(
+    model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
+) -> dict[str, nn.Module]:
+    """The models by name ("model" where there is one), on their device; a callable is called under the run's seed.
+
+    They are converted where the number format needs that.
+    """
+    named = model if isinstance(model, Mapping) else {"model": model}
+    key = stream_key(seed, "model")
+    built: dict[str, nn.Module] = {}
+    for place, (name, source) in enumerate(named.items()):
+        with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
+            seed_generators(fold(key, place))
+            found = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
+        if not isinstance(found, nn.Module):
+            raise ConfigError(
+                f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
+            )
+        lazy = [part for part, held in found.named_parameters() if is_lazy(held)]
+        if lazy:
+            raise ConfigError(
+                f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
+                "  pass one batch through it before it is returned"
+            )
+        convert = FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
+        built[name] = (found if convert is None else convert(found, device)).to(device)
+    return built
+
+
+def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return build()
+    except TypeError as problem:
+        if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
+            raise  # it was called
+        called = getattr(build, "__name__", type(build).__name__)
+        raise ConfigError(
+            f"model: {name!r} is {called}, which cannot be called without arguments: {first_line(problem)}\n"
+            f"  give a function that calls it with them: lambda: {called}(...)"
+        ) from None
+
+
+def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
+    """Put `trained` models that are in evaluation mode as a whole into training mode, and say so; all other modes stay."""
+    found = [name for name in models if name in trained and not any(part.training for part in models[name].modules())]
+    for name in found:
+        models[name].train()
+    how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+    return [f"{name} {how}" for name in found]
+
+
+def with_synchronised_norms(
+    models: Mapping[str, nn.Module], sizes: Batching, world: World
+) -> tuple[dict[str, nn.Module], list[str]]:
+    """The models with batch normalisation over all ranks, and what is to be said of that.
+
+    `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
+    """
+    if sizes.unit == "tokens":
+        raise ConfigError(
+            "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
+            "  leave it out, or give batch_size in samples"
+        )
+    return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
+
+
+def decided(
+    models: Mapping[str, nn.Module],
+    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
+    *,
+    clip: Clip,
+    ema: float | None,
+) -> dict[str, Decided]:
+    """Who is trained how, by the name of the model; freezes what is not to be trained, and copies what is to be averaged."""
+    named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
+    for spec in named.values():
+        if not (isinstance(spec, OptimizerSpec) or callable(spec)):
+            raise ConfigError(
+                f"optimizer: {type(spec).__name__} is neither a specification nor a function that builds one\n"
+                "  give surefoot.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...): the run makes the groups"
+            )
+    foreign = [name for name in named if name not in models]
+    if foreign or not named:
+        raise ConfigError(
+            f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}"
+        )
+    found: dict[str, Decided] = {}
+    for name, spec in named.items():
+        found[name] = _decided(name, models, spec, clip=clip)
+        own_mean = isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
+        if isinstance(spec, OptimizerSpec) and own_mean and ema is not None:
+            raise _nothing_to_average(ema, spec.name)
+        if own_mean or ema is not None:
+            found[name] = replace(found[name], twin=twin_of(models[name]))
+    return found
+
+
+def _decided(
+    name: str,
+    models: Mapping[str, nn.Module],
+    spec: OptimizerSpec | Built,
+    *,
+    clip: Clip,
+    trained: set[str] | None = None,
+) -> Decided:
+    """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
+    model = models[name]
+    factors = factors_of(model, spec.rates if isinstance(spec, OptimizerSpec) else ())
+    stays = [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]
+    if stays:
+        raise ConfigError(
+            f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
+            "  leave it out of surefoot.frozen(...), or whatever gives it a rate of 0,\n"
+            "  and freeze it by requires_grad_(False) before Run(...): then it can be unfrozen on the way"
+        )
+    if trained is None:
+        freeze(model, factors)
+    decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
+    groups = parameter_groups(model, decay or 0.0, rates=factors, trained=trained)
+    parameters = [parameter for group in groups for parameter in group.parameters]
+    if not parameters:
+        raise _nothing_to_train(name, models)
+    split = kind_named(spec.name).split if isinstance(spec, OptimizerSpec) else None
+    if isinstance(spec, OptimizerSpec) and split is not None:
+        groups = split(model, groups, spec.settings)
+    return Decided(spec, factors, groups, limited(clip, model, parameters), None)
+
+
+def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
+    """One optimizer for several models is each one's; a teacher that is frozen needs none."""
+    others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
+    if not others:
+        kind = type(models[name]).__name__
+        return ConfigError(f"{kind} has no trainable parameter: nothing to train (is every requires_grad False?)")
+    wanted = ", ".join(f"{each!r}: ..." for each in others)
+    return ConfigError(
+        f"{name} has no trainable parameter, and an optimizer was given for it ({', '.join(models)})\n"
+        "  a model that nothing trains, such as a frozen teacher, needs no optimizer, and keeps its mode\n"
+        f"  name those that are trained: optimizer={{{wanted}}}"
+    )
+
+
+def spread_models(
+    models: Mapping[str, nn.Module],
+    decisions: Mapping[str, Decided],
+    *,
+    world: World,
+    parallel: Strategy,
+    nominal: float,
+) -> tuple[Fsdp, dict[str, Decided]]:
+    """Shard the models and their twins in place; who is trained how, of what this rank holds from then on. Collective."""
+    for decision in decisions.values():
+        if isinstance(decision.spec, OptimizerSpec):
+            sharding.refuse_name(decision.spec.name)
+    from surefoot.distributed.fsdp import (
+        Fsdp,
+        sharded,  # which imports seconds of torch
+    )
+
+    fsdp = Fsdp(world, parallel, nominal, {})
+    found: dict[str, Decided] = {}
+    for name, model in models.items():
+        parameters = list(model.parameters())
+        fsdp.held[name] = live = sharded(model, world, parallel)
+        if name not in decisions:
+            continue
+        twin = decisions[name].twin
+        if twin is not None:
+            copied = sharded(twin.model, world, parallel)
+            fsdp.twins.append(copied)
+            twin = Twin(twin.model, list(zip(live.shards.values(), copied.shards.values(), strict=True)))
+        found[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), twin)
+    return fsdp, found
+
+
+def built_state(
+    models: dict[str, nn.Module],
+    decisions: Mapping[str, Decided],
+    *,
+    clip: Clip,
+    ema: float | None,
+    world: World,
+) -> State:
+    """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
+    state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
+
+    def build(name: str, decision: Decided) -> None:
+        before = state.trained.get(name)
+        state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=before)
+        average = _averages(models[name], decision, state.trained[name].optimizer, ema)
+        if average is not None:
+            state.averages[name] = average
+
+    def rebuild(name: str, trained: set[str]) -> None:
+        known = set(state.trained[name].parameters)
+        spec, twin = decisions[name].spec, decisions[name].twin
+        decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
+        joining = set(decision.parameters) - known
+        clear([*joining])  # of gradients of a step that did not train them
+        if twin is not None:
+            twin.copy_parameters(joining)
+        build(name, decision)
+
+    for name, decision in decisions.items():
+        build(name, decision)
+    state.trainable = Trainable(
+        models,
+        {name: {each for group in decision.groups for each in group.names} for name, decision in decisions.items()},
+        rebuild=rebuild,
+        joins_in_step=world.size == 1,
+        sharded=any(holders(trained.parameters) is not None for trained in state.trained.values()),
+    )
+    return state
+
+
+def _averages(
+    model: nn.Module, decision: Decided, optimizer: torch.optim.Optimizer, ema: float | None
+) -> Averages | None:
+    """What is evaluated in the model's place; None where that is the model itself."""
+    twin, kind = decision.twin, kind_of(optimizer)
+    if kind is not None and kind.average is not None:
+        if ema is not None:
+            raise _nothing_to_average(ema, kind.name)
+        return kind.average(twin or twin_of(model), optimizer)
+    return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
+
+
+def _nothing_to_average(ema: float, name: str | None) -> ConfigError:
+    return ConfigError(
+        f"ema = {ema:g} with {name}: that evaluates a mean of its weights already, so there is nothing to average\n"
+        "  leave ema out (--ema None)"
+    )
+
+
+def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
+    """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
+    shape = schedule.described()["shape"]
+    kinds = [kind_of(trained.optimizer) for trained in optimizers.values()]
+    return [
+        f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
+        for kind in kinds
+        if kind is not None and kind.average is not None and shape != "constant"
+    ]
+
+
+def printed(model: nn.Module) -> str:
+    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
+    parts = [name for name, part in model.named_modules() if not part.training]
+    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])

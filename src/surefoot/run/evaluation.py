@@ -1,0 +1,248 @@
+"""What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples.
+
+How a score is computed is in `train/evaluate.py`; when one is due, and who waits for it, in `run/periodic.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, get_args
+
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.reader import interprets
+from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
+from surefoot.tracking.logger import Journal
+from surefoot.tracking.panels import FILE, MOST_BYTES, Panel, Panels, fitting, written
+from surefoot.train import state_dict
+from surefoot.train.components import Parts
+from surefoot.train.evaluate import EvaluationStoppedError, numbers
+from surefoot.train.run_identity import flat
+from surefoot.train.run_settings import Makes
+
+LONGEST_S = 60.0  # after which no further panel is begun
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The panels that were made, and a line for each reason why there are not more."""
+
+    panels: tuple[Panel, ...]
+    told: tuple[str, ...] = ()
+
+
+def made(
+    function: Makes,
+    model: Any,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    longest_s: float = LONGEST_S,
+    now: Callable[[], float] = perf_counter,
+) -> Gallery:
+    """The panels of a model, one after the other, until `stop` says so or `longest_s` are over; raises nothing.
+
+    What the function has yielded before it failed is kept.
+
+    >>> made(lambda model: 1 / 0, None).told
+    ('no panels: ZeroDivisionError: division by zero',)
+    """
+    found: list[Panel] = []
+    told: list[str] = []
+    begun = now()
+    try:
+        for panel in function(model):
+            if not isinstance(panel, get_args(Panel)):
+                kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
+                raise ConfigError(f"the run's panels hold a {type(panel).__name__}: give a list of {kinds}")
+            found.append(panel)
+            if stop():
+                told.append(f"no more panels than {len(found)}: told to stop")
+                break
+            if now() - begun > longest_s:
+                told.append(f"no more panels than {len(found)}: they took more than {longest_s:.0f} seconds")
+                break
+    except Exception as problem:  # whatever a user's function raises ends no run
+        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
+        which = f"after panel {len(found)} none" if found else "no panels"
+        told.append(f"{which}: {kind}{first_line(problem)}")
+    kept, left_out = fitting(found)
+    told += [f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out]
+    return Gallery(tuple(kept), tuple(told))
+
+
+class Evaluations:
+    """The scores of one sitting, and which are still owed."""
+
+    def __init__(self, parts: Parts, journal: Journal) -> None:
+        self.parts, self.journal, self.state = parts, journal, parts.state
+        self.scores: dict[str, float] = {}  # the last ones
+        self.first: dict[str, float] = {}  # of the run, with their step
+        self.due = False  # those of the newest step, given up for a signal
+        self.ended = False  # what is scored when the run is over has been scored
+        self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
+
+    @interprets
+    def resumed(self, found: Contents) -> None:
+        """Go on with what a checkpoint says is owed."""
+        self.due = found.saved.evaluation_due
+        self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
+        self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
+
+    def scores_due(self, done: int) -> bool:
+        """Whether a split is to be scored after so many steps."""
+        return bool(self.parts.scoring.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
+
+    def sample_due(self, done: int) -> bool:
+        """Whether a sample is to be shown after so many steps."""
+        return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
+
+    def end_due(self) -> bool:
+        """When the run is over, and what is to be scored then has not been."""
+        owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
+        return owed and self.parts.finished
+
+    def score(self, *, stop: Callable[[], bool]) -> None:
+        """Score every split but those for the end, record it, and watch the score that decides what is best."""
+        names = self.parts.scoring.names(at_end=False)
+        try:
+            found = self.parts.scoring.scores(names, stop=self._told(names, stop))
+        except EvaluationStoppedError:
+            self.due = True
+            self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
+            return
+        except DivergedError as problem:  # whoever looks at a run does not end it
+            self.parts.say(f"warning: no scores after step {self.state.step:,}: {problem}")
+            return
+        self.scores = numbers(found)
+        self.first = self.first or {"step": self.state.step, **self.scores}
+        watch = self.parts.whole.watch
+        if watch is not None:  # first: it may end the run, and then there are no rates to steer
+            improved = watch.improved(self.state.step, self._watched(watch.score))
+            if improved and self.parts.saving is not None:
+                self.parts.saving.asked = True
+        steered, told = self._steered()
+        self.journal.write({"kind": "scores", "step": self.state.step, **found, **steered})
+        if told is not None:
+            self.parts.say(told)
+
+    def score_at_end(self, *, stop: Callable[[], bool]) -> None:
+        """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
+        parts, best = self.parts, self._best()
+        names = parts.scoring.names(at_end=True)
+        try:
+            with nullcontext() if best is None else state_dict.weights_of(self.state, best):
+                found = parts.scoring.scores(names, stop=self._told(names, stop))
+        except EvaluationStoppedError:
+            parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
+            return
+        except DivergedError as problem:
+            parts.say(f"warning: no scores of {', '.join(names)}: {problem}")
+            return
+        step = self.state.step if best is None else best.step
+        self.ended, self.at_end = True, (step, numbers(found))
+        self.journal.write({"kind": "end", "step": self.state.step, "weights_of_step": step, **found})
+        if parts.saving is not None:
+            parts.saving.asked = True
+
+    def sample(self) -> None:
+        """Record a sample, made by rank 0; one that cannot be made ends no run."""
+        assert self.parts.settings.sample_fn is not None
+        if not self.parts.world.is_main:  # sharded weights are gathered by all
+            self.parts.scoring.sample(lambda _: "")
+            return
+        self.parts.doing("sampling")
+        try:
+            text = self.parts.scoring.sample(self.parts.settings.sample_fn)
+        except DivergedError as problem:
+            self.parts.say(f"warning: no sample: {problem}")
+            return
+        self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+
+    def show(self, *, stop: Callable[[], bool]) -> None:
+        """Write what a report shows of the task, made by rank 0; what cannot be made ends no run. Collective.
+
+        Given up where `stop`, which is asked on rank 0 alone, says so.
+        """
+        parts, make, what = self.parts, self.parts.settings.panels_fn, "making the report's panels"
+        assert make is not None
+        assert parts.directory is not None
+        if not parts.world.is_main:  # as for a sample
+            parts.scoring.panels(lambda _: None)
+            return
+        parts.doing(what)
+
+        def stopping() -> bool:
+            parts.doing(what)
+            return stop()
+
+        gallery = parts.scoring.panels(lambda model: made(make, model, stop=stopping))
+        for line in gallery.told:
+            parts.say(f"warning: {line}")
+        if stop() or not gallery.panels:
+            return
+        shown = Panels(step=self.state.step, panels=gallery.panels)
+        try:
+            parts.directory.write_text(FILE, shown.to_json())
+        except CheckpointError as problem:
+            parts.say(f"warning: {problem}")
+        panels = [written(panel) for panel in shown.panels]
+        self.journal.show({"kind": "panels", "step": shown.step, "panels": panels})
+
+    def conclude(self) -> None:
+        """Show what the run was and what came of it to those who compare runs."""
+        outcome: dict[str, Any] = {"settings": flat(self.parts.described), "scores": self.scores}
+        if self.at_end is not None:
+            outcome["scores_at_end"] = self.at_end[1]
+        self.journal.show({"kind": "outcome", "step": self.state.step, **outcome})
+
+    def _told(self, names: Sequence[str], stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Before each batch, tell whoever watches what is being done; and `stop`."""
+        what = f"evaluating {', '.join(names)}"
+        self.parts.doing(what)
+
+        def asked() -> bool:
+            self.parts.doing(what)
+            return stop()
+
+        return asked
+
+    def _steered(self) -> tuple[dict[str, float], str | None]:
+        """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.
+
+        Scores taken only because the run ends here do not count, so that a run made longer goes on as one of that length.
+        After the last step there is nothing to lower: a reduction is kept for a run made longer, and is not told.
+        """
+        feedback, step, told = self.parts.whole.feedback, self.state.step, None
+        if feedback is None:
+            return {}, None
+        if self.parts.timetable.every["evaluate_every"].due(step):
+            before = feedback.standing.factor
+            told = feedback.saw(step, self._watched(feedback.plateau.score))
+            if not self.parts.finished:
+                self.state.rate_factor = feedback.standing.factor
+            elif feedback.standing.factor != before:
+                told = None
+        return {"rate_factor": self.state.rate_factor}, told
+
+    def _watched(self, score: str) -> float:
+        if score not in self.scores:
+            raise ConfigError(f"cannot watch {score!r}: scored are {', '.join(self.scores)}")
+        return self.scores[score]
+
+    def _best(self) -> Contents | None:
+        """The best checkpoint where it is an earlier one; none where it cannot be had, which is said."""
+        watch, saving = self.parts.whole.watch, self.parts.saving
+        if watch is None or watch.step in (None, self.state.step):
+            return None
+        if saving is None:
+            self.parts.say(
+                f"warning: nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
+            )
+            return None
+        try:
+            return saving.at(watch.step)
+        except CheckpointError as problem:
+            self.parts.say(f"warning: {problem}: the last weights are scored instead")
+            return None

@@ -1,0 +1,170 @@
+"""What a run finds wrong with itself while it trains: one line when a finding appears or becomes worse, never a flood.
+
+Findings are those of `diagnosis`, from the records that this sitting writes and those that it found. Asking takes time, so the next
+asking waits until a hundred times as long has passed: at most 1 % of the run's time, by construction. Notes are left to
+`surefoot diagnose`. What was said is not part of a checkpoint: a resumed run takes what the records show then as said.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from surefoot.diagnose.checks import Check, verdicts
+from surefoot.diagnose.finding import SEVERITIES, Finding, worst_first
+from surefoot.diagnose.history import Collected
+from surefoot.diagnose.run_settings import Described, kinds_of_models
+from surefoot.diagnose.text import in_a_line
+from surefoot.tracking.commands import diagnose_command
+from surefoot.tracking.jsonl import streamed
+from surefoot.tracking.record import Record
+from surefoot.tracking.run_directory import machine_memory_bytes
+from surefoot.train.components import Parts
+
+_ASKED_AFTER = ("train", "scores")
+_TIMES_AS_LONG = 100  # as an asking took, until the next
+_GONE = 0.1  # of all steps: a finding that was gone for longer is said again
+
+
+@dataclass
+class _Said:
+    severity: int
+    gone_since: int | None = None  # the step after which it was first not found any more
+
+
+class Remarks:
+    """Of one sitting, on the rank that speaks. A sink: it takes every record that is written."""
+
+    def __init__(
+        self,
+        described: Described,
+        *,
+        say: Callable[[str], None],
+        command: str | None,
+        earlier: Iterable[Record] = (),
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.described, self.say, self.command, self.now = described, say, command, now
+        self.collected = Collected()
+        self.said: dict[str, _Said] = {}
+        self.broken: set[Check] = set()
+        self.not_before = 0.0
+        self.earlier: Iterable[Record] | None = earlier  # until they are read
+        self.waiting: list[Record] = []  # as long
+
+    def write(self, record: Record) -> None:
+        """Keep a record; after one of training or of scores say what is found, where it is time to ask. Never raises."""
+        try:
+            if self.earlier is not None:
+                self.waiting.append(record)
+                if record["kind"] not in _ASKED_AFTER:
+                    return
+                self._go_on()
+            else:
+                self.collected.add(record)
+            if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
+                self._remark()
+        except Exception as problem:  # nobody's run ends of what is wrong with a finding
+            self._give_up(problem)
+
+    def at_end(self) -> list[Finding]:
+        """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
+        try:
+            self._go_on()
+            history = self.collected.history(replace(self.described, standing="over"))
+            found = verdicts(history, broken=self._warn_of)
+        except Exception as problem:
+            self._give_up(problem)
+            return []
+        wrong = [each for each in found if isinstance(each, Finding) and each.severity != "note"]
+        return worst_first(wrong)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _go_on(self) -> None:
+        """Read what earlier sittings wrote: when it is first needed, so that no first step waits for it."""
+        earlier, self.earlier = self.earlier or (), None
+        before = Collected(earlier)
+        if before.kinds:
+            self.collected = before
+            self._take_as_said()
+        for record in self.waiting:
+            self.collected.add(record)
+        self.waiting = []
+
+    def _remark(self) -> None:
+        """Say the worst finding that is new or has become worse, where there is one."""
+        step, found = self._asked()
+        new = None
+        for finding in found:
+            severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
+            known = before is not None and severity >= before.severity and not self._long_gone(before, step)
+            if before is not None and known:
+                before.gone_since = None
+            elif finding.severity != "note" and new is None:
+                new = finding
+                self.said[finding.name] = _Said(severity)
+        for name in self.said.keys() - {finding.name for finding in found}:
+            if self.said[name].gone_since is None:
+                self.said[name].gone_since = step
+        if new is not None:
+            self.say(in_a_line(new, command=self.command))
+
+    def _long_gone(self, said: _Said, step: int) -> bool:
+        return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
+
+    def _asked(self) -> tuple[int, list[Finding]]:
+        """Steps made, and what is found now, the worst first."""
+        begun = self.now()
+        history = self.collected.history(self.described)
+        found = verdicts(history, broken=self._warn_of)
+        ended = self.now()
+        self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
+        return history.step, worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
+
+    def _take_as_said(self) -> None:
+        """What the records of earlier sittings show was said in those."""
+        _, found = self._asked()
+        self.said = {finding.name: _Said(SEVERITIES.index(finding.severity)) for finding in found}
+
+    def _give_up(self, problem: Exception) -> None:
+        if self.not_before < math.inf:
+            self.not_before = math.inf
+            self.say(f"note: findings are no longer looked for: {type(problem).__name__}: {problem}; training goes on")
+
+    def _warn_of(self, check: Check, problem: Exception) -> None:
+        if check not in self.broken:
+            self.broken.add(check)
+            self.say(
+                f"note: the finding {check.__name__} cannot be made, which is a fault of surefoot's:"
+                f" {type(problem).__name__}: {problem}; training goes on"
+            )
+
+
+def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
+    """Those of a sitting; none on ranks that do not speak, and where there is no console."""
+    if parts.console is None or not parts.world.is_main:
+        return []
+    directory = parts.directory
+    earlier: Iterable[Record] = ()
+    if resumed and directory is not None and directory.metrics.exists():
+        earlier = streamed(directory.metrics, size_bytes=directory.metrics.stat().st_size)
+    command = None if directory is None else diagnose_command(directory)
+    return [Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)]
+
+
+def described_now(parts: Parts) -> Described:
+    """What findings are measured by, of the run that trains now."""
+    return Described(
+        made=parts.described,
+        written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
+        kinds=kinds_of_models(parts.architecture),
+        standing="running",
+        name="RUN" if parts.directory is None else str(parts.directory.path),
+        processors=os.cpu_count(),
+        memory_bytes=machine_memory_bytes(),
+    )

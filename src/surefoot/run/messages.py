@@ -1,0 +1,306 @@
+"""What a run says in words: its header, its end, how it is to be gone on with, why it diverged."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.data.buckets import Buckets
+from surefoot.diagnose.finding import Finding
+from surefoot.distributed.shards import class_name
+from surefoot.run.evaluation import Evaluations
+from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.tracking.commands import by_command, diagnose_command, resume_command, typed
+from surefoot.tracking.format import duration, number
+from surefoot.tracking.run_directory import RunDirectory
+from surefoot.train.auto_precision import Chosen
+from surefoot.train.components import Parts
+
+_MANY_IN_BUFFERS = 1_000_000
+
+_MUCH_OF_THE_START = 0.1
+
+_NAMED = 3  # findings at the end of a run
+
+
+def header(parts: Parts, *, chosen: Chosen) -> str:
+    """Five lines: model, data, plan, device, directory; said before the first step of a sitting. `chosen`: what "auto" came to now."""
+    length, step, device = parts.length, parts.state.step, parts.device
+    models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
+    sizes, plan = parts.supply.sizes, parts.supply.plan
+    cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
+    world, how = parts.world, parts.parallel.kind
+    if world.size > 1:
+        cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
+    padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
+    start = f"going on at step {step}" if step else "from step 0"
+    if parts.state.rate_factor < 1:
+        start += f" with {parts.state.rate_factor:.3g} of the schedule's rate"
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
+    precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
+    lines = [
+        f"model   {models}",
+        f"data    {''.join(f'{line}; ' for line in parts.settings.about_data[:1])}{plan.samples:,} samples a pass; "
+        f"{length.steps:,} steps are {length.epochs:.2f} passes",
+        f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
+        f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
+        f" {precision}{', compiled' * parts.compiled}{threads}",
+        *chosen.lines(parts),
+        f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
+    ]
+    if sizes.unit == "samples" and sizes.batch_size > plan.samples:
+        lines.append(
+            f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
+            " each is seen several times a step"
+        )
+    copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
+    if copied > _MANY_IN_BUFFERS:
+        lines.append(
+            f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
+            " give constants such as masks persistent=False"
+        )
+    decay = parts.described["ema"]
+    left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
+    if left > _MUCH_OF_THE_START:
+        lines.append(
+            f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
+            f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None"
+        )
+    return "\n".join(lines)
+
+
+def ending(
+    parts: Parts,
+    evaluations: Evaluations,
+    *,
+    skipped: int,
+    told_by: str | None = None,
+    found: Sequence[Finding] = (),
+) -> str:
+    """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
+
+    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came. What was
+    `found` to be wrong has a line between them.
+    """
+    length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
+    stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
+    first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
+    if evaluation_due:
+        how = f"{stopped}, before it was evaluated"
+    elif step >= length.steps:
+        how = f"finished: {step:,} steps"
+    elif parts.out_of_patience and watch is not None:
+        how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
+    else:
+        how = stopped
+    told = [how, *_how_it_went(parts, first, scores)]
+    if evaluations.at_end is not None:
+        told += _at_end(parts, *evaluations.at_end)
+    lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
+    if found:
+        lines.append(_findings(found, parts.directory))
+    if parts.directory is not None:
+        finished = parts.finished and not evaluation_due
+        best_is_older = watch is not None and watch.value is not None and watch.step != step
+        lines += _next_commands(parts, parts.directory, best=best_is_older, finished=finished)
+    return "\n".join(lines)
+
+
+def finished(parts: Parts) -> str:
+    """What is said to someone who starts a finished run again."""
+    where = f" in {parts.directory.path}" if parts.directory else ""
+    all_made = parts.state.step >= parts.length.steps
+    why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
+    return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
+
+
+def standing(parts: Parts) -> str:
+    """Which checkpoint stands, and how to go on from it."""
+    if parts.directory is None or parts.saved_step is None:
+        return "nothing was saved"
+    return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory)}"
+
+
+def divergence(
+    step: int,
+    samples: list[int],
+    stands: str,
+    *,
+    optimizer: dict[str, Any],
+    schedule: Schedule | Joined,
+    most: int,
+    seen: str | None = None,
+    look: str | None = None,
+) -> str:
+    """Why a run was ended after more than `most` steps in a row that were not finite, and what to try.
+
+    `seen` is what looking at the first of them has found, `look` what to type to look oneself.
+    """
+    rate = optimizer.get("lr")
+    stayed = "and stayed so; none of these steps was applied"
+    if most == 0:  # of the steps after it, skipped by the latch, nothing is known
+        stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
+    lines = [
+        f"loss or gradient became non-finite at step {step} {stayed}",
+        *([] if seen is None else [f"  {seen}"]),
+        f"  {stands}",
+    ]
+    if samples:
+        shown = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
+        lines.append(
+            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them"
+        )
+    elif step == 0:
+        lines.append(
+            "  the model had not been updated yet, so no rate or warm-up is the cause: look at the data, the starting weights, the"
+            " loss (log of 0?)"
+        )
+    else:
+        now = f" (now {rate:g})" if isinstance(rate, float) else ""
+        lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
+    if look is not None:
+        lines.append(f"  look: {look}")
+    return "\n".join(lines)
+
+
+def script_toml(described: dict[str, Any]) -> str:
+    """config.toml of a run that a script of the user's own made: the command that made it, and the resolved settings."""
+    import tomlkit
+
+    document = tomlkit.document()
+    document.add(
+        tomlkit.comment(
+            "written by surefoot; this run was made by a script, so `surefoot resume` can only name its command"
+        )
+    )
+    document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
+    document["run"] = _without_none(described)
+    return tomlkit.dumps(document)
+
+
+def _at_end(parts: Parts, step: int, scores: dict[str, float]) -> list[str]:
+    """The scores of what is scored when a run is over, and whose weights these are."""
+    whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
+    found = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
+    return [f"{found} (scored once, with the weights of {whose})"]
+
+
+def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> list[str]:
+    """How the score that counts moved in the run; nothing where none was taken."""
+    watch = parts.whole.watch
+    if not scores:
+        return []
+    if watch is None or watch.value is None or watch.step is None or watch.step == parts.state.step:
+        return _moved(next(iter(scores)) if watch is None else watch.score, first, scores)
+    return _moved(watch.score, first, scores, best=(watch.step, watch.value))
+
+
+def _what_else(parts: Parts, skipped: int) -> list[str]:
+    """What the scores do not say: a rate that was lowered, steps that were not applied."""
+    told = []
+    if parts.state.rate_factor < 1:
+        told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
+    if skipped:
+        told.append(
+            f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
+        )
+    return told
+
+
+def _where_the_time_went(parts: Parts) -> list[str]:
+    """The seconds of all sessions and their parts, as the page tells them, if there are any to speak of."""
+    spent = parts.whole.clock.state()["total_s"]
+    names = {
+        "starting": "first steps",
+        "training": "training",
+        "waiting": "waiting for data",
+        "evaluating": "evaluating",
+        "saving": "saving",
+        "user": "your own code",
+    }
+    times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
+    parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
+    return [f"{duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
+
+
+def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
+    """What is wrong by name, and what to type to have it explained.
+
+    >>> _findings([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
+    '2 findings: overfitting since step 400, data-bound'
+    """
+    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    told = f"{len(found)} finding{'s' * (len(found) > 1)}: {', '.join([*names, *more])}"
+    if directory is None:
+        return told
+    return f"{told}: {diagnose_command(directory)}"
+
+
+def _moved(
+    score: str, first: dict[str, float], scores: dict[str, float], *, best: tuple[int, float] | None = None
+) -> list[str]:
+    """How one score changed since the first of the run, where it did; `best` is an earlier step's and its value.
+
+    >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
+    ['a/loss fell from 2 at step 5 to 1.5']
+    >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5}, best=(9, 1.4))
+    ['a/loss fell from 2 at step 5 to 1.4 at step 9, the best, and ended at 1.5']
+    >>> _moved("a/bleu", {"step": 5, "a/bleu": 0.0}, {"a/bleu": 7.6e-14})
+    ['a/bleu 7.6e-14']
+    """
+    before, after = first.get(score, math.nan), scores.get(score, math.nan)
+    if math.isnan(after) and best is None:
+        return [f"{score} is not a number"]
+    reached = (
+        number(after)
+        if best is None
+        else f"{number(best[1])} at step {best[0]:,}, the best, and ended at {number(after)}"
+    )
+    value = after if best is None else best[1]
+    if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # what rounding leaves of nothing
+        return [f"{score} {reached}"]
+    return [
+        f"{score} {'fell' if value < before else 'rose'} from {number(before)} at step {first['step']:,.0f} to {reached}"
+    ]
+
+
+def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
+    path = shlex.quote(str(directory.path))
+    if not finished:
+        return [f"saved; go on with:  {resume_command(directory)}"]
+    told = []
+    if parts.settings.report:
+        told.append(f"see {shlex.quote(str(directory.path / 'report.html'))}")
+    if by_command():
+        command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
+        if parts.example is not None:
+            asked = "".join(f" {shlex.quote(word)}" for word in [parts.example] if word)
+            told.append(f"use it: {command} predict {path}{asked}{which}")
+        told.append(f"score it: {command} evaluate {path}{which}")
+    return ["; ".join(told)] if told else []
+
+
+def _parameters(model: torch.nn.Module) -> str:
+    """How many numbers are trained, and how many are not where there are such.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False))
+    >>> _parameters(model)
+    '15 trainable parameters, 8 frozen'
+    """
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
+    return f"{trained:,} trainable parameters" + (f", {frozen:,} frozen" if frozen else "")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(held) for key, held in value.items() if held is not None}
+    return [_without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value

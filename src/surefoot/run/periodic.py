@@ -1,0 +1,260 @@
+"""What a run does between two steps, where it is due: it logs, scores, saves, and reads what was seen of a step.
+
+The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the device. What a score is and which are owed is in
+`run/evaluation.py`, how a sitting begins and ends in `run/session.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import Any
+
+from surefoot.checkpoint.format import Contents
+from surefoot.distributed.consistency import Comparison
+from surefoot.errors import ConfigError
+from surefoot.memory import used_bytes
+from surefoot.run import divergence
+from surefoot.run.evaluation import Evaluations
+from surefoot.run.stop_requests import Wishes
+from surefoot.tracking.logger import Journal
+from surefoot.train.components import Parts
+from surefoot.train.layer_stats import Layers, Watched
+from surefoot.train.loop import Step
+from surefoot.train.parallel_check import CHECKED_STEPS, StateCheck, check_first_pass
+from surefoot.train.step_watch import UNWATCHED, Watch
+
+
+class BetweenSteps:
+    """The duties of one sitting. `alone`: no code of the user's runs between its steps."""
+
+    def __init__(self, parts: Parts, wishes: Wishes) -> None:
+        self.parts, self.whole, self.state, self.wishes = parts, parts.whole, parts.state, wishes
+        self.journal = Journal(parts.console)
+        self.evaluations = Evaluations(parts, self.journal)
+        self.alone = False
+        self.state_check: StateCheck | None = None
+        self.first_step = 0  # of the sitting
+        self.later_step = 0  # the first that is no more "starting"
+        self.skipped = 0  # steps, as far as the records tell
+        self.logged_step = 0
+        self.evaluated_step = 0  # the last one after which scores or a sample were due
+        self.looped_at = self.whole.clock.now()
+        self.changes: set[str] = set()  # of what is trained, as they were said
+
+    def opened(self, state_check: StateCheck | None) -> None:
+        """Begin where the run stands now."""
+        self.state_check, self.first_step = state_check, self.state.step
+        self.comparison = Comparison(self.parts.world, self.parts.timetable.every["compare_ranks_every"])
+        self.layers, self.flags = self._layers(), self.state.trainable.flags
+
+    def started(self) -> None:
+        """The loop runs from here on."""
+        self.looped_at = self.whole.clock.now()
+        self.later_step = self.state.step + (1 if self.state_check is None else CHECKED_STEPS)
+        self.whole.clock.first_steps += range(self.state.step, self.later_step)
+        if self.parts.console is not None:
+            self.parts.console.started(self.whole.clock.all_s())
+
+    # --- asked by the loop ---------------------------------------------------------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        """True when no further step is to be made; asked once before each step, by all ranks."""
+        made = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
+        trainable = self.state.trainable
+        trainable.follow()
+        if made or self.wishes.stopping(trainable=trainable.fingerprint):
+            return True
+        if trainable.flags is not self.flags and trainable.flags != self.flags:
+            self._follow_trainable()
+        return False
+
+    def evaluate_due(self, done: int) -> bool:
+        """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
+        return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
+
+    def log_due(self, done: int) -> bool:
+        """After the last step, and every `log_every`; once."""
+        return self.logged_step != done and self.parts.timetable.log_due(done)
+
+    def save_due(self, done: int) -> bool:
+        """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
+        saving = self.parts.saving
+        return saving is not None and (done == self.parts.length.steps or self.wishes.save or saving.due(done))
+
+    def evaluate(self, step: Step) -> None:
+        """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
+        self._evaluate()
+        if self.evaluations.scores_due(step.index + 1):
+            step.scores = self.evaluations.scores
+
+    def log(self) -> None:
+        """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
+        self.logged_step = self.state.step
+        self.whole.meter.collect(self.parts.world)
+        window = self.whole.meter.read(first_steps=self.whole.clock.first_steps)
+        times = self.whole.clock.window()
+        values: dict[str, Any] = dict(window.values)
+        trained_s = times["training_s"] + times["waiting_s"]
+        counted = values.get("targets", 0.0) - values.get(
+            "starting_targets", 0.0
+        )  # as those seconds, without first steps
+        if counted > 0 and trained_s > 0:
+            values["targets_per_s"] = counted / trained_s
+        first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
+        values["learning_rate"] = first["lr"]
+        later_steps = self.state.step - self.later_step  # since `looped_at`
+        if later_steps > 0:
+            step_s = (self.whole.clock.now() - self.looped_at) / later_steps
+            values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
+        values |= used_bytes(self.parts.device)
+        self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
+        self.skipped += len(window.skipped)
+        self.whole.bad_steps.saw(window.skipped, done=self.state.step)
+        if self.parts.world.size > 1:
+            self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
+        if divergence.latched(self.state, self.parts.settings.max_bad_steps):
+            raise divergence.ended(self.parts, self._packed, protected=self._best)
+
+    def save(self) -> None:
+        """Copy the state and write it as a checkpoint in the background."""
+        assert self.parts.saving is not None  # save_due says so
+        self._keep_directory()
+        self.wishes.saved()
+        self.parts.saving.save(self._packed, protected=self._best)
+
+    def watch(self, index: int) -> Watch:
+        """What looks at a step, where one is due to be looked at when it is made."""
+        watch: Watch = (
+            self.layers.watch(index) if self.parts.timetable.every["watch_every"].due(index + 1) else UNWATCHED
+        )
+        if self.state_check is not None and index < CHECKED_STEPS:
+            self.state_check.inner, watch = watch, self.state_check
+        return watch
+
+    def made(self, step: Step) -> None:
+        """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
+        if self.state_check is not None and step.index < CHECKED_STEPS:
+            self.state_check.check_step(step)
+        self.whole.meter.add(step)
+        if step.index == self.later_step - 1:
+            self.looped_at = (
+                self.whole.clock.now()
+            )  # what comes once is over: by later steps the time that is left is told
+        if isinstance(step.watch, Watched):
+            seen = self.layers.read(step.watch, count=step.count)
+            if seen is not None:
+                self.journal.write(seen)
+
+    # --- asked by whoever holds the sitting ----------------------------------------------------------------------
+
+    def ask_to_save(self) -> None:
+        """Have a checkpoint written when the step that is being made, or its body, is over."""
+        if self.parts.saving is None:
+            raise ConfigError("this run has no directory to save to: give Run(out=...)")
+        self.wishes.asked_to_save = True
+
+    def catch_up(self) -> None:
+        """Do what was due after the step at which a loop was left by `break`."""
+        done = self.state.step
+        if done == self.first_step:
+            return
+        if self.evaluated_step != done and self.evaluate_due(done):
+            self._evaluate()
+        if self.whole.meter.rows and self.log_due(done):
+            self.log()
+
+    def make_up_for_evaluation(self) -> None:
+        """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
+        self.evaluations.due = False
+        self.whole.clock.start()
+        self.whole.clock.enter("evaluating")
+        self._evaluate()
+        self.whole.clock.enter("waiting")
+        if self.parts.saving is not None and not self.evaluations.due:
+            self.parts.saving.begun_step = None
+            self.save_last()
+
+    def save_last(self) -> None:
+        """Have what the run is now on disk before this returns, where it is saved at all."""
+        if self.parts.saving is not None:
+            self._keep_directory()
+            self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
+
+    def _keep_directory(self) -> None:
+        """Make the run's directory again if it was deleted while the run trained, and say so; rank 0 looks."""
+        directory, saving = self.parts.directory, self.parts.saving
+        if directory is None or saving is None or not self.parts.world.is_main:
+            return
+        try:
+            directory.refuse_links()
+            deleted = [directory.make_again(), self.journal.make_again(), saving.lost()]
+        except OSError as problem:
+            if problem.errno != errno.ELOOP:
+                raise
+            return  # the save that follows fails of the same, and says so
+        if any(deleted):
+            saving.asked = True
+            self.parts.say(
+                f"WARNING: {directory.path}, or a part of it, was deleted while the run trained\n"
+                "  it is made again and the run is saved whole; whatever else was deleted with it is lost"
+            )
+
+    def _evaluate(self) -> None:
+        done = self.evaluated_step = self.state.step
+        if self.alone and self.whole.meter.rows and self.log_due(done):
+            self.whole.clock.enter("training")  # the device may still be busy with it
+            self.log()  # nothing can be added to it: the loss stands before the scores
+            self.whole.clock.enter("evaluating")
+        if self.evaluations.scores_due(done):
+            self.evaluations.score(stop=self.wishes.told_to_stop if self.alone else lambda: False)
+        if self.evaluations.sample_due(done) and not self.evaluations.due:
+            self.evaluations.sample()
+
+    def _follow_trainable(self) -> None:
+        """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""
+        parts, trainable = self.parts, self.state.trainable
+        changes, self.flags = trainable.changes(self.flags), trainable.flags
+        if not self.wishes.alike():
+            raise ConfigError(
+                f"after step {self.state.step} rank {parts.world.rank} and others train different parameters; here: {changes[0]}\n"
+                "  gradients are added up over all ranks, which would wait for each other for ever\n"
+                "  freeze and unfreeze by step.index, the same on every rank"
+            )
+        if parts.world.size > 1:
+            if parts.task.loss is not None:
+                models, first = self.state.models, parts.supply.first(self.state.step)
+                precision, unused = self.whole.precision, parts.parallel.unused
+                check_first_pass(
+                    models, parts.task.loss, first, precision=precision, world=parts.world, allow_unused=unused
+                )
+            parts.task.ranks.follow_trainable()
+            parts.make_ready()
+        self.layers = self._layers()
+        for change in changes:
+            if change not in self.changes:  # of what alternates each is said once
+                parts.say(f"after step {self.state.step:,}: {change}")
+        self.changes.update(changes)
+
+    def _layers(self) -> Layers:
+        return Layers(
+            self.state.models,
+            {name: trained.parameters for name, trained in self.state.trained.items()},
+            world=self.parts.world,
+            local_times=self.parts.task.ranks.local_times,
+            compiled=self.parts.compiled,
+            seen=self.whole.seen,
+        )
+
+    @property
+    def _best(self) -> tuple[int, ...]:
+        watch = self.whole.watch
+        return () if watch is None or watch.step is None else (watch.step,)
+
+    def _packed(self) -> Contents:
+        owed = self.evaluations
+        self.whole.meter.collect(self.parts.world)
+        self.state.trainable.follow()  # scores after the last step may have frozen something
+        contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
+        return replace(contents, log=self.journal.state())

@@ -1,0 +1,284 @@
+"""A run's directory opened: the run goes on from the newest intact checkpoint, or commits step 0."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.checkpoint import state_dict as contents
+from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.init_weights import load_initial_weights
+from surefoot.checkpoint.reader import interprets
+from surefoot.config.toml import with_choices
+from surefoot.config.user_code import text_hashes
+from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
+from surefoot.distributed.shards import held_of, plain_tensors
+from surefoot.errors import CheckpointError, first_line
+from surefoot.run import messages
+from surefoot.run.checkpointing import Saving
+from surefoot.tracking.run_directory import RunDirectory, environment
+from surefoot.train import state_dict
+from surefoot.train.auto_precision import Chosen, settle_choices
+from surefoot.train.components import Parts
+from surefoot.train.loss_contract import loss_contract
+from surefoot.train.parallel_check import StateCheck, first_loss
+from surefoot.train.run_identity import differences
+
+_MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The checkpoint that a run goes on from, and what was chosen for it, if that was now."""
+
+    found: Contents | None = None
+    chosen: Chosen = field(default_factory=Chosen)
+    state_check: StateCheck | None = None
+    loss_contract: str | None = None  # in words, if the batch is cut and the run began now
+
+
+def opened(parts: Parts, *, configuration: str | None) -> Opened:
+    """Open a run, on all its ranks; rank 0 holds the directory and writes what is in it. Collective.
+
+    configuration: config.toml, where it is not to be written for a script.
+    """
+    parts.follow_trainable()  # what was frozen since the run was built
+    if parts.directory is None or parts.saving is None:
+        return _begun(parts)
+    if parts.world.is_main:
+        parts.directory.open()
+        parts.directory.remember("config.toml", *parts.files)
+        if not parts.directory.is_locked:
+            parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
+    found = parts.saving.newest()
+    if found is None:
+        now = _begun_in(parts.directory, parts.saving, parts, configuration)
+    else:
+        _go_on(parts, found)
+        now = Opened(found, state_check=_state_check(parts))
+        parts.saving.resumed(found.step)
+        accepted = _accepted_now(parts, found)
+        if parts.world.is_main and (configuration is not None or accepted):
+            text = configuration or messages.script_toml(parts.described)
+            parts.directory.write_text("config.toml", with_choices(text, parts.described))
+    if parts.rank_log is not None:
+        parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
+    if parts.world.is_main:
+        machine, data = parts.machine(), parts.described["data"]
+        accepted = [] if found is None else _accepted_now(parts, found)
+        sitting = {"step": parts.state.step, "machine": machine, **environment(), "data": data}
+        parts.directory.add_sitting(sitting | ({"accepted_changes": accepted} if accepted else {}))
+    return now
+
+
+def _begun(parts: Parts) -> Opened:
+    """Settle what is left open until a run begins."""
+    chosen = settle_choices(parts)
+    if parts.compiling.late:
+        parts.compile()
+    if parts.settings.init is not None and parts.state.step == 0:
+        parts.say(load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world))
+        for name, average in parts.state.averages.items():
+            average.restart(parts.state.models[name])
+    return Opened(None, chosen, *_checked(parts))
+
+
+def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
+    """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
+    batch is cut. Leaves everything as it was. Collective.
+    """
+    check, verdict = _state_check(parts), None
+    if check is not None and parts.whole.kept.is_complete:
+        check.check_passes((parts.task.loss, parts.supply.first()))
+    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
+            holds, words = loss_contract(parts)
+            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
+    return check, verdict
+
+
+def _state_check(parts: Parts) -> StateCheck | None:
+    if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
+        return None
+    exact = parts.device.type == "cpu" or parts.settings.deterministic
+    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
+
+
+def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configuration: str | None) -> Opened:
+    now = _begun(parts)
+    state_dict.refuse_lossy(parts.state)
+    parts.fingerprints = _fingerprints(parts, at_beginning=True)
+    if unknown := parts.fingerprints["not_looked_into"]:
+        parts.say(
+            f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
+        )
+    if parts.world.is_main:
+        text = configuration or messages.script_toml(parts.described)
+        directory.write_text("config.toml", with_choices(text, parts.described))
+        for name, held in parts.files.items():
+            directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
+    saving.finish(0, parts.packed)
+    return now
+
+
+def _go_on(parts: Parts, found: Contents) -> None:
+    """Restore a run from a checkpoint, to go on from there."""
+    trainable = parts.state.trainable
+    parts.continue_from(found)
+    where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
+    parts.fingerprints = _fingerprints(parts, at_beginning=_at_beginning(parts, found))
+    state_dict.restore(parts.whole, found, where=where, main=main)
+    parts.follow_trainable()
+    as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
+    for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
+        parts.say(f"note: {line}")
+    _warn_of_weights_not_finite(parts, where)
+    parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
+    _compare_program(parts, found)
+
+
+def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
+    """Say that weights just restored hold NaN or infinities: no step could mend them. Collective."""
+    tensors = [
+        (name, tensor)
+        for model in parts.state.models.values()
+        for path, parameter in model.named_parameters()
+        for name, tensor in plain_tensors(path, held_of(parameter)[0].detach()).items()
+        if tensor.is_floating_point()
+    ]
+    if not tensors:
+        return
+    finite = torch.stack([torch.isfinite(tensor).all() for _, tensor in tensors]).tolist()
+    own = [name for (name, _), is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    names = sorted({name for each in parts.world.gathered(own) for name in each})
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        assert parts.directory is not None
+        parts.say(
+            f"WARNING: {checkpoint} holds weights that are not finite: {names[0]}{more}\n"
+            "  every loss from here on is NaN, so no step will be applied\n"
+            f"  to go on from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
+        )
+
+
+# --- what is computed, as it was when the run began -------------------------------------------------------------------
+
+
+def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
+    """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
+
+    `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
+    computed. All ranks pass the same micro-batch; what rank 0 finds counts.
+    """
+    parts.doing("looking at what is computed")
+    supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
+    unknown: dict[str, None] = {}
+    hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
+    splits = parts.scoring.splits.items()
+    fingerprints: dict[str, Any] = {
+        "machine": parts.machine(),
+        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
+        "samples": hashed(supply.dataset),
+        "splits": {name: hashed(split.dataset) for name, split in splits},
+        "micro_batch": None,
+        "loss": None,
+        "draws": False,
+        "failed": False,
+        "sources": {
+            "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
+            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
+            "collate": text_hashes([supply.collate]),
+            "data": text_hashes(all_within(supply.dataset)),
+            "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),
+        },
+        "accepted": [],
+    }
+    micro_batch = supply.beginning()
+    if micro_batch is not None:
+        with suppress(Exception):  # of the user's objects in it
+            sha256 = hash_of(micro_batch.batch, unknown)
+            fingerprints["micro_batch"] = {
+                "sha256": sha256,
+                "count": micro_batch.count,
+                "samples": len(micro_batch.ids),
+            }
+    possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
+    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
+        user_state = parts.whole.kept.objects
+        value, fingerprints["draws"] = first_loss(
+            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
+        )
+        fingerprints |= {"loss": None if value is None else repr(value), "failed": value is None}
+    return dict(parts.world.from_main(fingerprints | {"not_looked_into": list(unknown)}))
+
+
+def _has_small_loss(parts: Parts) -> bool:
+    """Whether the run has a loss, and weights that may be read once more for it."""
+    weights = [each for model in parts.state.models.values() for each in model.parameters()]
+    return (
+        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
+    )
+
+
+def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
+    """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
+    worth it. Collective.
+    """
+    if parts.saving is None or not _has_small_loss(parts):
+        return False
+    models = {state_dict.file_name("model", name): (name, model) for name, model in parts.state.models.items()}
+    try:
+        start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=[*models, "state"])
+    except CheckpointError as problem:
+        parts.say(f"note: the loss is not compared with that of the run's beginning: {first_line(problem)}")
+        return False
+    try:
+        for file, (name, model) in models.items():
+            contents.load_model(model, state_dict.model_state(start, file, name), where="step-00000000")
+            evaluating = set(start.saved.evaluating[name])
+            for part, module in model.named_modules():
+                module.training = part not in evaluating
+        state_dict.restore_known(parts.whole.kept.objects, start)
+    except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
+        return False
+    return True
+
+
+@interprets
+def _compare_program(parts: Parts, checkpoint: Contents) -> None:
+    """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
+    before, now = checkpoint.saved.fingerprints, parts.fingerprints
+    plateau = parts.whole.feedback
+    steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
+    changes, notes = find_changes(before, now, steering=steering)
+    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
+    if another := differences(*data):  # which `continue_from` has let pass
+        changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
+    refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
+    for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
+        parts.say(f"note: {line}")
+    accepted = list(before["accepted"])
+    if changes:
+        names = sorted({name for change in changes for name in change.names})
+        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+    taken = dict(now)
+    if is_elsewhere(before, now) and not changes:  # what was let pass is nothing to compare with from now on
+        taken = {**before, "sources": now["sources"]}
+    elif now["loss"] is None and not changes:
+        taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
+    parts.fingerprints = {**taken, "accepted": accepted}
+
+
+def _accepted_now(parts: Parts, checkpoint: Contents) -> list[dict[str, Any]]:
+    """The changes that were accepted when the run went on from a checkpoint."""
+    accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
+    return accepted[len(checkpoint.saved.fingerprints["accepted"]) :]

@@ -1,0 +1,168 @@
+"""A training run: the parts put together, and the ways to train them.
+
+What its settings are is in `train/run_settings.py`, how they become parts in `run/build.py`, how a step is made in `train/loop.py`, what is
+done between steps in `run/periodic.py`, at the beginning and at the end in `run/session.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from surefoot.checkpoint.format import Contents
+from surefoot.config.train_settings import ordered
+from surefoot.config.user_code import refuse_training_at_import
+from surefoot.errors import ConfigError
+from surefoot.run.build import build
+from surefoot.run.evaluation import made
+from surefoot.run.session import Sitting
+from surefoot.tracking.panels import Panels
+from surefoot.train import state_dict
+from surefoot.train.evaluate import numbers
+from surefoot.train.loop import State, Step
+from surefoot.train.run_identity import differences
+from surefoot.train.run_settings import RunSettings
+
+
+@ordered
+@dataclass(kw_only=True, eq=False, repr=False)
+class Run(RunSettings):
+    """One training run: `run.train()`, or inside `with run:` a loop of your own over `run` or `run.steps()`.
+
+    A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `out` holds a
+    checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit`
+    also "90 min". The keywords, each with its text: docs/settings.md.
+
+    Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
+    """
+
+    def __post_init__(self) -> None:
+        self.parts = build(self)
+        self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
+        self.sitting: Sitting | None = None  # while the run is open
+
+    @property
+    def state(self) -> State:
+        """Models, optimizers and averages by name, and the number of steps made."""
+        return self.parts.state
+
+    # --- three ways to train -------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Make all steps that are left; opens the run where it is not open."""
+        self.parts.whole.kept.is_complete = self.sitting is None
+        with nullcontext() if self.sitting else self:
+            self._open("run.train()").between.alone = True
+            for _ in self:
+                pass
+
+    def __iter__(self) -> Iterator[Step]:
+        """Make one step after the other and yield it: the body runs between two steps, and is part of them for a resume."""
+        if self.parts.task.loss is None:
+            raise ConfigError(
+                "this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`"
+            )
+        return self._open("for step in run").steps(opened=False)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step before it is made: the body makes it, with `forward_backward` and `update`."""
+        return self._open("for step in run.steps()").steps(opened=True)
+
+    def stop(self) -> None:
+        """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
+        self._open("run.stop()").wishes.asked_to_stop = True
+
+    def register_state(self, name: str, held: Any) -> Any:
+        """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
+
+        Call it before the first step.
+
+        `held` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
+        metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
+        after a resume is not what was read. Of several processes all must register it, and that of rank 0 is saved.
+        """
+        self.parts.whole.kept.add(name, held)
+        return held
+
+    def __enter__(self) -> Self:
+        """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
+        refuse_training_at_import()
+        if self.sitting is not None:
+            raise ConfigError("this run is open already")
+        sitting = Sitting(self.parts, configuration=self.configuration)
+        sitting.open()
+        self.sitting = sitting
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Save what is not saved yet and close everything.
+
+        `break` ends the run like a stop: the step counts as made, and a resume goes on with the next one. After an
+        exception the half-made step is not saved: the newest checkpoint stands, and `crash/` says what happened. A run
+        that was stopped by a signal leaves with exit status 130 or 143.
+        """
+        sitting, self.sitting = self._open("run.__exit__()"), None
+        sitting.close(problem)
+
+    def _open(self, asked: str) -> Sitting:
+        if self.sitting is None:
+            raise ConfigError(
+                f"`{asked}` outside `with run:`\n"
+                "  without it an exception in your code could not be told from `break`, and a half-made step would be saved\n"
+                "  write `with run:` around it, or call run.train()"
+            )
+        return self.sitting
+
+    # --- at any time ---------------------------------------------------------------------------------------------
+
+    def scores(self, *names: str) -> dict[str, float]:
+        """Score splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}. Collective.
+
+        Without names all but those that are for the end of the run.
+        """
+        scoring = self.parts.scoring
+        with self.parts.numerics():
+            return numbers(scoring.scores(names or scoring.names(at_end=False)))
+
+    def sample(self) -> str:
+        """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
+        if self.parts.settings.sample_fn is None:
+            raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")
+        with self.parts.numerics():
+            return self.parts.scoring.sample(self.parts.settings.sample_fn)
+
+    def make_panels(self) -> Panels:
+        """What the run's `panels_fn` makes of the model as it is evaluated; changes nothing. Collective.
+
+        Each reason why there are not more is a line on the console.
+        """
+        make = self.parts.settings.panels_fn
+        if make is None:
+            raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
+        with self.parts.numerics():
+            gallery = self.parts.scoring.panels(lambda model: made(make, model))
+        for line in gallery.told:
+            self.parts.say(f"warning: {line}")
+        return Panels(step=self.state.step, panels=gallery.panels)
+
+    def save(self) -> None:
+        """Write a checkpoint in the background as soon as this step and its body are over."""
+        self._open("run.save()").between.ask_to_save()
+
+    def load(self, found: Contents) -> list[str]:
+        """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
+
+        Returns a line for each thing in which this run's data are not the checkpoint's.
+        """
+        self.parts.whole.precision.settle(found.saved.described["precision"])
+        self.parts.layout.settle(found.saved.described["channels_last"])
+        self.parts.compiling.settle(found.saved.described["compile"])
+        state_dict.restore(self.parts.whole, found, where=f"step {found.step}")
+        now = json.loads(json.dumps(self.parts.described["data"]))
+        return differences({"data": found.saved.described["data"]}, {"data": now})

@@ -1,0 +1,255 @@
+"""One sitting of a run: from opening it to closing it, and the loop between.
+
+A run that is never interrupted has one; each resume adds another. What lives only as long (the loader, the files of records,
+signal handlers, torch's settings) lives here. How a directory is opened is in `run/resume.py`, what is due between two steps in
+`run/periodic.py`, what ends a run early in `run/stop_requests.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
+
+from surefoot.data.leakage_check import first_look
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.consistency import refuse_unequal
+from surefoot.report.write import report_at_end
+from surefoot.run import crash_report, messages
+from surefoot.run.crash_report import left, reported, told_to_others
+from surefoot.run.live_findings import Remarks, remarks_of
+from surefoot.run.periodic import BetweenSteps
+from surefoot.run.resume import opened
+from surefoot.run.signals import Signals, to_terminal
+from surefoot.run.stop_requests import Wishes
+from surefoot.seeding import generators_held
+from surefoot.tracking.external.registry import refuse_missing
+from surefoot.tracking.record import Phase
+from surefoot.train import error_causes
+from surefoot.train.components import Parts
+from surefoot.train.loop import Step, steps
+
+
+class Sitting:
+    """Opening and closing, and the loop in between; `between` does what is due there."""
+
+    def __init__(self, parts: Parts, *, configuration: str | None) -> None:
+        self.parts, self.whole, self.state = parts, parts.whole, parts.state
+        self.heart = parts.world.heart
+        self.configuration = configuration
+        self.fresh_line = parts.console.fresh_line if parts.console else "\n"
+        say = to_terminal(self.fresh_line) if parts.rank_log is None else parts.rank_log.at_once
+        self.signals = Signals(lambda: messages.standing(parts), say=say)
+        self.settings = ExitStack()
+        self.feed = parts.supply.feed(workers=parts.supply.workers, say=parts.say)
+        self.wishes = Wishes(parts.world, self.signals, parts.saving, limit_s=parts.timetable.limit_s)
+        self.between = BetweenSteps(parts, self.wishes)
+        self.journal, self.evaluations = self.between.journal, self.between.evaluations
+        self.running: Generator[Step] | None = None
+        self.remarks: list[Remarks] = []
+
+    # --- opening and closing -------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
+        self.settings.enter_context(generators_held())  # before anything that would have to be put back
+        self.signals.install()
+        self.heart.opened(
+            logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
+            fresh_line=self.fresh_line,
+        )
+        try:
+            refuse_unequal(self.parts.world, self.parts.compared())
+            refuse_missing(self.parts.trackers)
+            self.settings.enter_context(self.parts.numerics())
+            now = opened(self.parts, configuration=self.configuration)
+            if now.found is not None:
+                self.evaluations.resumed(now.found)
+            if self.parts.directory is not None and self.parts.world.is_main:
+                self.journal.open(self.parts.directory, step=self.state.step, found=now.found)
+                self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.described)
+            self.remarks = remarks_of(self.parts, resumed=now.found is not None)
+            self.journal.sinks[1:1] = self.remarks  # behind the console
+            if self.journal.metrics is not None and now.found is None:
+                self._look_at_data()
+            self.parts.make_ready()
+        except BaseException as problem:
+            lost = told_to_others(problem, self.parts)
+            self.release()
+            if lost is not None:
+                raise lost from problem
+            raise
+        self.between.opened(now.state_check)
+        self.parts.say(messages.header(self.parts, chosen=now.chosen))
+        if now.loss_contract is not None:
+            self.parts.say(now.loss_contract)
+
+    def close(self, problem: BaseException | None) -> None:
+        """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
+        try:
+            lost = told_to_others(problem, self.parts)
+            if lost is not None:
+                raise lost from problem
+            if problem is None or isinstance(problem, GeneratorExit):
+                try:
+                    self._finish()
+                except Exception as failed:
+                    if (lost := told_to_others(failed, self.parts)) is not None:
+                        raise lost from failed
+                    reported(failed, self.parts, step=self._step)
+                    raise
+            elif isinstance(problem, Exception):
+                reported(problem, self.parts, step=self._step)
+            else:
+                left(self.parts, step=self._step)
+            if problem is not None and not isinstance(problem, GeneratorExit):
+                self._happened(crash_report.failed(problem))
+        except BaseException as failed:
+            self._happened(crash_report.failed(failed))
+            raise
+        finally:
+            self.release()
+            self.heart.closed()
+            self._report()
+        stopped_too = isinstance(problem, Exception) and error_causes.of_compiler(problem)  # by the same signal
+        if self.wishes.ended_by is not None and (problem is None or stopped_too):
+            if self.wishes.ended_by == signal.SIGINT and _is_interactive():
+                raise KeyboardInterrupt from problem
+            raise SystemExit(128 + self.wishes.ended_by) from problem
+
+    def release(self) -> None:
+        """Give signals, settings and files back."""
+        with ExitStack() as last_first:  # each of them, whichever fails
+            if self.parts.directory is not None:
+                last_first.callback(self.parts.directory.close)
+            last_first.callback(self.journal.close)
+            if self.parts.saving is not None:
+                last_first.callback(self.parts.saving.writer.close)
+            last_first.callback(self.settings.close)
+            last_first.callback(self.signals.restore)
+
+    def _report(self) -> None:
+        """Write the page on the run, once all else is on disk; it never breaks what it tells of."""
+        parts = self.parts
+        if parts.settings.report and parts.directory is not None and parts.world.is_main:
+            report_at_end(parts.directory.path, warn=parts.say)
+
+    def _finish(self) -> None:
+        parts, evaluations = self.parts, self.evaluations
+        if self.running is not None:
+            self.running.close()  # a loop over a variable leaves it open
+        self.between.catch_up()
+        self.wishes.settle()
+        if evaluations.end_due() and self.wishes.ended_by is None:
+            self.between.save_last()  # first: scoring may take minutes, in which much can happen
+            self.whole.clock.enter("evaluating")
+            evaluations.score_at_end(stop=self.wishes.told_to_stop)
+            self.whole.clock.enter("saving")
+        if parts.saving is not None:
+            parts.doing("saving")
+            self.between.save_last()
+        due = evaluations.due
+        went_on = (
+            self.state.step > self.between.first_step or bool(evaluations.scores) or evaluations.at_end is not None
+        )
+        if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
+            evaluations.sample()
+        if went_on and parts.finished and not due and self.wishes.ended_by is None:
+            self._show()
+        if went_on or self.wishes.ended_by is not None:
+            self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
+            found = [finding for remarks in self.remarks for finding in remarks.at_end()]
+            told_by = self.wishes.told_by
+            parts.say(messages.ending(parts, evaluations, skipped=self.between.skipped, told_by=told_by, found=found))
+
+    def _look_at_data(self) -> None:
+        """Record what is seen of the data before the first step."""
+        supply, splits = self.parts.supply, self.parts.scoring.splits
+        looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
+        alike = [name for name, split in splits.items() if split.loss]
+        self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
+
+    def _happened(self, what: str) -> None:
+        """Record what ended the session, and its time since the last record; no checkpoint holds that."""
+        times = self.whole.clock.window()
+        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **times})
+
+    def _show(self) -> None:
+        """What is shown of a run that is over, when all of it is safe."""
+        if self.parts.settings.panels_fn is not None and self.parts.directory is not None:
+            self.whole.clock.enter("evaluating")
+            self.evaluations.show(stop=lambda: self.signals.stop is not None)
+            self.whole.clock.enter("saving")
+        self.evaluations.conclude()
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    def steps(self, *, opened: bool) -> Iterator[Step]:
+        """The steps that are left, made or (`opened`) to be made."""
+        if self.running is not None:
+            self.running.close()
+        self.between.catch_up()
+        self.running = self._steps(opened=opened)
+        return self.running
+
+    def _steps(self, *, opened: bool) -> Generator[Step]:
+        parts = self.parts
+        self.whole.kept.refuse_unclaimed()
+        if self.evaluations.due:
+            self.between.make_up_for_evaluation()
+        if parts.finished:
+            if not self.evaluations.scores and not self.evaluations.end_due():
+                parts.say(messages.finished(parts))
+            return
+        if self.state.step >= parts.timetable.stop_step:
+            parts.say(
+                f"nothing to do: {self.state.step:,} steps are made, and stop_after is {parts.timetable.stop_step:,}"
+            )
+        if self.between.state_check is not None and not opened:
+            self.between.state_check.check_passes((parts.task.loss, parts.supply.first()))
+        self.feed.start(self.state.step, stop=parts.length.steps)
+        self.between.started()
+        self.whole.clock.start()
+        parts.doing("training")
+        try:
+            yield from steps(
+                parts.task,
+                self.state,
+                feed=self._fed,
+                record=self.between.made,
+                clock=self._enter,
+                duties=self.between,
+                length=parts.length.steps,
+                opened=opened,
+                watch=self.between.watch,
+            )
+        except Exception as problem:
+            cause = error_causes.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
+            if cause is None:
+                raise
+            raise cause from problem
+        finally:
+            self.feed.close()
+
+    def _enter(self, phase: Phase) -> None:
+        """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
+        if phase == "user" and self.between.alone:
+            phase = "training"
+        first = self.state.step < self.between.later_step and phase in ("training", "waiting")
+        self.whole.clock.enter("starting" if first else phase)
+
+    def _fed(self, step: int) -> Sequence[MicroBatch]:
+        self.heart.at(step, "training")
+        return self.feed.micro_batches(step)
+
+    @property
+    def _step(self) -> int:
+        """The step that was last begun, whether its end was reached or not."""
+        return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _is_interactive() -> bool:
+    """Whether a person types into this process, in a notebook or at a prompt, which `SystemExit` would end or warn of."""
+    shell = sys.modules.get("IPython")
+    return hasattr(sys, "ps1") or (shell is not None and shell.get_ipython() is not None)

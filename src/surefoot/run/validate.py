@@ -1,0 +1,83 @@
+"""What can be said of a run's settings before its data are read and its model is built: all that is wrong, at once.
+
+What each setting must be by itself stands with it, in `config/train_settings.py`; here is what it must be beside others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from surefoot.config.batch_size import batching
+from surefoot.config.durations import planned, run_length
+from surefoot.config.train_settings import TrainSettings, problems_of
+from surefoot.distributed.ddp import check_device
+from surefoot.distributed.world import device_called
+from surefoot.errors import ConfigError
+from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.tracking.external.registry import tracker_names
+from surefoot.train.activation_checkpointing import check_how
+from surefoot.train.precision import precision as chosen_precision
+
+_MANY = 10_000  # steps in an epoch, as long as nobody knows
+
+
+def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | None) -> None:
+    """Raise one `ConfigError` with everything that is wrong with the settings of a run, whatever it is to train.
+
+    What depends on the size of the data (a length in epochs) is checked as far as that goes.
+    """
+    problems = problems_of(settings)
+    wrong = {problem.split()[0] for problem in problems}
+
+    def check(*names: str, by: Callable[[], object]) -> None:
+        """Keep what `by` raises, unless one of the settings that it looks at is wrong by itself."""
+        if wrong.isdisjoint(names):
+            try:
+                by()
+            except ConfigError as problem:
+                problems.append(str(problem))
+
+    check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
+    check("length", by=lambda: _check_length(settings, schedule))
+    check("trackers", by=lambda: tracker_names(settings.trackers))
+    blocks = settings.checkpointed_blocks
+    check(
+        "activation_checkpointing",
+        "checkpointed_blocks",
+        by=lambda: check_how(settings.activation_checkpointing, blocks),
+    )
+    device: list[torch.device] = []
+    check("device", by=lambda: device.append(device_called(settings.device)))
+    for place in device:
+        check("precision", by=partial(chosen_precision, settings.precision, place))
+        if settings.sync_batch_norm:
+            check("sync_batch_norm", by=partial(check_device, place))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -> None:
+    """Raise where the run is longer than can be counted, or too short for its schedule."""
+    try:
+        sizes = batching(settings.batch_size, settings.micro_batch_size)
+    except ConfigError:  # which is told by itself
+        return
+    size = 1 if sizes.unit == "tokens" else sizes.batch_size
+    length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
+    known = run_length(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size) == length.steps
+    if isinstance(schedule, Schedule | Joined) and known and "epoch" not in str(schedule.described()):
+        schedule.resolved(length)
+
+
+def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they will be read from a checkpoint; `ConfigError` for what is no JSON."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(f"settings must be JSON, to be compared when the run goes on: {problem}") from problem
+    return found

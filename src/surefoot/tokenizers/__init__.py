@@ -1,0 +1,1 @@
+"""Tokenizers: bytes, characters, byte-pair encoding and subwords."""

@@ -1,0 +1,214 @@
+"""Byte pairs (Sennrich et al. 2016: https://arxiv.org/abs/1508.07909), trained on a text or GPT-2's own.
+
+Byte-level, as Radford et al. 2019, section 2.2, have it: no text is unknown, and every token is a whole number of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.config.paths import local_path
+from surefoot.errors import DataError
+from surefoot.tokenizers.tokenizer import described, encodable, listed
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+_WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
+
+_PLAIN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+
+
+def tokens_by_word(
+    texts: Sequence[str], encode: Callable[[list[str]], list[NDArray[Any]]], dtype: Any
+) -> list[NDArray[Any]]:
+    """The tokens of texts of ASCII; `encode` gives those of words, and is called once.
+
+    >>> tokens_by_word(["a bb a a"], lambda words: [np.array([len(word)] * len(word)) for word in words], np.uint16)[0].tolist()
+    [1, 3, 3, 3, 2, 2, 2, 2]
+    """
+    number: dict[str, int] = defaultdict(count().__next__)  # of each word, in the order in which they are met
+    numbers = []
+    for text in texts:
+        words = _WORD.findall(text)
+        numbers.append(np.fromiter(map(number.__getitem__, words), np.int32, len(words)))
+    tokens = encode(list(number))
+    lengths = np.array([len(each) for each in tokens], dtype=np.int64)
+    first = np.cumsum(lengths) - lengths
+    row = np.concatenate([np.empty(0, dtype), *tokens]).astype(dtype, copy=False)
+    found = []
+    for chosen in numbers:
+        counts = lengths[chosen]
+        before = np.cumsum(counts) - counts  # where a word's tokens begin in the text
+        places = np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)
+        found.append(row[places])
+    return found
+
+
+def splits_into_words(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether a byte-level tokenizer takes texts apart as GPT-2's does, and by nothing else."""
+    if tokenizer.pre_tokenizer is None or tokenizer.normalizer is not None:
+        return False
+    pieces = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    plain = {key: value for key, value in pieces.items() if key != "trim_offsets"} == _PLAIN
+    return plain and all(token.special for token in tokenizer.get_added_tokens_decoder().values())
+
+
+END = "<|endoftext|>"
+
+_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+class BpeTokenizer:
+    """One token per byte or frequent row of bytes; the library `tokenizers` does the work.
+
+    >>> tokenizer = BpeTokenizer.trained(["low lower lowest"] * 9, vocabulary=264)
+    >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
+    ('lower', True)
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True  # a text that happens to hold END is text
+        self.vocabulary: int = tokenizer.get_vocab_size()
+        self.end: int | None = tokenizer.token_to_id(END)
+        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+        self.by_word = splits_into_words(tokenizer)
+
+    @classmethod
+    def trained(cls, texts: Iterable[str], *, vocabulary: int) -> Self:
+        """The tokenizer of `vocabulary` tokens that a text calls for; the same for the same text."""
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        from tokenizers import models, trainers
+
+        if vocabulary < 257:
+            raise DataError(f"vocabulary = {vocabulary}: byte pairs need 257 tokens at least, the bytes and an end")
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary, special_tokens=[END], initial_alphabet=ByteLevel.alphabet(), show_progress=False
+        )
+        made = _byte_level(models.BPE())
+        made.train_from_iterator(texts, trainer)
+        return cls(made)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
+        from tokenizers import models
+
+        path = local_path(path, setting="path")
+        for vocabulary, merges in _GPT2_FILES:
+            if (path / vocabulary).is_file() and (path / merges).is_file():
+                try:
+                    return cls(_byte_level(models.BPE.from_file(str(path / vocabulary), str(path / merges))))
+                except Exception as problem:  # the library raises nothing narrower
+                    raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
+        if not path.is_file():
+            raise DataError(
+                f"no tokenizer at {path}\n"
+                "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = json.loads(text)
+        except (OSError, ValueError, RecursionError) as problem:
+            raise DataError(f"{path} is no tokenizer: {problem}") from problem
+        if isinstance(found, dict) and "kind" in found:
+            return cls.from_json(text)
+        return cls(_from_library(text, where=str(path)))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described."""
+        return cls(_from_library(json.dumps(described(text, "bpe")["tokenizer"]), where="the description"))
+
+    def to_json(self) -> str:
+        """All tokens and merges, as the library writes them."""
+        return json.dumps({"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
+
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """The bytes that each token stands for; 0 for `end`."""
+        found = np.zeros(self.vocabulary, dtype=np.int64)
+        for token, one in self.tokenizer.get_vocab().items():
+            found[one] = len(token)  # of bytes as letters: one letter is one byte
+        for one, added in self.tokenizer.get_added_tokens_decoder().items():
+            found[one] = len(added.content.encode())  # written as they are
+        if self.end is not None:  # which is an ordinary token in GPT-2's files
+            found[self.end] = 0
+        return found
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """The tokens of a text."""
+        return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts: those of ASCII word by word, others by the library on all cores."""
+        plain = [text for text in texts if self.by_word and text.isascii()]
+        by_word = iter(tokens_by_word(plain, self._by_library, self.dtype))
+        whole = iter(self._by_library([text for text in texts if not (self.by_word and text.isascii())]))
+        return [next(by_word if self.by_word and text.isascii() else whole) for text in texts]
+
+    def _by_library(self, texts: list[str]) -> list[NDArray[Any]]:
+        encoded = self.tokenizer.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, dtype=self.dtype) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `end` nothing."""
+        decoded: str = self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one != self.end])
+        return decoded
+
+
+def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders
+
+    try:
+        found = Tokenizer.from_str(text)
+    except Exception as problem:  # the library raises nothing narrower
+        raise DataError(f"{where} is no tokenizer: {problem}") from problem
+    found.no_truncation()
+    found.no_padding()
+    found.encode_special_tokens = True
+    if not isinstance(found.decoder, decoders.ByteLevel) or found.normalizer is not None or not _keeps_text(found):
+        raise DataError(
+            f"{where} is no byte-level tokenizer that gives every text back as it was\n"
+            "  use one of the GPT-2 kind, such as a run trains where its tokenizer is bpe"
+        )
+    if getattr(found.model, "dropout", None):
+        raise DataError(
+            f"{where} drops merges at random: the same text would have other tokens each time\n  set its dropout to null"
+        )
+    if max(found.get_vocab().values()) + 1 != found.get_vocab_size():
+        raise DataError(
+            f"{where} has holes in its numbering: {found.get_vocab_size()} tokens, the last of which is {max(found.get_vocab().values())}"
+        )
+    return found
+
+
+def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether a text with all kinds of bytes and spaces, and with each added token, comes back as it was."""
+    codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
+    every_byte = "".join(map(chr, codes))
+    added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
+    text = f"Hello, WORLD 12 dogs\n\n  a\tb {every_byte}{added} end "
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return str(tokenizer.decode(ids, skip_special_tokens=False)) == text

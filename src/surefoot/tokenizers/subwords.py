@@ -1,0 +1,138 @@
+"""Subwords for translation: byte pairs or a unigram model, trained on the text; every text comes back as it was.
+
+Both work on bytes written as letters (Radford et al. 2019, section 2.2), so nothing is unknown. A text begins with a space
+of its own, which decoding takes away again: the first word of a sentence is the word that it is elsewhere. Digits stand alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.config.paths import local_path, read_regular
+from surefoot.errors import DataError
+from surefoot.tokenizers.tokenizer import encodable, listed
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Kind = Literal["bpe", "unigram"]
+
+PADDING, BEGIN, END = 0, 1, 2  # what fills rows up, what stands before a target, and after a source and a target
+_SPECIAL = ["<padding>", "<begin>", "<end>"]
+_KEPT_DIGITS = 6  # after the point
+_LARGEST_BYTES = 200_000_000  # of a file: 33 MB are known
+_LEAST = 256 + len(_SPECIAL)
+
+
+class SubwordTokenizer:
+    """Text <-> tokens from 3 to `vocabulary` - 1; 0, 1 and 2 are for padding, begin and end. `tokenizers` does the work.
+
+    >>> tokenizer = SubwordTokenizer.trained(["low lower lowest"] * 9, vocabulary=270)
+    >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
+    ('lower', True)
+    """
+
+    least = _LEAST
+    """The smallest vocabulary: all bytes, and padding, begin and end."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True  # a text that happens to hold <end> is text
+        self.vocabulary: int = tokenizer.get_vocab_size()
+        self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
+
+    @classmethod
+    def trained(cls, texts: Iterable[str], *, vocabulary: int, kind: Kind = "bpe") -> Self:
+        """The tokenizer of up to `vocabulary` tokens that the texts call for; fewer where they hold no more different ones.
+
+        bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
+        """
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        if vocabulary < _LEAST:
+            raise DataError(
+                f"vocabulary = {vocabulary}: subwords need {_LEAST} tokens at least, the bytes, and padding, begin and end"
+            )
+        common: dict[str, Any] = {
+            "vocab_size": vocabulary,
+            "special_tokens": _SPECIAL,
+            "initial_alphabet": ByteLevel.alphabet(),
+            "show_progress": False,
+        }
+        made = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        )
+        made.decoder = decoders.ByteLevel()
+        made.train_from_iterator(
+            (f" {text}" for text in texts),
+            trainers.BpeTrainer(**common) if kind == "bpe" else trainers.UnigramTrainer(**common),
+        )
+        return cls(made if kind == "bpe" else _repeatable(made))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described; `DataError` for anything else."""
+        from tokenizers import Tokenizer
+
+        try:
+            found = json.loads(text)
+            if not isinstance(found, dict) or found.get("kind") != "subwords" or set(found) != {"kind", "tokenizer"}:
+                raise ValueError(f"{text[:60]!r}; expected what to_json() gives")
+            made = Tokenizer.from_str(json.dumps(found["tokenizer"]))
+        except Exception as problem:  # the library raises nothing narrower
+            raise DataError(f"no description of a subword tokenizer: {problem}") from problem
+        if [made.id_to_token(place) for place in range(len(_SPECIAL))] != _SPECIAL:
+            raise DataError(f"no description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}")
+        return cls(made)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """From a file that holds what `to_json` gave."""
+        try:
+            return cls.from_json(read_regular(local_path(path, setting="path"), limit=_LARGEST_BYTES).decode())
+        except (OSError, UnicodeDecodeError) as problem:
+            raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
+
+    def to_json(self) -> str:
+        """All tokens and merges or weights, as the library writes them."""
+        return json.dumps({"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """The tokens of a text, without begin and end."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The tokens of many texts, on all cores."""
+        for text in texts:
+            encodable(text)
+        encoded = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.int32) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens; padding, begin and end are nothing, and what is no UTF-8 becomes U+FFFD."""
+        text: str = self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one >= len(_SPECIAL)])
+        return text.removeprefix(" ")
+
+
+def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A unigram tokenizer without that in which two trainings on the same text differ.
+
+    tokenizers 0.23 gives the letters that its pruning left out the lowest weights, in an order of chance, and adds up the
+    others in such an order, which changes their last digits.
+    """
+    described = json.loads(tokenizer.to_str())
+    weights = {token: round(weight, _KEPT_DIGITS) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
+    lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)
+    weights = {token: lowest - 1.0 if weight < lowest else weight for token, weight in weights.items()}
+    ordered = sorted(weights.items(), key=lambda one: (-one[1], one[0]))
+    described["model"]["vocab"] = [[token, 0.0] for token in _SPECIAL] + [list(one) for one in ordered]
+    return type(tokenizer).from_str(json.dumps(described))

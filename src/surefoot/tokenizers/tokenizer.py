@@ -1,0 +1,197 @@
+"""From text to tokens and back: one token per byte, one per character, or byte pairs as in `tokenizers/bpe.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.errors import DataError
+
+
+class Tokenizer(Protocol):
+    """Text <-> numbers from 0 to `vocabulary` - 1."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that stands after a document; None where there is none."""
+
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """For each token how many bytes of UTF-8 it stands for; 0 for `end`."""
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """The tokens of a text, 1-dimensional and unsigned."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens."""
+
+    def to_json(self) -> str:
+        """Everything that `tokenizer_from_json` needs."""
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8, and a token for the end of a document: nothing is unknown.
+
+    >>> ByteTokenizer().encode("hé").tolist()
+    [104, 195, 169]
+    """
+
+    vocabulary = 257
+    end = 256
+
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """One each."""
+        return np.array([1] * 256 + [0])
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        """One token per byte; raises `DataError` for half of a surrogate pair, which UTF-8 has no bytes for."""
+        try:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
+        except UnicodeEncodeError as problem:
+            raise DataError(
+                f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
+            ) from problem
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `end` nothing."""
+        return bytes(one for one in listed(ids, self.vocabulary) if one != self.end).decode(errors="replace")
+
+    def to_json(self) -> str:
+        """Only its name: there is nothing to remember."""
+        return json.dumps({"kind": "bytes"})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described."""
+        described(text, "bytes")
+        return cls()
+
+
+class CharacterTokenizer:
+    """One token per character of a given set, numbered in its order.
+
+    >>> tokenizer = CharacterTokenizer.of("banana")
+    >>> tokenizer.characters, tokenizer.encode("nab").tolist(), tokenizer.decode([2, 0])
+    ('abn', [2, 0, 1], 'na')
+    """
+
+    end = None
+
+    def __init__(self, characters: str) -> None:
+        if not characters:
+            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.of(text)")
+        if len(set(characters)) < len(characters):
+            twice = next(one for place, one in enumerate(characters) if one in characters[:place])
+            raise DataError(
+                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out"
+            )
+        self.characters = characters
+        self.vocabulary = len(characters)
+        codes = _codes(characters)
+        self.numbers = np.full(int(codes.max()) + 1, -1, dtype=np.int32)
+        self.numbers[codes] = np.arange(len(codes))
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The tokenizer of all characters that a text holds, sorted."""
+        return cls("".join(sorted(set(text))))
+
+    @property
+    def byte_counts(self) -> NDArray[Any]:
+        """As many as UTF-8 has for each character."""
+        return np.array([len(character.encode(errors="surrogatepass")) for character in self.characters])
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """One token per character; raises `DataError` for one that is not in the set, naming it and where it stands."""
+        codes = _codes(text)
+        ids = np.where(codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1)
+        unknown = np.flatnonzero(ids < 0)
+        if unknown.size:
+            place = int(unknown[0])
+            raise DataError(
+                f"character {text[place]!r} at position {place} is not one of the {self.vocabulary} this tokenizer knows\n"
+                "  make the tokenizer from all the text, or use ByteTokenizer(), which knows everything"
+            )
+        return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens."""
+        return "".join(self.characters[one] for one in listed(ids, self.vocabulary))
+
+    def to_json(self) -> str:
+        """The characters in their order."""
+        return json.dumps({"kind": "characters", "characters": self.characters})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that `to_json` described."""
+        return cls(str(described(text, "characters")["characters"]))
+
+
+def described(text: str, kind: str | None) -> dict[str, Any]:
+    """What `to_json` wrote of a tokenizer of one kind (None: of any); `DataError` for anything else."""
+    needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"no description of a tokenizer: {problem}") from problem
+    if not isinstance(found, dict) or found.get("kind") not in needed or set(found) != needed[found["kind"]]:
+        raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
+    if kind is not None and found["kind"] != kind:
+        raise DataError(f"the description is of a tokenizer of {found['kind']}, asked for was one of {kind}")
+    return found
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    # half surrogates pass: they are characters to Python, and must be found unknown or known like any other
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def listed(ids: Any, vocabulary: int) -> list[int]:
+    """Tokens as plain integers; `DataError` for one outside the vocabulary."""
+    from torch import (
+        Tensor,
+    )  # not above: the processes that prepare token shards start in a tenth of the time without torch
+
+    found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
+    wrong = next((one for one in found if not 0 <= one < vocabulary), None)
+    if wrong is not None:
+        raise DataError(
+            f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
+        )
+    return found
+
+
+def encodable(text: str) -> str:
+    """The text; `DataError` where it holds half a character, which no bytes stand for.
+
+    >>> encodable("a")
+    'a'
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise DataError(
+            f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
+        ) from problem
+    return text

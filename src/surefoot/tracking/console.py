@@ -1,0 +1,134 @@
+"""Records as plain lines, one per record: `key=value`, no colour, nothing redrawn. For files, pipes and dumb terminals."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+from surefoot.tracking.format import duration, in_line, number, visible
+from surefoot.tracking.record import OWN, Record, Sink, scores_in
+
+_SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
+_BETWEEN_S = 10.0  # lines of training
+_LONG_S = 60.0  # of doing the same, after which that is said
+
+
+class Screen(Sink, Protocol):
+    """Where a person reads what a run does."""
+
+    @property
+    def fresh_line(self) -> str:
+        """What a message must begin with that is written past it, to stand on a line of its own."""
+
+    def say(self, text: str) -> None: ...  # noqa: D102
+    def started(self, spent_s: float) -> None: ...  # noqa: D102
+    def doing(self, what: str) -> None: ...  # noqa: D102
+
+
+class Said:
+    """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = stream
+        self.gone = False
+
+    def put(self, text: str) -> None:
+        """Write and flush; where that fails (`... | head`, a closed window, a full disk), be silent from then on."""
+        stream = self.stream or sys.stdout
+        if self.gone or stream is None:  # closed before the start
+            return
+        encoding = stream.encoding or "utf-8"  # a StringIO has none
+        try:
+            print(text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True)
+        except OSError:  # a pipe without reader, a closed window, a full disk: none of them ends a run
+            self.gone = True
+            if self.stream is None:  # or Python would try to flush it once more at exit, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Console:
+    """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each.
+
+    The newest record of training is brought out by the next message, scores or sample too, so that these have its numbers above
+    them and steps stand in their order.
+    """
+
+    fresh_line = "\n"
+
+    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.length, self.now = length, now
+        self.said = Said(stream)
+        self.printed_at: float | None = None
+        self.held: Record | None = None  # of training, newer than what was printed
+        self.what = ""
+        self.begun: float | None = None  # when that which is being done was begun; None once that was said
+
+    def write(self, record: Record) -> None:
+        """Print one record."""
+        self.what = ""
+        kind, step = record["kind"], record["step"]
+        if kind == "train":
+            self.held = record
+            if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
+                self._print_held()
+        elif kind == "scores":
+            self._print_held()
+            values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
+            self._print(" ".join([f"step={step}/{self.length}", *values]))
+        elif kind == "sample":
+            self._print_held()
+            self._print(f"--- sample at step {step} ---\n{record['text']}\n---")
+
+    def say(self, text: str) -> None:
+        """Print a line of prose."""
+        self._print_held()
+        self._print(text)
+
+    def started(self, spent_s: float) -> None:
+        """Lines tell no time."""
+
+    def doing(self, what: str) -> None:
+        """One line where the same is still being done after a minute: otherwise lines tell of what was done."""
+        if what != self.what:
+            self.what, self.begun = what, self.now()
+        elif self.begun is not None and self.now() - self.begun >= _LONG_S:
+            self.begun = None  # said
+            self.say(f"still {what} ...")
+
+    def close(self) -> None:
+        """Print what was held back."""
+        self._print_held()
+
+    def _print_held(self) -> None:
+        record, self.held = self.held, None
+        if record is None:
+            return
+        self.printed_at = self.now()
+        shown = [
+            f"{name}={number(record[name])}"
+            for name in _SHOWN
+            if name in record and not (name == "skipped" and not record[name])
+        ]
+        users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
+        left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
+        self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))
+
+    def _print(self, text: str) -> None:
+        self.said.put(f"{visible(text)}\n")
+
+
+def screen(length: int, stream: TextIO | None = None) -> Screen:
+    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines.
+
+    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
+    """
+    shown = stream or sys.stdout
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    if shown is None or not shown.isatty() or plain:
+        return Console(length, stream)
+    from surefoot.tracking.live_terminal import Terminal
+
+    return Terminal(length, stream)

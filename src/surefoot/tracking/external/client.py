@@ -1,0 +1,168 @@
+"""A tracker as a sink: a process of its own, and a bounded queue of records that it has not taken yet.
+
+Nothing that a tracker does reaches the training: its imports, threads, handlers, output and failures are another process's, and a
+record is handed over by a write that never waits. `close` waits for a bounded time, and then ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.paths import make_no_follow, open_no_follow
+from surefoot.tracking.external.protocol import About
+from surefoot.tracking.external.registry import project_and_name
+from surefoot.tracking.record import Record
+
+WAITING = 10_000  # records that a tracker may be behind; past them the oldest are lost
+CLOSING_S = 30.0  # how long the end of a run waits for a tracker
+
+
+class Tracker:
+    """Weights & Biases, MLflow or trackio, by name. It writes under `out`/trackers, or where the user told the package.
+
+    Raises `OSError` from `write` or `close`, once, where something did not reach the tracker; later records are still tried.
+    """
+
+    def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
+        self.name, self.directory = name, out / "trackers"
+        project, run = project_and_name(out)
+        self.waiting: deque[bytes] = deque()
+        self.begun_line = b""  # what is left of a line that was written in part
+        self.heard = b""
+        self.lost = 0  # records
+        self.problem: str | None = None
+        self.told = False  # of the problem
+        self.until = math.inf  # when it must have finished
+        self.process: subprocess.Popen[bytes] | None = None
+        self._append(About(name, project, run, str(self.directory.resolve()), settings).line())
+        try:
+            self.process = self._started()
+        except OSError as problem:
+            self.problem = f"its process could not be started: {problem.strerror or problem}"
+
+    def write(self, record: Record) -> None:
+        """Hand a record over as far as the tracker takes it now; the rest waits here for the next call."""
+        if record["kind"] == "resumed":  # a tracker's run just goes on
+            return
+        self._append(json.dumps(record, default=str))
+        if len(self.waiting) > WAITING:
+            self.waiting.popleft()
+            self.lost += 1
+            self.problem = self.problem or f"it is more than {WAITING:,} records behind"
+        self._push()
+        self._hear()
+        self._tell()
+
+    def ask_to_close(self) -> None:
+        """Tell the tracker that there will be no more records; from now on it has its time to finish."""
+        if self.until == math.inf:
+            self.until = time.monotonic() + CLOSING_S
+            self._append(json.dumps({"kind": "close"}))
+            self._push()
+
+    def close(self) -> None:
+        """Hand over what waits and let the tracker finish, for `CLOSING_S` seconds at most."""
+        self.ask_to_close()
+        process = self.process
+        if process is None:
+            self._tell()
+            return
+        while process.poll() is None and time.monotonic() < self.until:
+            self._push()
+            self._hear()
+            time.sleep(0.01)
+        if process.poll() is None:
+            self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
+            _end(process)
+        process.wait()
+        self._hear()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.process = None
+        self._tell()
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / f"{self.name}.log"
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        make_no_follow(self.directory)
+        paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
+        with open(open_no_follow(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "surefoot.tracking.external.worker", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                env=os.environ | {"PYTHONPATH": paths},
+                start_new_session=True,  # Ctrl-C is for the training, which tells it to finish
+            )
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        return process
+
+    def _append(self, line: str) -> None:
+        self.waiting.append(line.encode(errors="backslashreplace") + b"\n")
+
+    def _push(self) -> None:
+        """Write what the pipe has room for."""
+        if self.process is None or self.process.stdin is None:
+            return
+        while self.begun_line or self.waiting:
+            self.begun_line = self.begun_line or self.waiting.popleft()
+            try:
+                written = os.write(self.process.stdin.fileno(), self.begun_line)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended; what it said of that is read next, or its status is
+                self.waiting.clear()
+                self.begun_line = b""
+                return
+            self.begun_line = self.begun_line[written:]
+
+    def _hear(self) -> None:
+        """Read what the process has to say: one line of JSON for each thing that went wrong."""
+        if self.process is None or self.process.stdout is None:
+            return
+        part = b"..."
+        while part:
+            try:
+                part = os.read(self.process.stdout.fileno(), 1 << 16)
+            except BlockingIOError:
+                break
+            self.heard += part
+        *lines, self.heard = self.heard.split(b"\n")
+        for line in lines:
+            with suppress(ValueError):  # what is no JSON was printed by something else, while that interpreter began
+                self.problem = self.problem or str(json.loads(line)["problem"])
+        if not part and self.process.poll():
+            self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self._log}"
+
+    def _tell(self) -> None:
+        if self.problem is not None and not self.told:
+            self.told = True
+            raise OSError(self.problem)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with those that it started."""
+    try:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    except OSError:
+        process.kill()

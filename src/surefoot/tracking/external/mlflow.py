@@ -1,0 +1,86 @@
+"""MLflow: metrics at their step, settings as parameters, samples as text artifacts.
+
+MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are the user's; without them, an SQLite store and artifacts beside it in the run's directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from surefoot.tracking.external.protocol import About, Kept, flat_settings, numbers_in, text_in
+from surefoot.tracking.record import Record
+
+_METRICS, _PARAMETERS = 1000, 100  # of one request
+_LONGEST = 6000  # characters of a parameter; and of a name 250
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class Mlflow:
+    """A run of MLflow, known by the number that the server gave it."""
+
+    def __init__(self, about: About, kept: Kept) -> None:
+        from mlflow import entities
+        from mlflow.tracking import MlflowClient
+
+        self.entities = entities
+        place, here = Path(about.directory), "MLFLOW_TRACKING_URI" not in os.environ
+        self.client = MlflowClient(tracking_uri=f"sqlite:///{place / 'mlflow.db'}" if here else None)
+        if kept.begun:
+            self.client.update_run(kept.id, status="RUNNING")
+        else:
+            project = os.environ.get("MLFLOW_EXPERIMENT_NAME", about.project)
+            experiment = self._experiment(project, (place / "mlflow").as_uri() if here else None)
+            kept.id = self.client.create_run(experiment, run_name=about.name).info.run_id
+        self.id = kept.id
+        self._tell(about.settings)
+
+    def write(self, record: Record) -> None:
+        """Log what there is in a record."""
+        now, step = int(time.time() * 1000), record["step"]
+        metrics = [
+            self.entities.Metric(_name(name), float(value), now, step) for name, value in numbers_in(record).items()
+        ]
+        for begin in range(0, len(metrics), _METRICS):
+            self.client.log_batch(self.id, metrics=metrics[begin : begin + _METRICS])
+        text = text_in(record)
+        if text is not None and record["kind"] == "sample":
+            self.client.log_text(self.id, text, f"samples/step-{step:08d}.txt")
+        elif text is not None:
+            self.client.set_tag(self.id, record["kind"], f"step {step}: {text}")
+
+    def close(self, ending: str) -> None:
+        """Say how the run ended."""
+        self.client.set_terminated(self.id, status=_STATUS[ending])
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        found = self.client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self.client.create_experiment(name, artifact_location=artifacts))
+
+    def _tell(self, settings: dict[str, Any]) -> None:
+        """Log settings that are not there yet: a parameter cannot be changed, so one that a resume changes becomes a tag."""
+        given = {_name(name): _text(value) for name, value in flat_settings(settings).items()}
+        held = self.client.get_run(self.id).data.params
+        new = [self.entities.Param(name, value) for name, value in given.items() if name not in held]
+        for begin in range(0, len(new), _PARAMETERS):
+            self.client.log_batch(self.id, params=new[begin : begin + _PARAMETERS])
+        changed = [
+            self.entities.RunTag(f"now.{name}", value)
+            for name, value in given.items()
+            if held.get(name, value) != value
+        ]
+        if changed:
+            self.client.log_batch(self.id, tags=changed[:_PARAMETERS])
+
+
+def _name(name: str) -> str:
+    """A name in the characters that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
+
+
+def _text(value: Any) -> str:
+    return (value if isinstance(value, str) else json.dumps(value, default=str))[:_LONGEST]

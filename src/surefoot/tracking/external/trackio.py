@@ -1,0 +1,62 @@
+"""trackio: a local database, or the Space or server that the user's TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
+
+TRACKIO_DIR is the user's too; without it the database lies in the run's directory. A run is found again by its name, so that
+ends in a part of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.tracking.external.protocol import About, Kept, numbers_in, text_in
+from surefoot.tracking.record import Record
+
+if TYPE_CHECKING:
+    import trackio
+
+
+class Trackio:
+    """A run of trackio."""
+
+    def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str(Path(about.directory) / "trackio"))  # read when it is imported
+        import trackio
+
+        warnings.showwarning = _heard(say)  # it tells of what it could not log by warnings alone
+        self.markdown: type[trackio.Markdown] = trackio.Markdown
+        self.run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", about.project),
+            name=f"{about.name}-{kept.id[:6]}",
+            config=about.settings,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def write(self, record: Record) -> None:
+        """Log what there is in a record."""
+        values: dict[str, Any] = dict(numbers_in(record))
+        text = text_in(record)
+        if text is not None:
+            values[record["kind"]] = self.markdown(f"```\n{text}\n```")
+        if values:
+            self.run.log(values, step=record["step"])
+
+    def close(self, ending: str) -> None:
+        """Bring everything out; trackio knows no way a run ends."""
+        del ending
+        self.run.finish()
+
+
+def _heard(say: Callable[[str], None]) -> Callable[..., None]:
+    def heard(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        print(warnings.formatwarning(message, category, filename, lineno), flush=True)
+        if f"{os.sep}trackio{os.sep}" in filename and issubclass(category, UserWarning):
+            say(str(message).strip().splitlines()[0])
+
+    return heard

@@ -1,0 +1,65 @@
+"""Weights & Biases: numbers with `step` as their axis, samples as HTML, what is scored once in the summary.
+
+WANDB_MODE, WANDB_PROJECT, WANDB_DIR and the rest are the user's. Without a login, and with no mode asked for, it is offline.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from typing import TYPE_CHECKING, Literal
+
+from surefoot.tracking.external.protocol import About, Kept, numbers_in, text_in
+from surefoot.tracking.record import Record, scores_in
+
+if TYPE_CHECKING:
+    import wandb
+
+_FINISH_S = 25  # less than the end of a run waits
+
+
+class Wandb:
+    """A run of Weights & Biases."""
+
+    def __init__(self, about: About, kept: Kept) -> None:
+        import wandb
+
+        self.html = wandb.Html
+        try:
+            self.run = _begun(about, kept, mode=None)
+        except wandb.errors.UsageError:  # nobody is logged in
+            if "WANDB_MODE" in os.environ:
+                raise
+            self.run = _begun(about, kept, mode="offline")
+        self.run.define_metric("*", step_metric="step")
+        self.run.config.update(about.settings, allow_val_change=True)
+
+    def write(self, record: Record) -> None:
+        """Log what there is in a record."""
+        values: dict[str, object] = dict(numbers_in(record))
+        text = text_in(record)
+        if text is not None:
+            values[record["kind"]] = self.html(f"<pre>{html.escape(text)}</pre>", inject=False)
+        if values:
+            self.run.log({**values, "step": record["step"]})
+        if record["kind"] == "end":
+            self.run.summary.update(scores_in(record))
+
+    def close(self, ending: str) -> None:
+        """Bring everything out; a run that failed is marked so."""
+        self.run.finish(exit_code=1 if ending == "failed" else 0)
+
+
+def _begun(about: About, kept: Kept, *, mode: Literal["offline"] | None) -> wandb.Run:
+    import wandb
+
+    environment = os.environ
+    return wandb.init(
+        id=kept.id,
+        resume="allow",
+        project=None if "WANDB_PROJECT" in environment else about.project,
+        name=None if "WANDB_NAME" in environment else about.name,
+        dir=None if "WANDB_DIR" in environment else about.directory,
+        mode=mode,
+        settings=wandb.Settings(console="off", finish_timeout=_FINISH_S),
+    )

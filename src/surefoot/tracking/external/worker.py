@@ -1,0 +1,165 @@
+"""The process of one tracker: records come in as lines of JSON, what went wrong goes out, and all that the package prints to a log.
+
+It ends when it is told to close, or when the training process is gone: then within `GONE_S` seconds, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from surefoot.config.paths import open_no_follow
+from surefoot.tracking.external.protocol import About, Kept
+from surefoot.tracking.record import Record
+
+GONE_S = 60.0
+_LOOKS_S = 1.0  # between two looks at whether the training process is there
+Ending = str  # "finished", "stopped" or "failed"
+
+
+class Package(Protocol):
+    """A tracker's package, with the run in it that records go to."""
+
+    def write(self, record: Record) -> None: ...  # noqa: D102
+    def close(self, ending: Ending) -> None: ...  # noqa: D102
+
+
+def main() -> None:
+    """Follow the records on standard input. Standard output is for problems only: what packages print goes to the log."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')} ---", flush=True)
+
+    def say(problem: str) -> None:
+        try:
+            print(json.dumps({"problem": problem}), file=answers, flush=True)
+        except OSError:  # whoever would have read it is gone
+            print(problem, flush=True)
+
+    gone = end_with(int(sys.argv[1]))
+    ok = follow(_until_over(sys.stdin.buffer, gone), begin, say=say)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if ok else 1)  # what a package has for the interpreter's end may hang, and all is done
+
+
+def end_with(training: int) -> threading.Event:
+    """From when the process that trains is gone, or the event is set, give this one `GONE_S` seconds, whatever hangs in it."""
+    gone = threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == training and not gone.wait(_LOOKS_S):
+            pass
+        time.sleep(GONE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return gone
+
+
+def follow(
+    lines: Iterable[bytes],
+    begin: Callable[[About, Kept, Callable[[str], None]], Package],
+    *,
+    say: Callable[[str], None],
+) -> bool:
+    """Hand each record to a tracker, but those that it was given before a resume; False where some did not reach it.
+
+    A step is noted before its record is handed over: after a kill in between a point is missing, and none is there twice.
+    """
+    each = iter(lines)
+    about = About.read(next(each).decode())
+    kept = Kept.read(Path(about.directory) / f"{about.tracker}.json")
+    lock = _alone(kept.path)
+    before, ok = dict(kept.sent), True
+    ending: Ending | None = None
+    try:
+        package = begin(about, kept, say)
+        kept.begun = True
+        kept.write()
+    except Exception as problem:
+        _failed(problem, say)
+        return False
+    for line in each:
+        record = json.loads(line)
+        if record["kind"] == "close":
+            ending = ending or "finished"
+            break
+        ending = _told(record) or ending
+        if record["step"] <= before.get(record["kind"], -1):
+            continue
+        try:
+            kept.sent[record["kind"]] = max(record["step"], kept.sent.get(record["kind"], -1))
+            kept.write()
+            package.write(record)
+        except Exception as problem:
+            ok = False
+            _failed(problem, say)
+    try:
+        package.close(ending or "stopped")
+    except Exception as problem:
+        ok = False
+        _failed(problem, say)
+    finally:
+        if lock is not None:
+            lock.close()
+    return ok
+
+
+def begin(about: About, kept: Kept, say: Callable[[str], None]) -> Package:
+    """The run in the tracker that `about` names, begun or gone on with."""
+    match about.tracker:
+        case "wandb":
+            from surefoot.tracking.external.wandb import Wandb
+
+            return Wandb(about, kept)
+        case "mlflow":
+            from surefoot.tracking.external.mlflow import Mlflow
+
+            return Mlflow(about, kept)
+        case _:
+            from surefoot.tracking.external.trackio import Trackio
+
+            return Trackio(about, kept, say)
+
+
+def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
+    """The lines; where they end without a word that they do, their writer is gone, which Windows tells in no other way."""
+    yield from lines
+    gone.set()
+
+
+def _told(record: Record) -> Ending | None:
+    """What an event says of how the run ends."""
+    if record["kind"] != "event":
+        return None
+    word = str(record.get("what", "")).split(" ")[0].strip(":,")
+    return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
+
+
+def _failed(problem: Exception, say: Callable[[str], None]) -> None:
+    traceback.print_exception(problem)
+    lines = str(problem).strip().splitlines()
+    say(f"{type(problem).__name__}: {lines[0]}" if lines else type(problem).__name__)
+
+
+def _alone(path: Path) -> IO[bytes] | None:
+    """Wait until the tracker's process of an earlier sitting has ended, which it does by itself."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    lock = os.fdopen(open_no_follow(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "r+b")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+if __name__ == "__main__":
+    main()

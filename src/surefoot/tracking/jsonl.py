@@ -1,0 +1,224 @@
+"""Records as append-only lines of JSON: the truth that reports and diagnosis read.
+
+Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were (inside of a dictionary
+as "NAME/NAME"). A resumed run appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by
+`streamed`, not from the file, but for what happened to the run (`event`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from hashlib import sha256
+from io import FileIO
+from pathlib import Path
+
+from surefoot.config.paths import open_no_follow, open_regular
+from surefoot.tracking.record import Record
+
+_READ_BYTES = 1 << 20
+
+
+class AppendedFile:
+    """A file at whose end bytes are written; what the disk has no room for waits in memory for the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.waiting = path, b""
+        self.file = self._opened()
+
+    def read(self, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start` on."""
+        self.file.seek(start)
+        return self.file.read(length)
+
+    def append(self, content: bytes) -> None:
+        """Write at the end; it is in the hands of the operating system when this returns, and waits if this raises `OSError`."""
+        self.waiting += content
+        while self.waiting:  # one write may take only a part
+            written = self.file.write(self.waiting)
+            self.waiting = self.waiting[written:]
+
+    def was_deleted(self) -> bool:
+        """Whether the file's name is gone, or that of another file by now."""
+        try:
+            return not os.path.samestat(self.path.lstat(), os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            return True
+
+    def make_again(self) -> None:
+        """Write all of a file that was deleted under its name again."""
+        deleted, start = self.file, 0
+        self.file = self._opened()
+        self.file.truncate(0)
+        deleted.seek(0)
+        while chunk := deleted.read(_READ_BYTES):  # an open file stays readable after it was deleted
+            start += self.file.write(chunk)
+        deleted.close()
+
+    def close(self) -> None:
+        """Close the file; `OSError` if bytes are lost by that."""
+        try:
+            self.append(b"")
+        finally:
+            self.file.close()
+
+    def _opened(self) -> FileIO:
+        handle = open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        return os.fdopen(handle, "a+b", buffering=0)
+
+
+class JsonLines:
+    """A file of records, with the length and hash of what it holds, which a checkpoint notes."""
+
+    def __init__(self, path: Path, *, noted_bytes: int = 0) -> None:
+        """Open the file to append; a torn last line is cut off, unless it is among the bytes that a checkpoint has noted."""
+        self.appended, self.hash = AppendedFile(path), sha256()
+        self.length = os.fstat(self.appended.file.fileno()).st_size
+        whole_lines = self._whole_lines()
+        if noted_bytes <= whole_lines < self.length:
+            self.appended.file.truncate(whole_lines)
+            self.length = whole_lines
+        for start in range(0, self.length, _READ_BYTES):
+            self.hash.update(self.appended.read(start, min(_READ_BYTES, self.length - start)))
+        if whole_lines < self.length:
+            self._append(b"\n")
+
+    def write(self, record: Record) -> None:
+        """Append one line; it is in the hands of the operating system when this returns.
+
+        Where that raises `OSError`, the line waits in memory for the next call, and nothing is lost while the process lives.
+        """
+        self._append(line(record).encode(errors="backslashreplace") + b"\n")
+
+    def holds(self, length: int, digest: str) -> bool:
+        """Whether the file still begins with what a checkpoint noted of it."""
+        begin, start = sha256(), 0
+        while start < length and (chunk := self.appended.read(start, min(length - start, _READ_BYTES))):
+            begin.update(chunk)
+            start += len(chunk)
+        return start == length and begin.hexdigest() == digest
+
+    def state(self) -> tuple[int, str]:
+        """Length in bytes and SHA-256 of the file as written so far."""
+        return self.length, self.hash.hexdigest()
+
+    def close(self) -> None:
+        """Close the file; `OSError` where lines are lost by that."""
+        self.appended.close()
+
+    def _append(self, content: bytes) -> None:
+        self.length += len(content)
+        self.hash.update(content)
+        self.appended.append(content)
+
+    def _whole_lines(self) -> int:
+        """Length of the file up to its last end of line."""
+        end = self.length
+        while end > 0:
+            start = max(0, end - _READ_BYTES)
+            chunk = self.appended.read(start, end - start)
+            if b"\n" in chunk:
+                return start + chunk.rindex(b"\n") + 1
+            end = start
+        return 0
+
+
+def line(record: Record) -> str:
+    """A record as one line of JSON.
+
+    >>> line({"step": 3, "loss": float("nan"), "norms": {"up": float("inf")}})
+    '{"step": 3, "loss": null, "norms": {"up": null}, "nonfinite": {"loss": "nan", "norms/up": "inf"}}'
+    """
+    plain: Record = {}
+    strange: dict[str, str] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            plain[name] = {key: None if _is_strange(held) else held for key, held in value.items()}
+            strange |= {f"{name}/{key}": repr(held) for key, held in value.items() if _is_strange(held)}
+        elif _is_strange(value):
+            plain[name], strange[name] = None, repr(value)
+        else:
+            plain[name] = value
+    return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
+
+
+def _is_strange(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+_decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of each text first
+
+_LONGEST = 8_000_000  # bytes of one line: more is no record
+
+
+def records(path: Path) -> list[Record]:
+    """The records of a run, one curve: without those that a later resume has superseded, nor half-written lines."""
+    return list(streamed(path))
+
+
+def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
+    """What `records` gives, without holding it: the file is read twice, first for where it was gone on from.
+
+    What is appended meanwhile is not read, nor, where that is given, what stands behind the first `size_bytes`. Half-written
+    lines, and what is no record, are left out.
+    """
+    ends, steps, size = _resumed(path, size_bytes)
+    for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
+        steps[place] = min(steps[place], steps[place + 1])
+    end = 0
+    with open_regular(path) as file:
+        while end < size:
+            text = file.readline(_LONGEST)
+            if not text:
+                return
+            end += len(text)
+            record = parse_record(text)
+            if record is None:
+                continue
+            later = bisect_right(ends, end)
+            if later < len(steps) and record["step"] > steps[later] and record["kind"] != "event":
+                continue
+            yield record
+
+
+def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
+    """Where in the file lines of a resume end, the steps that these went on from, and how much of the file there is to read."""
+    ends, steps, size = list[int](), list[int](), 0
+    with open_regular(path) as file:
+        while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
+            size += len(text)
+            if b'"resumed"' in text:
+                record = parse_record(text)
+                if record is not None and record["kind"] == "resumed":
+                    ends.append(size)
+                    steps.append(record["step"])
+    return ends, steps, size
+
+
+def parse_record(text: bytes) -> Record | None:
+    """The record in a line, with its numbers that are not finite put back; None where there is none."""
+    try:
+        record = _decoded(text.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    step = record.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return None
+    strange = record.pop("nonfinite", None)
+    for name, written in strange.items() if isinstance(strange, dict) else ():
+        outer, _, inner = name.partition("/")
+        try:
+            value = float(written)
+        except (TypeError, ValueError):
+            continue
+        held = record.get(outer)
+        if name in record or not isinstance(held, dict):  # a score has a slash in its name too
+            record[name] = value
+        else:
+            held[inner] = value
+    return record

@@ -1,0 +1,237 @@
+"""A run in a terminal: a table that grows by one row per evaluation, and one live line under it.
+
+Rows are ordinary text and scroll away; only the last line is drawn again, in one write, when a record comes. No thread, no
+hidden cursor: whatever ends the process leaves the terminal as it was. What the user prints takes the live line's place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from surefoot.tracking.console import Said
+from surefoot.tracking.format import compact, duration, in_line, number, visible
+from surefoot.tracking.record import OWN, Record, scores_in
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_ERASE = "\r\x1b[2K"
+_GAP = "  "
+_BAR = (5, 16)  # columns: fewer are no bar
+_BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets a second, each of its usual width
+_ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
+_CELL = 9  # columns of a score
+_TIME = 6
+
+
+class Terminal:
+    """The terminal that `stream` (default: standard output) is. NO_COLOR is obeyed; only the eight plain colours are used."""
+
+    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console  # 60 ms, and only terminals need it
+
+        self.length, self.now, self.begun = length, now, now()
+        self.stream = stream or sys.stdout
+        self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.said = Said(self.stream)
+        self.guests = ExitStack()  # standard output and error as others have them while the line stands
+        self.bar = ("━", "─") if _can_write("━─", self.stream) else ("#", "-")
+        self.train: Record | None = None  # the last one
+        self.phrase = ""  # what is being done, where that takes long
+        self.columns: list[str] | None = None  # scores in the table
+        self.drawn = False
+        self.unfinished = False  # a guest's line
+
+    @property
+    def fresh_line(self) -> str:
+        """What erases the live line; nothing where standard error goes elsewhere."""
+        return _ERASE if os.isatty(2) else ""
+
+    def write(self, record: Record) -> None:
+        """Take one record: a row for scores, text for a sample; the live line is drawn again."""
+        self.phrase = ""
+        match record["kind"]:
+            case "train":
+                self.train = record
+            case "scores":
+                self._above(*self._row(record))
+            case "sample":
+                self._above(f"--- sample at step {record['step']} ---\n{visible(record['text'])}\n---")
+        self._draw()
+
+    def say(self, text: str) -> None:
+        """Print prose above the live line."""
+        self._above(visible(text))
+        self._draw()
+
+    def started(self, spent_s: float) -> None:
+        """Tell the time of rows from here on; the run has taken `spent_s` before."""
+        self.begun = self.now() - spent_s
+
+    def doing(self, what: str) -> None:
+        """Show on the live line what is being done from now on, until the next record."""
+        if in_line(what) != self.phrase:
+            self.phrase = in_line(what)
+            self._draw()
+
+    def close(self) -> None:
+        """Take the live line away: what follows stands on a line of its own."""
+        self.guests.close()
+        if self.drawn or self.unfinished:
+            self.said.put(self._start())
+        self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
+
+    def give_way(self, text: str) -> None:
+        """Make room for what a guest is about to write."""
+        if self.drawn:
+            self.said.put(_ERASE)
+            self.drawn = False
+        if text:
+            self.unfinished = not text.endswith("\n")
+
+    def _start(self) -> str:
+        """What brings the cursor to an empty line."""
+        return "\n" if self.unfinished else _ERASE
+
+    def _above(self, *lines: str | Text) -> None:
+        with self.rich.capture() as captured:
+            for line in lines:
+                self.rich.print(line)
+        self.said.put((self._start() if self.drawn or self.unfinished else "") + captured.get())
+        self.drawn = self.unfinished = False
+
+    def _draw(self) -> None:
+        if self.train is None and not self.phrase:
+            return
+        with self.rich.capture() as captured:
+            self.rich.print(self._line(), end="")
+        self.said.put(self._start() + captured.get())
+        if not self.drawn and self.stream is sys.stdout:
+            self.guests.enter_context(redirect_stdout(cast(TextIO, _Guest(sys.stdout, self.give_way))))
+            if sys.stderr is not None and sys.stderr.isatty():
+                self.guests.enter_context(redirect_stderr(cast(TextIO, _Guest(sys.stderr, self.give_way))))
+        self.drawn, self.unfinished = True, False
+
+    def _line(self) -> Text:
+        """As much of it as there is room for, in the order of what one wants to know."""
+        from rich.text import Text
+
+        line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
+        if record is not None:
+            done, count = int(record["step"]), f"{record['step']}/{self.length}"
+            least, most = _BAR
+            width = min(most, room - _BESIDE_BAR - 2 * len(str(self.length)) - 2)
+            if width >= least:
+                full = round(width * min(1.0, done / max(1, self.length)))
+                line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
+            line.append(count)
+        values = [(self.phrase, "bold")] if self.phrase else _values(record or {})
+        for text, style in values:
+            gap = _GAP if line else ""
+            if len(values) == 1 or line.cell_len + len(gap) + Text(text).cell_len <= room:
+                line.append(gap).append(text, style)
+        line.truncate(room, overflow="crop")
+        return line
+
+    def _row(self, record: Record) -> list[str | Text]:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        values = {in_line(name): _cell(value) for name, value in scores_in(record).items()}
+        titles = _titles(list(values))
+        wide = {name: max(_CELL, cell_len(titles[name])) for name in values}
+        step = max(5, len(str(self.length)))
+        room = self.rich.width - 1 - step - len(_GAP) - len("train loss") - len(_GAP) - _TIME
+        shown: list[str] = []
+        for name in values:
+            room -= len(_GAP) + wide[name]
+            if room < 0:
+                break
+            shown.append(name)
+        lines: list[str | Text] = []
+        if shown != self.columns:
+            self.columns = shown
+            scores = [" " * (wide[name] - cell_len(titles[name])) + titles[name] for name in shown]
+            lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
+            if len(shown) < len(values):
+                lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
+        loss = "" if self.train is None or "loss" not in self.train else _loss(self.train)
+        cells = [str(record["step"]).rjust(step), loss.rjust(len("train loss"))]
+        cells += [values[name].rjust(wide[name]) for name in shown]
+        lines.append(_GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)]))
+        return lines
+
+
+class _Guest:
+    """A standard stream as all others see it while a live line stands on the same terminal."""
+
+    def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
+        self.stream, self.give_way = stream, give_way
+
+    def write(self, text: str) -> int:
+        self.give_way(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _values(record: Record) -> list[tuple[str, str]]:
+    """What the live line shows of a record beside its step, with the style of each."""
+    values: list[tuple[str, str]] = []
+    if record.get("skipped"):
+        values.append((f"{record['skipped']} skipped", "red"))
+    if "loss" in record:
+        values.append((f"loss {_loss(record)}", ""))
+    if "left_s" in record:
+        values.append((f"left {duration(record['left_s'])}", ""))
+    for title, name in (("lr", "learning_rate"), ("norm", "norm")):
+        if name in record:
+            values.append((f"{title} {record[name]:.3g}".replace("e-0", "e-"), ""))
+    if "targets_per_s" in record:
+        values.append((f"{compact(record['targets_per_s'])}/s", ""))
+    if "clipped" in record:
+        values.append((f"clipped {record['clipped']:.2g}", ""))
+    return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
+
+
+def _loss(record: Record) -> str:
+    """Of the steps that were applied."""
+    return number(record["loss_of_applied"] if "loss_of_applied" in record else record["loss"])
+
+
+def _cell(value: float) -> str:
+    """A score in a column of the table.
+
+    >>> _cell(3.36541), _cell(0.000123456), _cell(-1.2345e-100)
+    ('3.3654', '0.000123', '-1.2e-100')
+    """
+    fits = (text for text in (number(value), f"{value:.3g}", f"{value:.2g}") if len(text) <= _CELL)
+    return next(fits, f"{value:.0e}")
+
+
+def _titles(names: list[str]) -> dict[str, str]:
+    """Scores without their split, as long as no two would be called the same.
+
+    >>> _titles(["held-out/loss", "cloze/accuracy"]), _titles(["a/loss", "b/loss"])
+    ({'held-out/loss': 'loss', 'cloze/accuracy': 'accuracy'}, {'a/loss': 'a/loss', 'b/loss': 'b/loss'})
+    """
+    last = {name: name.rpartition("/")[2] for name in names}
+    return last if len(set(last.values())) == len(names) else {name: name for name in names}
+
+
+def _can_write(text: str, stream: TextIO) -> bool:
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

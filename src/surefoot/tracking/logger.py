@@ -1,0 +1,114 @@
+"""Where the records of a sitting go: the console, metrics.jsonl, TensorBoard, trackers. One that cannot take them ends no run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from surefoot.checkpoint.format import Contents
+from surefoot.tracking.console import Screen
+from surefoot.tracking.external.client import Tracker
+from surefoot.tracking.jsonl import JsonLines
+from surefoot.tracking.record import Record, Sink
+from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.tensorboard import TensorBoard
+
+
+class Journal:
+    """All that take records; with `open` those of a run's directory too."""
+
+    def __init__(self, console: Screen | None) -> None:
+        self.console = console
+        self.sinks: list[Sink] = [console] if console is not None else []
+        self.metrics: JsonLines | None = None
+        self.directory: RunDirectory | None = None
+        self.failing: list[Sink] = []  # those that have been warned of
+
+    def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
+        """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
+        noted_bytes = 0 if found is None or found.log is None else found.log[0]
+        self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted_bytes)
+        self.sinks += [self.metrics, TensorBoard(directory.path / "tensorboard", from_step=step)]
+        if found is None:
+            return
+        if found.log is not None and not self.metrics.holds(*found.log):
+            self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
+        self.write({"kind": "resumed", "step": step})
+
+    def make_again(self) -> bool:
+        """Write the files of records again if they were deleted meanwhile; return whether any was."""
+        files = [sink.appended for sink in self.sinks if isinstance(sink, JsonLines | TensorBoard)]
+        deleted = [file for file in files if file.was_deleted()]
+        for file in deleted:
+            if self.directory is not None:
+                self.directory.refuse_links()
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            file.make_again()
+        return bool(deleted)
+
+    def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
+        """Let trackers have what is written from now on, beside the directory's own files."""
+        self.sinks += [Tracker(name, out=directory.path, settings=settings) for name in names]
+
+    def write(self, record: Record) -> None:
+        """Hand a record to all that take them."""
+        self._hand(record, self.sinks)
+
+    def show(self, record: Record) -> None:
+        """Hand a record of what is kept elsewhere in the directory to all but the file of records."""
+        self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
+
+    def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
+        for sink in sinks:
+            try:
+                sink.write(record)
+            except Exception as problem:
+                if sink is self.metrics and not isinstance(problem, OSError):
+                    raise  # the truth of a run is not given up for a fault of ours
+                self._warn_of(sink, problem)
+            else:
+                self.failing = [other for other in self.failing if other is not sink]
+
+    def close(self) -> None:
+        """Close all of them, whichever fails."""
+        for sink in self.sinks:
+            if isinstance(sink, Tracker):  # they finish at the same time
+                sink.ask_to_close()
+        with ExitStack() as last_first:
+            for sink in reversed(self.sinks):
+                last_first.callback(self._close, sink)
+
+    def state(self) -> tuple[int, str] | None:
+        """What a checkpoint notes of the file of records; None where there is none."""
+        return None if self.metrics is None else self.metrics.state()
+
+    def _close(self, sink: Sink) -> None:
+        try:
+            sink.close()
+        except Exception as problem:
+            self._say(f"WARNING: records are missing in {_name(sink)}: {_words(problem)}")
+
+    def _warn_of(self, sink: Sink, problem: Exception) -> None:
+        if sink not in self.failing:
+            self.failing.append(sink)
+            self._say(f"WARNING: records do not reach {_name(sink)}: {_words(problem)}; training goes on")
+
+    def _say(self, text: str) -> None:
+        if self.console is not None:
+            self.console.say(text)
+
+
+def _words(problem: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(problem, OSError):
+        return str(problem.strerror or problem)
+    return f"{type(problem).__name__}: {problem}".partition("\n")[0]
+
+
+def _name(sink: Sink) -> str:
+    if isinstance(sink, Tracker):
+        return sink.name
+    if isinstance(sink, JsonLines):
+        return "metrics.jsonl"
+    return "tensorboard" if isinstance(sink, TensorBoard) else "the console"

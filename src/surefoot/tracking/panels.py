@@ -1,0 +1,337 @@
+"""What a report can show of a task beside its curves: tinted text, examples, curves, a confusion matrix, pictures.
+
+Plain data, written as `panels.json` in a run's directory. What makes them of a model is in `report/task_panels.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from surefoot.config.paths import local_path, open_regular
+from surefoot.errors import ConfigError, DataError
+
+LONGEST = 20_000  # characters of one text
+
+LARGEST = 1_024  # pixels of one side of a picture
+
+_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+
+
+def check(holds: bool, otherwise: str) -> None:
+    """Raise `ConfigError` where something does not hold.
+
+    >>> check(True, "never said")
+    """
+    if not holds:
+        raise ConfigError(f"a panel cannot be shown: {otherwise}")
+
+
+def check_texts(*texts: Any) -> None:
+    """Raise where one is no text, is too long, or holds half a character, which no file can hold.
+
+    >>> check_texts("a", "b")
+    """
+    for text in texts:
+        check(isinstance(text, str), f"a text is a {type(text).__name__}")
+        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
+        check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
+
+
+def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise where it is neither absent nor a finite number in these limits.
+
+    >>> check_number(None, "a score"), check_number(0.5, "a score", most=1.0)
+    (None, None)
+    """
+    if value is None:
+        return
+    check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
+    check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number from 0 on that others can hold too.
+
+    >>> is_count(3), is_count(True), is_count(-1)
+    (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def check_png(text: Any) -> None:
+    """Raise where it is no base64 of a PNG file of few pixels."""
+    check(isinstance(text, str) and text.isascii(), "a picture's png is no base64")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as problem:
+        raise ConfigError("a panel cannot be shown: a picture's png is no base64") from problem
+    check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "a picture's png is no PNG file")
+    wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
+    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"a picture has {wide} x {high} pixels, at most {LARGEST} each")
+
+
+FILE = "panels.json"  # in the run's directory
+
+MOST_BYTES = 300_000  # of that file: it becomes a part of one page
+
+_MOST = 5_000  # pieces, points, examples, pictures of one panel
+
+_MOST_CLASSES = 100
+
+_VERSION = 1
+
+Unit = Literal["nats", "fraction"]
+
+Group = Literal["best", "worst", "random"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TintedText:
+    """A text in pieces, each with a number that says how strongly it is tinted; put together, the pieces are the text.
+
+    unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
+
+    >>> TintedText(title="held-out", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
+    'def f'
+    """
+
+    kind: ClassVar[str] = "tinted-text"
+    title: str
+    legend: str
+    unit: Unit
+    pieces: tuple[tuple[str, float | None], ...]
+
+    def __post_init__(self) -> None:
+        check_texts(self.title, self.legend, *(text for text, _ in self.pieces))
+        check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: nats or fraction")
+        check(len(self.pieces) <= _MOST, f"{len(self.pieces):,} pieces, and {_MOST:,} can be shown")
+        most = math.inf if self.unit == "nats" else 1.0
+        for text, value in self.pieces:
+            check_number(value, f"the number of {text!r}", least=0.0, most=most)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(text for text, _ in self.pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """What a model made of one source, beside what was meant; `group` says why it was chosen."""
+
+    source: str
+    reference: str
+    output: str
+    score: float | None
+    group: Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Texts side by side; `legend` says what the score is."""
+
+    kind: ClassVar[str] = "examples"
+    title: str
+    legend: str
+    examples: tuple[Example, ...]
+
+    def __post_init__(self) -> None:
+        check_texts(self.title, self.legend)
+        check(len(self.examples) <= _MOST, f"{len(self.examples):,} examples, and {_MOST:,} can be shown")
+        for one in self.examples:
+            check(isinstance(one, Example), f"an example is a {type(one).__name__}: give surefoot.Example(...)")
+            check_texts(one.source, one.reference, one.output)
+            check_number(one.score, "a score")
+            check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: best, worst or random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Values over steps that the run's records do not have: {name: ((step, value), ...)}."""
+
+    kind: ClassVar[str] = "curves"
+    title: str
+    legend: str
+    curves: Mapping[str, tuple[tuple[int, float | None], ...]]
+
+    def __post_init__(self) -> None:
+        check_texts(self.title, self.legend, *self.curves)
+        points = [point for curve in self.curves.values() for point in curve]
+        check(len(points) <= _MOST, f"{len(points):,} points, and {_MOST:,} can be shown")
+        for step, value in points:
+            check(is_count(step), f"a point's step is {step!r}: a whole number from 0 on")
+            check_number(value, "a point's value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfusionMatrix:
+    """How many samples of each class (row) were taken for each class (column)."""
+
+    kind: ClassVar[str] = "confusion-matrix"
+    title: str
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        check_texts(self.title, *self.classes)
+        number = len(self.classes)
+        check(number <= _MOST_CLASSES, f"{number:,} classes, and {_MOST_CLASSES} can be shown")
+        square = len(self.counts) == number and all(len(row) == number for row in self.counts)
+        check(square, f"counts of {len(self.counts)} rows for {number} classes: one row and one column for each class")
+        check(all(is_count(one) for row in self.counts for one in row), "counts are whole numbers from 0 on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A small picture (a PNG file as base64), what it shows, what it was taken for and how wrong that was."""
+
+    png: str
+    caption: str = ""
+    label: str | None = None
+    guess: str | None = None
+    probability: float | None = None
+    """That the model gave its guess."""
+    label_probability: float | None = None
+    """That it gave the right class."""
+    loss: float | None = None
+    """In nats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Pictures in a row."""
+
+    kind: ClassVar[str] = "pictures"
+    title: str
+    pictures: tuple[Picture, ...]
+
+    def __post_init__(self) -> None:
+        check_texts(self.title)
+        check(len(self.pictures) <= _MOST, f"{len(self.pictures):,} pictures, and {_MOST:,} can be shown")
+        for one in self.pictures:
+            check(isinstance(one, Picture), f"a picture is a {type(one).__name__}: give surefoot.Picture(...)")
+            check_png(one.png)
+            check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
+            check_number(one.loss, "the loss of a picture", least=0.0)
+            for chance in (one.probability, one.label_probability):
+                check_number(chance, "a probability", least=0.0, most=1.0)
+
+
+Panel = TintedText | Examples | Curves | ConfusionMatrix | Pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """What a report shows of the weights after `step` steps."""
+
+    step: int
+    panels: tuple[Panel, ...]
+
+    def to_json(self) -> str:
+        """As it stands in `panels.json`.
+
+        >>> Panels(step=3, panels=()).to_json()
+        '{"format_version": 1, "step": 3, "panels": []}\\n'
+        """
+        held = {"format_version": _VERSION, "step": self.step, "panels": [written(panel) for panel in self.panels]}
+        return json.dumps(held, allow_nan=False) + "\n"
+
+
+def written(panel: Panel) -> dict[str, Any]:
+    """A panel as JSON has it, its `kind` first.
+
+    >>> written(ConfusionMatrix(title="held-out", classes=("cat",), counts=((4,),)))
+    {'kind': 'confusion-matrix', 'title': 'held-out', 'classes': ('cat',), 'counts': ((4,),)}
+    """
+    return {"kind": panel.kind, **asdict(panel)}
+
+
+def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
+    """The panels that a page has room for, taken in their order, and those that it has not.
+
+    >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
+    []
+    """
+    kept: list[Panel] = []
+    left_out: list[Panel] = []
+    room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
+    for panel in panels:
+        size = len(json.dumps(written(panel))) + 2
+        (kept if size <= room else left_out).append(panel)
+        room -= size if size <= room else 0
+    return kept, left_out
+
+
+def read_panels(run: Path | str) -> Panels | None:
+    """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
+    place = local_path(run, setting="run") / FILE
+    try:
+        with open_regular(place) as file:
+            text = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise DataError(f"{place} cannot be read: {problem.strerror or problem}") from problem
+    try:
+        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
+        return panels_from_json(text.decode())
+    except (ConfigError, UnicodeDecodeError) as problem:
+        raise DataError(
+            f"{place} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
+        ) from problem
+
+
+def panels_from_json(text: str) -> Panels:
+    """What `Panels.to_json` wrote; `ConfigError` for anything else.
+
+    >>> panels_from_json(Panels(step=3, panels=()).to_json())
+    Panels(step=3, panels=())
+    """
+    try:
+        found = json.loads(text)
+        check(isinstance(found, dict) and found.keys() == {"format_version", "step", "panels"}, "it is no such object")
+        check(
+            found["format_version"] == _VERSION, f"format_version is {found['format_version']!r}, known is {_VERSION}"
+        )
+        check(is_count(found["step"]), f"step is {found['step']!r}")
+        return Panels(step=found["step"], panels=tuple(_READ[one.pop("kind")](**one) for one in found["panels"]))
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
+        raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
+
+
+def _tinted_text(*, pieces: Any, **rest: Any) -> TintedText:
+    return TintedText(pieces=tuple((text, value) for text, value in pieces), **rest)
+
+
+def _examples(*, examples: Any, **rest: Any) -> Examples:
+    return Examples(examples=tuple(Example(**one) for one in examples), **rest)
+
+
+def _curves(*, curves: Any, **rest: Any) -> Curves:
+    return Curves(
+        curves={name: tuple((step, value) for step, value in curve) for name, curve in curves.items()}, **rest
+    )
+
+
+def _confusion_matrix(*, classes: Any, counts: Any, **rest: Any) -> ConfusionMatrix:
+    return ConfusionMatrix(classes=tuple(classes), counts=tuple(tuple(row) for row in counts), **rest)
+
+
+def _pictures(*, pictures: Any, **rest: Any) -> Pictures:
+    return Pictures(pictures=tuple(Picture(**one) for one in pictures), **rest)
+
+
+_READ: dict[str, Callable[..., Panel]] = {
+    TintedText.kind: _tinted_text,
+    Examples.kind: _examples,
+    Curves.kind: _curves,
+    ConfusionMatrix.kind: _confusion_matrix,
+    Pictures.kind: _pictures,
+}

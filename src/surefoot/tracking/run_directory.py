@@ -1,0 +1,292 @@
+"""A run's directory: what lies in it besides checkpoints and metrics, and who may write there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from surefoot.checkpoint.filesystem import DISK
+from surefoot.config.paths import open_no_follow, write_whole
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.run_reader import Session, read_sessions
+
+_OPEN: set[Path] = set()  # directories that runs of this process hold
+_DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
+_APPENDED_TO = ("metrics.jsonl", ".lock")
+_REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
+
+
+class RunDirectory:
+    """One run's directory, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock: IO[bytes] | None = None
+        self.is_locked = False  # not on a file system without locks
+        self.small_files: dict[str, bytes] = {}  # config.toml and others, to be written again where they are deleted
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The file of records."""
+        return self.path / "metrics.jsonl"
+
+    def open(self) -> None:
+        """Make the directory and hold it; a second process that trains into it is refused, and so is a link of our names in it."""
+        place = self.path.resolve()
+        if place in _OPEN:  # a process may lock a file as often as it likes
+            raise ConfigError(f"this process is training into {self.path} already: choose another --out")
+        try:
+            _make(place)
+            if (link := self._link()) is not None:
+                raise ConfigError(
+                    f"{link} is a link to {os.readlink(link)}\n"
+                    "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
+                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --out DIR"
+                )
+            self._refuse_other_kinds()
+            lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
+        except OSError as problem:
+            raise ConfigError(
+                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
+            ) from problem
+        locked = _locked(lock)
+        if locked is False:
+            lock.close()
+            raise ConfigError(
+                f"another process is training into {self.path} right now: wait for it, or choose another --out"
+            )
+        self.lock, self.is_locked = lock, locked is not None
+        _OPEN.add(place)
+
+    def remember(self, *names: str) -> None:
+        """Keep small files that lie there in memory, so that `make_again` can write them."""
+        for name in names:
+            if (self.path / name).is_file():
+                self.small_files[name] = (self.path / name).read_bytes()
+
+    def make_again(self) -> bool:
+        """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.
+
+        Raises `CheckpointError` if another process trains into it since then: two would delete each other's checkpoints.
+        """
+        if self.lock is None or _same_file(self.path / ".lock", self.lock):
+            return False
+        try:
+            _make(self.path.resolve())
+            self.refuse_links()
+            lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
+        except OSError as problem:
+            raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
+        if _locked(lock) is False:
+            lock.close()
+            raise CheckpointError(
+                f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
+                "  two runs in one directory would delete each other's checkpoints, so this one saves nothing more\n"
+                "  end one of them, and resume the other with the same command"
+            )
+        self.lock.close()
+        self.lock = lock
+        for name, content in self.small_files.items():
+            if not (self.path / name).exists():
+                self.write_bytes(name, content)
+        return True
+
+    def refuse_links(self) -> None:
+        """Raise `OSError` (ELOOP) if a name that the run writes to is a link: nothing may be written or removed then."""
+        if (link := self._link()) is not None:
+            words = f"a link to {os.readlink(link)}, and a run follows no link out of its directory"
+            raise OSError(errno.ELOOP, words, str(link))
+
+    def _link(self) -> Path | None:
+        return next((path for path in (*self._directories(), *self._files()) if path.is_symlink()), None)
+
+    def _directories(self) -> list[Path]:
+        return [self.path / name for name in _DIRECTORIES]
+
+    def _files(self) -> list[Path]:
+        return [
+            *(self.path / name for name in _APPENDED_TO),
+            *self.path.glob("logs/*"),
+            *self.path.glob("trackers/*.lo*"),
+        ]
+
+    def _refuse_other_kinds(self) -> None:
+        files = [*self._files(), *(self.path / name for name in _REPLACED)]
+        strange = [(path, "directory") for path in self._directories() if path.exists() and not path.is_dir()]
+        strange += [(path, "regular file") for path in files if path.exists() and not path.is_file()]
+        for path, kind in strange:
+            raise ConfigError(
+                f"{path} is not a {kind}\n"
+                "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
+                f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
+            )
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self.lock is not None:
+            _OPEN.discard(self.path.resolve())
+            self.lock.close()
+            self.lock = None
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file so that it is there whole or not at all."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """The same of a file that is no text."""
+        target = self.path / name
+        try:
+            write_whole(target, data)
+        except OSError as problem:
+            raise CheckpointError(f"cannot write {target}: {problem.strerror or problem}") from problem
+        if target.parent == self.path:
+            self.small_files[name] = data
+
+    def add_sitting(self, sitting: dict[str, Any]) -> None:
+        """Append one start or resume to environment.json."""
+        place = self.path / "environment.json"
+        held: tuple[Session, ...] = ()
+        if place.exists():
+            try:
+                held = read_sessions(self.path)
+            except (OSError, ValueError):
+                place.replace(self.path / "environment.damaged.json")
+        self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
+
+
+def _locked(lock: IO[bytes]) -> bool | None:
+    """Lock a file for as long as this process lives; False if another has it, None if the file system locks nothing.
+
+    Loader workers do not inherit it.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        if problem.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # of a server, perhaps: nobody can lock it
+            return None
+        return False
+    return True
+
+
+def _same_file(path: Path, file: IO[bytes]) -> bool:
+    """Whether a name is still that of an open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def held_here(path: Path) -> bool:
+    """Whether a run of this process holds a directory: its lock must then not be touched, since any close lets go of it."""
+    return path.resolve() in _OPEN
+
+
+def directory_of_start(run: Path) -> str | None:
+    """Where the command was given that began a run; None where that is not known."""
+    try:
+        return str(read_sessions(run)[0]["directory"])
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
+    """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
+    ours = {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "crash",
+        "report.html",
+        "trackers",
+        "panels.json",
+    }
+    wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
+    if wrong:
+        raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
+    return dict(files)
+
+
+def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
+    """What bit-equal results depend on besides the configuration."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "surefoot": _version("surefoot"),
+        "torch": torch.__version__,
+        "device": device.type,
+        "hardware": name,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "deterministic": deterministic,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Where and how this sitting was started."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "numpy": _version("numpy"),
+        "processors": os.cpu_count(),
+        "memory_bytes": machine_memory_bytes(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "directory": os.getcwd(),
+        "git_commit": _git_commit(),
+    }
+
+
+def machine_memory_bytes() -> int | None:
+    """The memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # the first: on Windows there is no sysconf
+        return None
+
+
+def _make(path: Path) -> None:
+    """Make a directory and those above it that are missing, so that their names outlive a power failure too."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        DISK.flush_directory(place.parent)
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _git_commit() -> str | None:
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,195 @@
+"""Records as TensorBoard scalars, texts, images and hparams; what a resume supersedes is purged."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.config.paths import make_no_follow
+from surefoot.tracking.format import compact
+from surefoot.tracking.jsonl import AppendedFile
+from surefoot.tracking.record import Record
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+_CELL = 28  # pixels of one count
+
+_LETTER = 7  # pixels of one letter's width, about
+
+_TILE = 64  # pixels of one picture
+
+_LONGEST_NAME = 16
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A PNG file."""
+
+    png: bytes
+    width: int
+    height: int
+
+
+def pictured(panel: Mapping[str, Any]) -> Drawn | None:
+    """A confusion matrix or the pictures of a panel (as `panels.written` gives it) as a picture; None of any other kind.
+
+    >>> drawn = pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))})
+    >>> drawn.png[1:4], drawn.width == drawn.height
+    (b'PNG', True)
+    """
+    match panel["kind"]:
+        case "confusion-matrix":
+            image = _matrix(panel["classes"], panel["counts"])
+        case "pictures" if panel["pictures"]:
+            image = _tiles([base64.b64decode(one["png"]) for one in panel["pictures"]])
+        case _:
+            return None
+    file = io.BytesIO()
+    image.save(file, "png")
+    return Drawn(file.getvalue(), image.width, image.height)
+
+
+def _matrix(classes: Any, counts: Any) -> Image:
+    """The darker, the larger the share of its row; rows are the right classes, as is written at the left and at the top."""
+    from PIL import Image, ImageDraw
+
+    names = [name[:_LONGEST_NAME] for name in classes]
+    margin = 8 + _LETTER * max((len(name) for name in names), default=0)
+    side = margin + _CELL * len(names)
+    image = Image.new("RGB", (max(side, 1), max(side, 1)), "white")
+    draw = ImageDraw.Draw(image)
+    for row, (name, line) in enumerate(zip(names, counts, strict=True)):
+        top = margin + row * _CELL
+        draw.text((2, top + _CELL // 3), name, fill="black")
+        upright = Image.new("RGB", (margin, _CELL), "white")
+        ImageDraw.Draw(upright).text((2, _CELL // 3), name, fill="black")
+        image.paste(upright.rotate(90, expand=True), (top, 0))
+        for column, count in enumerate(line):
+            left, share = margin + column * _CELL, count / max(1, sum(line))
+            shade = round(255 * (1 - share))
+            draw.rectangle((left, top, left + _CELL - 2, top + _CELL - 2), fill=(shade, shade, 255))
+            if count:
+                ink = "white" if share > 0.5 else "black"
+                draw.text((left + 3, top + _CELL // 3), compact(count), fill=ink)
+    return image
+
+
+def _tiles(pngs: list[bytes]) -> Image:
+    """Pictures side by side, row after row, each pixel as large as fits."""
+    from PIL import Image
+
+    across = min(8, len(pngs))
+    image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
+    for place, data in enumerate(pngs):
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as one:
+            scale = min(_TILE / one.width, _TILE / one.height)
+            size = (max(1, round(one.width * scale)), max(1, round(one.height * scale)))
+            tile = one.convert("RGB").resize(size, Image.Resampling.NEAREST)
+        image.paste(tile, (place % across * (_TILE + 2), place // across * (_TILE + 2)))
+    return image
+
+
+_files = itertools.count()  # of this process
+
+_NO_CURVES = {"layers", "data", "event"}  # nested, or words
+
+
+class TensorBoard:
+    """An event directory; `from_step` is the step a run goes on from, and nothing later of an older sitting is shown."""
+
+    def __init__(self, directory: Path, *, from_step: int) -> None:
+        # protobuf and more: half a second
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
+        make_no_follow(directory)
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+        self.appended = AppendedFile(directory / name)
+        # no thread of torch's writer: one that meets a full disk prints a traceback, and loses what follows
+        self.packed = BytesIO()
+        self.packing = RecordWriter(self.packed)
+        self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
+
+    def write(self, record: Record) -> None:
+        """Add the numbers of a record under its kind, at its step; the pictures of panels, and a run's outcome as hparams."""
+        match record["kind"]:
+            case "sample":
+                from torch.utils.tensorboard.summary import text
+
+                self._add(text("sample", f"```\n{record['text']}\n```").value, record)  # type: ignore[no-untyped-call]
+            case "panels":
+                self._add_pictures(record)
+            case "outcome":
+                self._add_outcome(record)
+            case kind if kind not in _NO_CURVES:
+                prefix = "" if kind == "scores" else f"{kind}/"
+                self._add(
+                    [self.summary.Value(tag=prefix + name, simple_value=value) for name, value in _numbers(record)],
+                    record,
+                )
+            case _:
+                self.appended.append(b"")  # what waits for room
+
+    def close(self) -> None:
+        """Close the file; `OSError` if values are lost by that."""
+        self.appended.close()
+
+    def _add_pictures(self, record: Record) -> None:
+
+        values = []
+        for panel in record["panels"]:
+            drawn = pictured(panel)
+            if drawn is not None:
+                held = {"width": drawn.width, "height": drawn.height, "colorspace": 3}
+                image = self.summary.Image(encoded_image_string=drawn.png, **held)
+                values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
+        self._add(values, record)
+
+    def _add_outcome(self, record: Record) -> None:
+        """Settings beside the scores that stand as scalars already, for the table in which TensorBoard compares runs."""
+        from torch.utils.tensorboard.summary import hparams
+
+        scores = [*record["scores"], *(f"end/{name}" for name in record.get("scores_at_end", {}))]
+        settings = {name: _plain(value) for name, value in record["settings"].items() if value is not None}
+        parts = hparams(settings, dict.fromkeys(scores, 0.0))  # type: ignore[no-untyped-call]  # values: those of the scalars
+        for part in parts:
+            self._add(part.value, record)
+
+    def _add(self, values: Any, record: Record) -> None:
+        # all in one event: one by one they cost ten times as much
+        summary = self.summary(value=values)
+        self._append(self.event(wall_time=time.time(), step=record["step"], summary=summary))
+
+    def _append(self, event: Any) -> None:
+        """Write an event in the format of TFRecord; a full disk raises `OSError`, and what waits is written later."""
+        self.packing.write(event.SerializeToString())
+        content = self.packed.getvalue()
+        self.packed.seek(0)
+        self.packed.truncate()
+        self.appended.append(content)
+
+
+def _numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [
+        (name, value)
+        for name, value in record.items()
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    return value if isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,174 @@
+"""What of a forward pass is kept for the backward pass: all of it, or a block's inputs, from which it is computed again.
+
+Chen et al. 2016 (https://arxiv.org/abs/1604.06174). Nothing of that changes a bit of a run: computing again starts from the
+same random numbers and the same buffers, and what it does to buffers is forgotten.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from surefoot.distributed.blocks import blocks_of
+from surefoot.errors import ConfigError
+
+How = Literal["off", "blocks", "selective"]
+_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+_aten = torch.ops.aten
+_PRODUCTS = {
+    _aten.mm,
+    _aten.addmm,
+    _aten.bmm,
+    _aten.baddbmm,
+    _aten._scaled_mm,
+    _aten._grouped_mm,
+    _aten.convolution,
+    _aten.linear,
+    _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+    _aten._scaled_dot_product_efficient_attention,
+    _aten._scaled_dot_product_cudnn_attention,
+    _aten._scaled_dot_product_fused_attention_overrideable,
+}
+
+
+def check_how(how: str, blocks: Sequence[str] | None) -> None:
+    """Raise `ConfigError` for what is no way to keep activations, and for blocks named where none is computed again."""
+    if how not in get_args(How):
+        raise ConfigError(f"activation_checkpointing = {how!r}: one of {', '.join(get_args(How))}")
+    if blocks is not None and how == "off":
+        raise ConfigError(
+            f"checkpointed_blocks = {list(blocks)} says nothing while activation_checkpointing is off\n"
+            "  try: --activation-checkpointing blocks"
+        )
+
+
+def compute_again(
+    models: Mapping[str, nn.Module], how: Literal["blocks", "selective"], *, blocks: Sequence[str] | None = None
+) -> dict[str, nn.Module]:
+    """Have the models' blocks computed again in the backward pass; returns these blocks by name.
+
+    "blocks" keeps what goes into a block. "selective" also keeps what its matrix products, convolutions and attention gave,
+    and computes the rest again. `blocks` are names, as `blocks_of` takes them; None: those found from each model. The forward
+    of each block is replaced on the instance: parameters keep their names, and a copy of the model computes its own blocks
+    again. Nothing is kept where no gradient is asked for, so evaluation is as before.
+
+    Raises `ConfigError` where there are no blocks.
+
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+    >>> list(compute_again({"model": model}, "blocks")), model(torch.zeros(4)).requires_grad
+    (['0', '1', '2'], True)
+    """
+    found = {name: blocks_of(model, "auto" if blocks is None else blocks) for name, model in models.items()}
+    if not any(found.values()):
+        kinds = ", ".join(type(model).__name__ for model in models.values())
+        raise ConfigError(
+            f"activation_checkpointing = {how}: {kinds} has no repeated blocks (two or more of one class in a list of modules)\n"
+            '  name what is to be computed again: checkpointed_blocks=["encoder", "MyBlock", "layers.*"], or leave it off'
+        )
+    chosen = {
+        name if len(found) == 1 else f"{model}.{name}": held for model in found for name, held in found[model].items()
+    }
+    for block in {id(block): block for block in chosen.values()}.values():
+        # partial, and not a closure: a deep copy of the block then holds its own forward, and not this one's
+        vars(block)["forward"] = partial(_computed_again, block, block.forward, how == "selective")
+    return chosen
+
+
+def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
+    """How blocks are computed again, and which ones.
+
+    >>> in_words("selective", {"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
+    'selective, in 2 of Linear'
+    """
+    kinds = Counter(type(block).__name__ for block in blocks.values())
+    return f"{how}, in " + " and ".join(f"{number} of {kind}" for kind, number in kinds.items())
+
+
+def _computed_again(
+    block: nn.Module, forward: Callable[..., Any], selective: bool, /, *inputs: Any, **named: Any
+) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    if not torch.compiler.is_compiling():
+        contexts = partial(_contexts, block, selective)
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
+    # A compiled graph writes buffers once, whatever it computes again. A block that falls to pieces would run outside of it,
+    # without the contexts above, which cannot be compiled: torch 2.13 takes none but these two.
+    with torch._dynamo.error_on_graph_break(True):
+        if selective:
+            chosen = partial(create_selective_checkpoint_contexts, _kept)
+            return checkpoint(forward, *inputs, use_reentrant=False, context_fn=chosen, **named)
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+
+def _contexts(block: nn.Module, selective: bool) -> _Contexts:
+    """Called when a block is entered; returns in what it is computed, and computed again."""
+    first, again = _selected() if selective else (nullcontext(), nullcontext())
+    return first, _AsBefore(again, block)
+
+
+class _AsBefore:
+    """Buffers and the generators of Python and NumPy as they were; torch's own are put back by `checkpoint`.
+
+    Other tensors stand in the buffers' places meanwhile, so that nothing that holds the real ones sees them change. A graph
+    that is kept is computed again several times, and enters this as often.
+    """
+
+    def __init__(self, within: AbstractContextManager[Any], block: nn.Module) -> None:
+        self.within = within
+        self.buffers = [(owner, name, buffer.detach().clone()) for owner, name, buffer in _buffers(block)]
+        self.drawn = random.getstate(), np.random.get_state()
+        self.left: list[tuple[list[tuple[nn.Module, str, Tensor | None]], Any, Any]] = []
+
+    def __enter__(self) -> None:
+        real = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
+        self.left.append((real, random.getstate(), np.random.get_state()))
+        self._put([(owner, name, buffer.clone()) for owner, name, buffer in self.buffers], *self.drawn)
+        self.within.__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        self.within.__exit__(*problem)
+        self._put(*self.left.pop())
+
+    @staticmethod
+    def _put(buffers: Iterable[tuple[nn.Module, str, Tensor | None]], python: Any, numpy: Any) -> None:
+        for owner, name, buffer in buffers:
+            owner._buffers[name] = buffer
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _buffers(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Those in the state of the block; others are constants, which may be large."""
+    for owner in block.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None and name not in owner._non_persistent_buffers_set:
+                yield owner, name, buffer
+
+
+def _selected() -> _Contexts:
+    contexts: _Contexts = create_selective_checkpoint_contexts(_kept)  # type: ignore[no-untyped-call]
+    return contexts
+
+
+def _kept(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
+    """Whether an operator's result is kept; attention that drops weights is not, since the generator has to move on again."""
+    if operator.overloadpacket not in _PRODUCTS:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    known = dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False)) | named
+    return CheckpointPolicy.PREFER_RECOMPUTE if known.get("dropout_p") else CheckpointPolicy.MUST_SAVE

@@ -1,0 +1,196 @@
+"""What a run computes in where its settings say "auto": facts of the machine and of the model, looked up in a table.
+
+The table is `config/speed_table.py`. No clock is read and the loss is not called, so two starts of one command choose alike.
+Only a run that has not begun chooses: one that goes on keeps what it began with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from surefoot.config import speed_table
+from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
+from surefoot.data.buckets import Buckets
+from surefoot.models.gpt_layers import Attention
+from surefoot.models.layers import RMSNorm
+from surefoot.models.resnet import ResNet
+from surefoot.models.seq2seq_layers import CrossAttention, SelfAttention
+from surefoot.models.simple_cnn import SimpleCNN
+from surefoot.train.precision import Precision, instruction_set
+
+if TYPE_CHECKING:  # the rest of a run has clocks
+    from surefoot.data.loader import MicroBatch
+    from surefoot.train.components import Parts
+
+_OTHER_SHARE = 0.01  # of a model's numbers may be in layers of kinds that were not measured
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, RMSNorm)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Why a run that left them open has its precision (and layout of images), and why it is compiled or not; None if named.
+
+    unknown: the table has nothing for the run, and `surefoot profile` could tell more.
+    """
+
+    precision: str | None = None
+    compile: str | None = None
+    unknown: bool = False
+
+    def in_words(self, precision: Precision, *, channels_last: bool) -> str:
+        """A precision and a layout, with the reason if they were chosen now."""
+        why = "" if self.precision is None else f" (auto: {self.precision})"
+        return f"{precision.name}{', channels last' * channels_last}{why}"
+
+    def lines(self, parts: Parts) -> list[str]:
+        """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
+        compiled = [f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})"] if self.compile else []
+        profile = [
+            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
+        ]
+        slow = (
+            f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
+            " --precision fp32 is quicker, and another run"
+        )
+        return [*compiled, *(profile if self.unknown else []), *([slow] if parts.whole.precision.emulated else [])]
+
+
+def settle_choices(parts: Parts) -> Chosen:
+    """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
+
+    Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
+    precision that is named, images stay as they come. Models are not compiled here: see `Parts.compile`.
+    """
+    precision, why, why_compile, silent = parts.whole.precision, None, None, False
+    if precision.open:
+        choice = Choice(*parts.world.from_main(_choice(parts) if parts.world.is_main else None))
+        precision.settle(choice.precision)
+        parts.layout.settle(choice.channels_last)
+        parts.described["precision"] = precision.name
+        parts.described["channels_last"] = parts.layout.channels_last
+        why, silent = choice.why, not choice.known
+    parts.layout.settle(False)
+    if parts.compiling.open:
+        on, known, why_compile = _compile_choice(parts)
+        parts.compiling.settle(on)
+        parts.described["compile"] = on
+        silent = silent or not known
+    return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
+
+
+def _choice(parts: Parts) -> tuple[Any, ...]:
+    facts = run_facts(parts)
+    layout_open = parts.layout.open
+    return astuple(
+        Choice("fp32", False, False, facts) if isinstance(facts, str) else look_up(facts, layout_open=layout_open)
+    )
+
+
+def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
+    """Whether to compile, whether that is known, and why: by facts that all ranks share."""
+    on = COMPILE.get(parts.device.type)
+    if parts.task.loss is None:
+        return False, True, "the steps are the program's own"
+    if isinstance(parts.supply.plan, Buckets):
+        return False, True, "batches by tokens have another shape in almost every step"
+    if on is None or parts.parallel.kind == "fsdp":
+        return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
+    return on, True, f"{'faster' if on else 'no faster'} where it was measured"
+
+
+def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
+    """What the choice for a run depends on; else why there is nothing to look up, in words.
+
+    Reads the first micro-batch for its shapes, if need be; `unmeasured`: without a row for the processor too.
+    """
+    if parts.task.loss is None:
+        return "the steps are the program's own"
+    if parts.device.type != "cpu":
+        return f"not measured on this {parts.device.type} device"
+    instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
+    if not unmeasured and (instructions, version) not in speed_table.TABLE:
+        return f"not measured: {instructions}, torch {version}"
+    kind = model_facts(parts.state.models)
+    if kind is None:
+        return "layers of these kinds were not measured"
+    layers, width = kind
+    if layers == "convolution" and parts.layout.channels_last:
+        layers = "convolution, channels last"
+    plan = parts.supply.plan
+    if isinstance(plan, Buckets):  # micro-batches differ in shape
+        return Facts(instructions, version, layers, width, parts.supply.sizes.micro_batch_size, int(plan.longest.max()))
+    sizes = _sizes(layers, parts.supply.first())
+    if sizes is None:
+        return "data of these shapes were not measured"
+    return Facts(instructions, version, layers, width, *sizes)
+
+
+def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
+    """The kind of a model's layers and the width of most of its matrices; None for what cannot be told or was never measured.
+
+    >>> model_facts({"model": nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 200))})
+    ('linear', 200)
+    >>> model_facts({"model": nn.LSTM(8, 8)})
+    """
+    parts = [part for model in models.values() for part in model.modules()]
+    matrices = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
+    if len(models) != 1 or not matrices or any(isinstance(part, nn.Conv2d) and part.groups > 1 for part in matrices):
+        return None
+    attention = any(isinstance(part, Attention | SelfAttention) for part in parts)
+    measured = (nn.Linear, nn.Conv2d, *_NORMS, *((nn.Embedding,) if attention else ()))
+    other = sum(_own_numbers(part) for part in parts if not isinstance(part, measured))
+    if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
+        return None
+    convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
+    width = _middle_width(convolutions or matrices)
+    if not convolutions:
+        crossed = any(isinstance(part, CrossAttention) for part in parts)
+        return "encoder-decoder" if crossed else "attention" if attention else "linear", width
+    if attention or 4 * sum(map(_own_numbers, convolutions)) < sum(map(_own_numbers, matrices)):
+        return None
+    own_layout = any(isinstance(part, SimpleCNN | ResNet) and part.channels_last for part in parts)
+    return f"convolution{', channels last' * own_layout}", width
+
+
+def _middle_width(matrices: Sequence[nn.Linear | nn.Conv2d]) -> int:
+    """The smaller side of a matrix, such that half of all numbers are in matrices at least as wide."""
+    widths = [
+        (min(part.in_features, part.out_features), part.in_features * part.out_features)
+        if isinstance(part, nn.Linear)
+        else (
+            min(part.in_channels, part.out_channels),
+            part.in_channels * part.out_channels * math.prod(part.kernel_size),
+        )
+        for part in matrices
+    ]
+    left = sum(size for _, size in widths) / 2
+    for width, size in sorted(widths, reverse=True):
+        left -= size
+        if left <= 0:
+            return width
+    raise AssertionError("no matrix")
+
+
+def _own_numbers(part: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in part.parameters(recurse=False))
+
+
+def _sizes(layers: str, micro_batch: MicroBatch | None) -> tuple[int, int] | None:
+    """Rows that a layer is given at once, and positions in a row of tokens; None for data of another shape than was measured."""
+    leaves = [] if micro_batch is None else pytree.tree_leaves(micro_batch.batch)
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    match (layers, None if first is None else first.is_floating_point(), () if first is None else tuple(first.shape)):
+        case ("linear", True, (samples, _)):
+            return samples, 1
+        case ("attention" | "encoder-decoder", False, (samples, positions)):
+            return samples * positions, positions
+        case ("convolution" | "convolution, channels last", True, (samples, _, height, width)):
+            return samples * height * width, 1
+    return None

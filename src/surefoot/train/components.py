@@ -1,0 +1,247 @@
+"""What a run is made of, put together and not yet begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.reader import interprets
+from surefoot.config.durations import Length
+from surefoot.config.intervals import Timetable
+from surefoot.config.parallel import Strategy
+from surefoot.data.pipeline import Supply
+from surefoot.distributed.world import World, deterministic_kernels
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.run.checkpointing import Saving
+from surefoot.schedules.lr_schedule import Joined, Schedule, constant
+from surefoot.tracking.console import Screen
+from surefoot.tracking.rank_log import RankLog
+from surefoot.tracking.run_directory import RunDirectory, machine
+from surefoot.train.channels_last import Layout
+from surefoot.train.compile import Compiling, compiled
+from surefoot.train.loop import State, Task
+from surefoot.train.parallel_check import make_ready
+from surefoot.train.run_identity import (
+    differences,
+    flat,
+    has_same_samples,
+    refuse_another_length,
+    refuse_differences,
+    refuse_other_data,
+)
+from surefoot.train.run_settings import RunSettings
+from surefoot.train.scorer import Scoring
+from surefoot.train.state_dict import Whole, packed
+
+
+@dataclass
+class Parts:
+    """The parts of one run. `whole` is what its steps change; `described` is what makes it this run and no other."""
+
+    settings: RunSettings
+    task: Task
+    whole: Whole
+    supply: Supply
+    scoring: Scoring
+    timetable: Timetable
+    schedule: Schedule | Joined  # in steps
+    world: World
+    parallel: Strategy
+    compiling: Compiling
+    layout: Layout
+    described: dict[str, Any]
+    architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
+    scored: dict[str, Any]  # fingerprints of the splits
+    directory: RunDirectory | None
+    saving: Saving | None
+    console: Screen | None
+    rank_log: RankLog | None  # where the console of a rank above 0 writes
+    computed_again: str | None  # which blocks, in words
+    files: dict[str, str | bytes]  # of the run's directory, by name
+    example: str | None  # an input to try `surefoot predict` with
+    trackers: tuple[str, ...]  # names
+    accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this sitting
+    fingerprints: dict[str, Any] = field(default_factory=dict)  # of what is computed; empty until the run is opened
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.world.device
+
+    @property
+    def state(self) -> State:
+        """Models, optimizers and the number of steps made."""
+        return self.whole.state
+
+    @property
+    def length(self) -> Length:
+        """How long the run is."""
+        return self.timetable.length
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the models are compiled; not yet where that is left open."""
+        return self.compiling.on
+
+    @property
+    def out_of_patience(self) -> bool:
+        """True when early stopping has ended the run."""
+        return self.whole.watch is not None and self.whole.watch.exhausted
+
+    @property
+    def finished(self) -> bool:
+        """True when no step is left to be made, in this sitting or any other."""
+        return self.state.step >= self.length.steps or self.out_of_patience
+
+    def packed(
+        self, *, evaluation_due: bool = False, ended: bool = False, first_scores: Mapping[str, float] | None = None
+    ) -> Contents:
+        """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
+        return packed(
+            self.whole,
+            main=self.world.is_main,
+            described=self.described,
+            architecture=self.architecture,
+            scored=self.scored,
+            fingerprints=self.fingerprints,
+            evaluation_due=evaluation_due,
+            ended=ended,
+            first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
+            machine=self.machine(),
+            stopped_early=self.out_of_patience,
+        )
+
+    def make_ready(self) -> None:
+        """Make passes of several ranks alike from the first step on (`first_pass.make_ready`). Collective."""
+        user_state = self.whole.kept.objects
+        make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
+
+    def machine(self) -> dict[str, Any]:
+        """What equal bits depend on besides the configuration."""
+        of_ranks = {"ranks": self.world.size, "parallel": self.parallel.kind}
+        return machine(self.device, deterministic=self.settings.deterministic) | of_ranks
+
+    def compared(self) -> dict[str, Any]:
+        """What must be the same on every rank, by dotted name."""
+        printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
+        frozen = {"frozen": ", ".join(self.state.trainable.state()["frozen"])}
+        stop = {"stop_after": self.timetable.stop_step}
+        return flat(self.described) | printed | frozen | stop
+
+    @interprets
+    def continue_from(self, found: Contents) -> None:
+        """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
+
+        Percentages of the schedule are of the length with which the run began.
+        """
+        where = f"step-{found.step:08d}"
+        saved = dict(found.saved.described)
+        began = replace(self.length, steps=int(saved["schedule_of_steps"]))
+        if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
+            saved["init"] = None
+        try:
+            schedule = (self.settings.schedule or constant()).resolved(began)
+        except ConfigError as problem:
+            raise CheckpointError(
+                f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
+            ) from problem
+        own = json.loads(json.dumps(self.described))
+        if "data" in self.accept_change and has_same_samples(saved, own):
+            saved["data"] = own["data"]
+            if saved.get("plateau") and own.get("plateau"):
+                saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
+        refuse_other_data(saved, own, where=where)
+        refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
+        self.timetable.begin_with(began)
+        described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        if self.whole.feedback is not None:
+            described["plateau"] = described["plateau"] | {
+                "evaluate_every": self.timetable.every["evaluate_every"].described()
+            }
+        self.whole.precision.settle(saved["precision"])
+        self.compiling.settle(bool(saved["compile"]))
+        self.layout.settle(bool(saved["channels_last"]))
+        described |= {"precision": self.whole.precision.name, "compile": self.compiling.on}
+        described["channels_last"] = self.layout.channels_last
+        now = json.loads(json.dumps(described))
+        refuse_differences(saved | {"length": now["length"]}, now, where=where)
+        self.task = replace(self.task, factors=schedule.factors(self.length))
+        self.schedule, self.described = schedule, described
+        if self.compiling.late:
+            self.compile()
+
+    def follow_trainable(self) -> None:
+        """Train what is trainable now, on this rank and with the others; what all of them have frozen must be the same."""
+        self.state.trainable.follow()
+        self.task.ranks.follow_trainable()
+
+    def compile(self) -> None:
+        """Have the models compiled for training."""
+        called = dict(self.task.ranks.through(compiled(self.state.models)))
+        self.task = replace(self.task, forward=called["model"] if list(called) == ["model"] else called)
+
+    @interprets
+    def refuse_another_architecture(self, found: Contents) -> None:
+        """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
+        if found.saved.machine["torch"] != torch.__version__:
+            return  # whose modules may print themselves otherwise
+        for name, text in self.architecture.items():
+            before = found.saved.architecture.get(name, "").splitlines()
+            pairs = zip_longest(before, text.splitlines(), fillvalue="nothing")
+            changed = next(
+                ([each.strip().removesuffix("(") for each in pair] for pair in pairs if len({*pair}) > 1), None
+            )
+            if changed is not None:
+                raise CheckpointError(
+                    f"cannot resume step-{found.step:08d}: the model had {changed[0]}, and now has {changed[1]}\n"
+                    "  with another one it would be another run: choose another --out, or start from its weights with --init"
+                )
+
+    @interprets
+    def notes(self, found: Contents) -> list[str]:
+        """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
+        other_machine = "; ".join(differences(found.saved.machine, self.machine()))
+        before, was = found.saved.scored, found.saved.fingerprints
+        other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
+        if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
+            read, now = was["splits"], self.fingerprints["splits"]
+            other += [name for name in now if name not in other and read.get(name, now[name]) != now[name]]
+        goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
+        return [goes_on] * bool(other_machine) + [
+            f"{name} holds other data than before: its scores are not comparable with the earlier ones"
+            for name in other
+        ]
+
+    @property
+    def saved_step(self) -> int | None:
+        """The last step that is safe on disk; None where nothing is."""
+        return None if self.saving is None else self.saving.saved_step
+
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Torch's settings as this run has them; afterwards as they were."""
+        with self.whole.precision.numerics():
+            if not self.settings.deterministic:
+                yield
+                return
+            with deterministic_kernels(self.device):
+                yield
+
+    def doing(self, what: str) -> None:
+        """Tell whoever watches what is being done, where that may take a while; and the other ranks."""
+        self.world.heart.busy(what)
+        if self.console is not None:
+            self.console.doing(what)
+
+    def say(self, text: str) -> None:
+        """A line of prose on the console, where there is one."""
+        if self.console is not None:
+            self.console.say(text)

@@ -1,0 +1,72 @@
+"""What several ranks found of one split, put together as one process would have found it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from surefoot.distributed.objects import Messages
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.mean import Mean, summed
+
+
+def scores_together(
+    world: World,
+    sums: Mapping[str, Mean],
+    collected: list[list[Any]],
+    void: list[bool],
+    *,
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None,
+    diverged: DivergedError | None,
+) -> dict[str, Any]:
+    """Sums and outputs of all ranks, as one process would have found them."""
+    own = {name: (float(mean.total), float(mean.count)) for name, mean in sums.items()}
+    told = world.gathered({"sums": own, "diverged": None if diverged is None else str(diverged)})
+    for other in told:
+        if other["diverged"] is not None:
+            raise DivergedError(other["diverged"])
+    names = list(dict.fromkeys(name for other in told for name in other["sums"]))
+    found: dict[str, Any] = {}
+    for name in names:
+        parts = [Mean(*other["sums"][name]) for other in told if name in other["sums"]]
+        found[name] = float(summed(parts).value)
+    if judge is None:
+        return found
+    counted = [not one for other in world.gathered(void) for one in other]  # void ones are the last in order
+    messages = Messages()
+    told = world.gathered([messages.written(made) for made in collected])
+    rounds = zip(*told, strict=True)
+    held = [messages.read(text) for round_ in rounds for text in round_][: sum(counted)]
+    in_order = [output for made in held for output in made]
+    return found | _judged_by_main(world, judge, in_order)
+
+
+def _judged_by_main(
+    world: World, judge: Callable[[list[Any]], Mapping[str, Any]], outputs: list[Any]
+) -> dict[str, Any]:
+    """What rank 0 makes of all outputs; what it gives up for a model that has diverged, all ranks give up."""
+    judged: dict[str, Any] = {}
+    problem: str | None = None
+    if world.is_main:
+        try:
+            judged = as_recorded(judge(outputs))
+        except DivergedError as error:
+            problem = str(error)
+    judged, problem = world.from_main([judged, problem])
+    if problem is not None:
+        raise DivergedError(problem)
+    return judged
+
+
+def as_recorded(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a judge returned, as it will stand in the records; `ConfigError` for what cannot."""
+    held = {name: float(value) if isinstance(value, int | float) else value for name, value in found.items()}
+    try:
+        json.dumps([value for value in held.values() if not isinstance(value, float)], allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"judge returned what cannot be put into a record: {problem}\n  give numbers, lists, texts"
+        ) from problem
+    return held

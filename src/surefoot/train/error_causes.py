@@ -1,0 +1,112 @@
+"""What a run says when it dies: which step, which samples, the likely cause, and what to type next."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
+
+from surefoot.data.loader import MicroBatch
+from surefoot.errors import ConfigError, DataError, SurefootError
+
+
+def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
+    """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
+    text = str(problem)
+    target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
+    samples = ""
+    if target and (target[1] or _in_cross_entropy(problem)):
+        samples = _samples_with(int(target[1] or target[2]), micro_batches)
+    if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or samples):
+        return DataError(
+            f"target {target[1] or target[2]} is out of range at step {step}, sample {samples or 'unknown'}\n"
+            "  class numbers run from 0 to the model's outputs minus 1 (-100 is not counted)\n"
+            "  mend the labels, or give the model more outputs"
+        )
+    if isinstance(problem, IndexError) and "index out of range in self" in text:
+        return DataError(
+            f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary"
+        )
+    if of_compiler(problem):
+        words = next((line for line in reversed(text.splitlines()) if "Error" in line), type(problem).__name__)
+        return ConfigError(
+            f"torch.compile failed at step {step}: {words.strip()[:200]}\n"
+            "  leave --compile out; if a compilation was killed before, what it left may be damaged: remove the directory\n"
+            f"  {os.environ.get('TORCHINDUCTOR_CACHE_DIR') or Path(tempfile.gettempdir()) / 'torchinductor_USER'}"
+        )
+    if isinstance(problem, torch.OutOfMemoryError):
+        return None
+    if isinstance(problem, RuntimeError) and "selective activation checkpoint has been mutated" in text:
+        return ConfigError(
+            "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
+            "  (nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
+            "  make that not in place, or choose --activation-checkpointing blocks"
+        )
+    if isinstance(problem, RuntimeError) and "encountered during backward but not found in storage" in text:
+        return ConfigError(
+            "activation_checkpointing = selective does not go with a block that is called several times in one pass under bf16\n"
+            "  or fp16 (the casts of its weights are made once), nor with one that computes parts of itself again\n"
+            "  choose --activation-checkpointing blocks"
+        )
+    if isinstance(problem, RecomputedOtherwise):
+        return ConfigError(
+            f"a block that was computed again at step {step} was not what it had been: {text.splitlines()[0][:200]}\n"
+            "  its forward depends on something that changed meanwhile, other than buffers and the global random generators\n"
+            "  leave that block out (--checkpointed-blocks), or all of it (--activation-checkpointing off)"
+        )
+    if isinstance(problem, RuntimeError) and "does not require grad" in text:
+        return ConfigError(
+            f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+        )
+    return None
+
+
+def of_compiler(problem: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is one of torch.compile."""
+    while problem is not None:
+        if any(kind.__module__.startswith(("torch._inductor", "torch._dynamo")) for kind in type(problem).__mro__):
+            return True
+        problem = problem.__cause__
+    return False
+
+
+def _in_cross_entropy(problem: BaseException) -> bool:
+    return any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
+
+
+def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
+    """Ids of the samples whose floating inputs hold a NaN or an infinity; reads the tensors."""
+    found: list[int] = []
+    for micro_batch in micro_batches:
+        for tensor in _tensors(micro_batch.batch):
+            if tensor.is_floating_point() and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+                bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+                found += [int(micro_batch.ids[row]) for row in bad.nonzero().flatten().tolist()]
+    return sorted(set(found))
+
+
+def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
+    found: list[int] = []
+    for micro_batch in micro_batches:
+        for tensor in _tensors(micro_batch.batch):
+            whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+            if whole and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+                rows = (tensor.reshape(len(tensor), -1) == value).any(dim=1)
+                found += [int(micro_batch.ids[row]) for row in rows.nonzero().flatten().tolist()]
+    return ", ".join(str(sample) for sample in sorted(set(found))[:5])
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    return [tensor for part in batch for tensor in _tensors(part)] if isinstance(batch, list | tuple) else []

@@ -1,0 +1,286 @@
+"""Scores over a whole split, as counted means: they depend neither on the batch size nor on what the run does meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.mean import Mean, add_each
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.train.distributed_eval import as_recorded, scores_together
+from surefoot.train.precision import Precision
+
+_LARGEST_EXPONENT = 709.0  # math.exp of more overflows
+Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
+
+
+@runtime_checkable
+class _MetricObject(Protocol):
+    """An object of torchmetrics or the like, which is called with predictions and targets."""
+
+    def update(self, *given: Any) -> None: ...
+    def compute(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named data set to score.
+
+    Each of `scores` is a function of (model, batch) that returns a counted `Mean`, logged under the function's name, or a
+    dictionary of them. The run's loss is scored beside them unless `loss` is false. `derived` are functions of all means of
+    this split by name (`perplexity`, say, which is no mean itself). `batch_size` changes memory and speed, never a score.
+
+    What is no mean over samples at all: `outputs`, a function of (model, batch), returns a list with one entry a sample, and
+    `judge` makes scores by name of all of them together (BLEU of all translations, say). What it returns that is not a
+    number (a confusion matrix as lists, a text) stands in the records only.
+
+    `at_end`: scored once, when the run is over, with the weights of the best checkpoint where there is one (`best`), and
+    never before: a test split, which must not steer anything.
+    """
+
+    dataset: Any
+    scores: Score | Sequence[Score] = ()
+    batch_size: int | None = None
+    loss: bool = True
+    derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
+    outputs: Callable[[Any, Any], list[Any]] | None = None
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    at_end: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
+        by_name: Any = self.scores if isinstance(self.scores, Mapping) else {}
+        candidates = by_name.values() or self.score_functions
+        metric = next((score for score in candidates if isinstance(score, _MetricObject)), None)
+        if metric is not None:
+            raise ConfigError(
+                f"Split: {getattr(metric, '__name__', type(metric).__name__)} is a metric object,"
+                " and a score is a function of (model, batch)\n"
+                "  let the split collect what the metric needs, and compute it once:\n"
+                "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
+                '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
+            )
+        if by_name:
+            raise ConfigError(
+                "Split: scores is a dictionary\n  give its functions, which have names: scores=[*scores.values()]"
+            )
+        names = [getattr(score, "__name__", "") for score in self.score_functions]
+        names += [*(["loss"] if self.loss else []), *self.derived]
+        wrong = next((name for place, name in enumerate(names) if not name or name in names[:place]), None)
+        if wrong is not None:
+            what = f"two scores called {wrong!r}" if wrong else "a score function without a name"
+            raise ConfigError(f"Split: {what}: one would hide the other; write `def some_name(model, batch): ...`")
+        if (self.outputs is None) != (self.judge is None):
+            missing = "outputs" if self.outputs is None else "judge"
+            raise ConfigError(
+                f"Split: {missing} is missing: outputs(model, batch) are collected, and judge(all of them) scores"
+            )
+
+    @property
+    def score_functions(self) -> tuple[Score, ...]:
+        """The functions among `scores`, of which there may be one alone."""
+        return (self.scores,) if callable(self.scores) else tuple(self.scores)
+
+
+class EvaluationStoppedError(Exception):
+    """The evaluation was given up, because whoever asked for it has to stop."""
+
+
+class Counted(Protocol):
+    """A batch with the number of its targets."""
+
+    @property
+    def batch(self) -> Any: ...  # noqa: D102
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    @property
+    def void(self) -> bool: ...  # noqa: D102
+
+
+def accuracy(model: Any, batch: Any) -> Mean:
+    """The fraction of samples whose largest output is the labelled one; `batch` is (inputs, labels).
+
+    Outputs are (B, C) or (B, C, ...), labels (B,) or (B, ...); labels below 0 are not counted.
+    """
+    inputs, labels = batch
+    guesses = model(inputs).argmax(dim=1)
+    counted = labels >= 0
+    return Mean(((guesses == labels) & counted).sum(), counted.sum())
+
+
+def perplexity(scores: Mapping[str, float]) -> float:
+    """The exponential of the mean loss in nats; infinite where that is. Only of a loss that is not smoothed.
+
+    >>> round(perplexity({"loss": math.log(50.0)}), 6)
+    50.0
+    """
+    return math.exp(scores["loss"]) if scores["loss"] < _LARGEST_EXPONENT else math.inf
+
+
+def scored(
+    model: Any,
+    batches: Iterable[Counted],
+    *,
+    loss: Callable[[Any, Any], Any] | None,
+    scores: Sequence[Score],
+    precision: Precision,
+    seed: int,
+    outputs: Callable[[Any, Any], list[Any]] | None = None,
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Mean of every score over all batches, and what `judge` makes of all `outputs`; waits for the device once, at the end,
+    unless `outputs` does.
+
+    Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
+    weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.
+
+    Of several ranks in a `world` each gives its own batches, equally many (see `data.feed.in_order`), and finds the same: sums
+    over all of them, judged by rank 0. Collective then, and `stop` must be agreed.
+    """
+    rank, ranks = (0, 1) if world is None else (world.rank, world.size)
+    sums: dict[str, Mean] = {}
+    collected: list[list[Any]] = []
+    void: list[bool] = []
+    diverged: DivergedError | None = None
+    modules = list(model.values()) if isinstance(model, dict) else [model]
+    key = stream_key(seed, "evaluate")
+    with untouched(), torch.no_grad(), evaluation_mode(modules):
+        for place, batch in enumerate(batches):
+            if stop():
+                raise EvaluationStoppedError
+            seed_generators(fold(key, place * ranks + rank))
+            try:
+                with precision.autocast():
+                    found = _counted(model, batch, loss=loss, scores=scores)
+                    made = [] if outputs is None else outputs(model, batch.batch)
+            except DivergedError as problem:
+                if ranks == 1:
+                    raise
+                diverged = problem  # the other ranks go on, and may need this one: to gather weights, and to stop
+                continue
+            add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.void else found)
+            collected.append(made)
+            void.append(batch.void)
+    if world is not None and ranks > 1:
+        return scores_together(world, sums, collected, void, judge=judge, diverged=diverged)
+    judged = {} if judge is None else as_recorded(judge([output for made in collected for output in made]))
+    return {name: float(mean.value) for name, mean in sums.items()} | judged
+
+
+def scored_by_batch(
+    model: Any,
+    batches: Iterable[Counted],
+    *,
+    score: str,
+    loss: Callable[[Any, Any], Any] | None,
+    scores: Sequence[Score],
+    precision: Precision,
+    seed: int,
+    outputs: Callable[[Any, Any], list[Any]] | None = None,
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+) -> list[Mean] | None:
+    """One score of each batch by itself, counted; None where there is no score of that name. Otherwise as `scored`.
+
+    What a judge says of a batch counts for its samples: their mean is the score of the whole split only where that is a
+    mean over samples, as a loss is and BLEU is not. Whoever uses it must compare the two.
+    """
+    found: list[Mean] = []
+    modules = list(model.values()) if isinstance(model, dict) else [model]
+    key = stream_key(seed, "evaluate")
+    with untouched(), torch.no_grad(), evaluation_mode(modules):
+        for place, batch in enumerate(batches):
+            seed_generators(fold(key, place))
+            with precision.autocast():
+                counted = _counted(model, batch, loss=loss, scores=scores)
+                if score in counted:
+                    found.append(counted[score].detached())
+                    continue
+                collected = outputs(model, batch.batch) if outputs is not None else []
+            value = _judged_alone(judge, collected, score=score)
+            if value is None:
+                return None
+            found.append(Mean(value * len(collected), len(collected)))
+    return [Mean(float(mean.total), float(mean.count)) for mean in found]
+
+
+def numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """The scores among what was found: a confusion matrix, say, is none.
+
+    >>> numbers({"accuracy": 0.5, "confusion": [[1, 0], [1, 0]]})
+    {'accuracy': 0.5}
+    """
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _judged_alone(
+    judge: Callable[[list[Any]], Mapping[str, Any]] | None, collected: list[Any], *, score: str
+) -> float | None:
+    """A score of a part of the outputs; None where there is none of that name, or the judge wants all of them."""
+    try:
+        value = None if judge is None else judge(collected).get(score)
+    except Exception:  # references for the whole split, say: then a part cannot be judged
+        return None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _counted(
+    model: Any, batch: Counted, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
+) -> dict[str, Mean]:
+    """The loss and all scores of one batch."""
+    found: dict[str, Mean] = {}
+    if loss is not None:
+        found |= _losses(loss(model, batch.batch), batch.count)
+    for score in scores:
+        found |= _means(score(model, batch.batch), score.__name__)
+    return found
+
+
+def _means(result: Any, name: str) -> Mapping[str, Mean]:
+    """What a score function returned, by name; `ConfigError` where it is no counted mean."""
+    means = {name: result} if isinstance(result, Mean) else result
+    wrong = (
+        means if not isinstance(means, Mapping) else next((v for v in means.values() if not isinstance(v, Mean)), None)
+    )
+    if wrong is not None or not isinstance(means, Mapping):
+        raise ConfigError(
+            f"the score {name!r} returned a {type(wrong).__name__}, which says not over how many samples it is a mean\n"
+            "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
+        )
+    return means
+
+
+def _losses(result: Any, count: int) -> dict[str, Mean]:
+    further: Mapping[str, Mean] = {}
+    if isinstance(result, tuple):
+        result, further = result
+    if isinstance(result, Tensor):
+        if result.ndim > 0:
+            raise ConfigError(
+                f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean"
+            )
+        result = Mean(result.detach().double() * count if count else 0.0, count)
+    return {"loss": result, **further}
+
+
+@contextmanager
+def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Every part of the modules in evaluation mode, and afterwards each in the mode it was in."""
+    were = [(part, part.training) for module in modules for part in module.modules()]
+    for part, _ in were:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, training in were:
+            part.training = training

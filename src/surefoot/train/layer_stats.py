@@ -1,0 +1,291 @@
+"""One step, watched while it is made: the sizes of each parameter's gradient, weights and update, on the device.
+
+The loop hands a `Watch` what there is to see; `UNWATCHED` sees nothing, and most steps have that. Nothing here waits for the
+device, and nothing changes what it sees. What was seen is read in `train/layer_stats.py`, when the step is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.shards import Rows, name_of, rows_of
+from surefoot.distributed.world import World
+from surefoot.mean import Mean
+from surefoot.optim.clipping import gradient_norm
+from surefoot.tracking.record import Record
+from surefoot.train.layer_hooks import Activity, Found, observed, root_mean_square
+from surefoot.train.step_watch import Loss, Named
+
+
+class Watched:
+    """What is seen of one step. Of several updates of one optimizer in a step (a loop of one's own) it is the last.
+
+    parameters: those of each optimizer, by name, as this rank holds them.
+    local_times: what the gradient of a first micro-batch is multiplied by on this rank; None where it is not whole here then.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        parameters: Mapping[str, Mapping[str, nn.Parameter]],
+        *,
+        activity: Activity | None,
+        local_times: float | None,
+    ) -> None:
+        self.index, self.parameters, self.activity = index, parameters, activity
+        self.local_times = local_times if len(parameters) == 1 else None  # else it is not said whose gradient it is
+        self.gradients: dict[str, Named] = {}  # by optimizer; as backward left them
+        self.factors: dict[str, Tensor | float] = {}
+        self.weights: Named = {}  # before the update
+        self.updates: Named = {}
+        self.rows_used: dict[
+            str, tuple[Tensor, int]
+        ] = {}  # of how many: rows of a matrix's gradient that are not all zero
+        self.first: tuple[Tensor | float, Tensor] | None = (
+            None  # targets of the first micro-batch, and norm of its gradient
+        )
+        self.passes = 0
+        self._copies: dict[str, list[Tensor]] = {}
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+        """The loss under the eyes of `activity`; before its second call the gradient is that of the first micro-batch."""
+        self.passes += 1
+        self.first = None
+        several = self.local_times is not None and not self._gradients()
+        counted: list[Tensor | float] = []
+
+        def watched(model: Any, batch: Any) -> Any:
+            if several and len(counted) == 1:
+                self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
+            if self.activity is None:
+                result = loss(model, batch)
+            else:
+                with self.activity:
+                    result = loss(model, batch)
+            counted.append(_count(result, next(held.count for held in micro_batches if held.batch is batch)))
+            return result
+
+        return watched
+
+    @torch.no_grad()
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """The norms of gradients and weights, and a copy of the weights until `after`."""
+        for name in names:
+            parameters = self.parameters[name]
+            weights = [held.detach() for held in parameters.values()]
+            graded = {called: held.grad for called, held in parameters.items() if held.grad is not None}
+            self.gradients[name] = dict(zip(graded, _norms(list(graded.values())), strict=True))
+            self.factors[name] = factor
+            self.weights |= zip(parameters, _norms(weights), strict=True)
+            self.rows_used |= {called: _rows_used(held) for called, held in graded.items() if held.ndim > 1}
+            self._copies[name] = [held.clone() for held in weights]
+
+    @torch.no_grad()
+    def after(self, names: Iterable[str]) -> None:
+        """The norm of what changed since `before`: 0 where the update was not applied."""
+        for name in names:
+            changes = self._copies.pop(name)
+            torch._foreach_sub_(changes, [held.detach() for held in self.parameters[name].values()])
+            self.updates |= zip(self.parameters[name], _norms(changes), strict=True)
+
+    def _gradients(self) -> list[Tensor]:
+        return [held.grad for named in self.parameters.values() for held in named.values() if held.grad is not None]
+
+
+def _norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Of each; in float32 at least, whatever the tensors are in."""
+    found: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(held.dtype for held in tensors):
+        places = [place for place, held in enumerate(tensors) if held.dtype == dtype]
+        wide = torch.promote_types(dtype, torch.float32)
+        found |= zip(places, torch._foreach_norm([tensors[place] for place in places], 2, wide), strict=True)
+    return [found[place] for place in range(len(tensors))]
+
+
+def _rows_used(gradient: Tensor) -> tuple[Tensor, int]:
+    rows = len(gradient)
+    return torch.count_nonzero(gradient.detach().reshape(rows, gradient[:1].numel() if rows else 1).any(dim=1)), rows
+
+
+def _count(result: Any, of_batch: int) -> Tensor | float:
+    """Over how much a loss was taken: what it says itself, or else its micro-batch."""
+    part = result[0] if isinstance(result, tuple) else result
+    return part.detached().count if isinstance(part, Mean) else of_batch
+
+
+@dataclass
+class Seen:
+    """Which trained parameters have had a gradient in some watched step, over all sittings of a run."""
+
+    names: set[str] = field(default_factory=set)
+
+    def state(self) -> list[str]:
+        """What a checkpoint holds of it."""
+        return sorted(self.names)
+
+    def load_state(self, state: Sequence[str]) -> None:
+        """Put back what `state` gave."""
+        self.names = set(state)
+
+
+class Layers:
+    """Makes what watches a step, and reads it.
+
+    trained: the parameters of each optimizer, as this rank holds them, by the name of its model.
+    local_times: as in `parallel.Ranks`. compiled: modules are then not looked at, for a hook in a graph makes it another one.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        trained: Mapping[str, Sequence[nn.Parameter]],
+        *,
+        world: World,
+        local_times: float | None,
+        compiled: bool,
+        seen: Seen,
+    ) -> None:
+        self.world, self.local_times, self.seen = world, local_times, seen
+        before = {name: f"{name}." if len(models) > 1 else "" for name in models}
+        self.parameters: dict[str, dict[str, nn.Parameter]] = {}
+        for model, parameters in trained.items():
+            names: dict[Tensor, str] = {held: name for name, held in models[model].named_parameters()}
+            held = {name_of(parameter, names): parameter for parameter in parameters}
+            self.parameters[model] = {before[model] + name: held[name] for name in names.values() if name in held}
+        self.rows: dict[str, Rows | None] = {
+            name: rows_of(held) for named in self.parameters.values() for name, held in named.items()
+        }
+        self.modules: dict[str, nn.Module] = {}
+        for model, module in () if compiled else models.items():
+            self.modules |= {before[model] + name: held for name, held in observed(module).items()}
+
+    def watch(self, index: int) -> Watched:
+        """What watches one step."""
+        activity = Activity(self.modules) if self.modules else None
+        return Watched(index, self.parameters, activity=activity, local_times=self.local_times)
+
+    def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
+        """Wait for the device; what was seen of a step that is over, as a record. None where it was not updated. Collective.
+
+        count: targets of the whole batch.
+        """
+        told = self.world.gathered(self._own(watched, count)) if self.world.size > 1 else [self._own(watched, count)]
+        gradients = {name: self._norm("gradient", name, told) for name in told[0]["gradient"]}
+        if not told[0]["weight"]:
+            return None
+        self.seen.names |= {name for name, norm in gradients.items() if norm != 0}
+        record: Record = {
+            "kind": "layers",
+            "step": watched.index + 1,
+            "watched_step": watched.index,
+            "gradient_norm": gradients,
+            "weight_norm": {name: self._norm("weight", name, told) for name in told[0]["weight"]},
+            "update_norm": {name: self._norm("update", name, told) for name in told[0]["update"]},
+            "zero_rows": {name: self._zero_rows(name, told) for name in told[0]["rows"]},
+            **_of_modules(told),
+        }
+        noise = _noise(told[0]["noise"], gradients)
+        if noise is not None:
+            record["noise"] = noise
+        record["never_updated"] = [name for name in self.rows if name not in self.seen.names]
+        return record
+
+    def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
+        """What this rank has seen, as JSON."""
+        gradients: dict[str, float] = {}
+        for optimizer, norms in watched.gradients.items():
+            factor = abs(float(watched.factors[optimizer]))
+            gradients |= {name: norm * factor for name, norm in _fetched(norms).items()}
+        used = _fetched({name: number for name, (number, _) in watched.rows_used.items()})
+        noise = None
+        if watched.first is not None and self.local_times is not None:
+            (factor,) = (abs(float(held)) for held in watched.factors.values()) if watched.factors else (math.nan,)
+            small_count, norm = (float(held) for held in watched.first)
+            noise = [small_count, float(count), norm * factor / self.local_times]
+        found = {} if watched.activity is None else watched.activity.found
+        return {
+            "gradient": gradients,
+            "weight": _fetched(watched.weights),
+            "update": _fetched(watched.updates),
+            "rows": {name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()},
+            "modules": _fetched_modules(found),
+            "noise": noise,
+            "first_replica": next((held.replica == 0 for held in self.rows.values() if held is not None), True),
+        }
+
+    def _norm(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> float:
+        """Of the whole parameter: over the ranks that hold it together."""
+        if self.rows[name] is None:
+            return float(told[0][what][name])
+        return math.hypot(*(own[what][name] for own in told if own["first_replica"] and name in own[what]))
+
+    def _zero_rows(self, name: str, told: Sequence[Mapping[str, Any]]) -> float:
+        owns = told[:1] if self.rows[name] is None else [own for own in told if own["first_replica"]]
+        used, rows = (sum(own["rows"][name][place] for own in owns if name in own["rows"]) for place in (0, 1))
+        return 1.0 - used / rows if rows else 0.0
+
+
+def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
+    """What modules gave out, on all ranks together."""
+    names = dict.fromkeys(name for own in told for name in own["modules"])
+    held = {name: [own["modules"][name] for own in told if name in own["modules"]] for name in names}
+    flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
+    return {
+        "saturated": {
+            name: sum(own["flat"] for own in owns) / sum(own["numbers"] for own in owns)
+            for name, owns in flat.items()
+            if owns
+        },
+        "activation_norm": {
+            name: root_mean_square([own["norm"] for own in owns], sum(own["numbers"] for own in owns))
+            for name, owns in held.items()
+        },
+    }
+
+
+def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record | None:
+    """Squared norms of the gradient of a small batch and of the whole one, each of the mean over its targets."""
+    if own is None:
+        return None
+    small, big, norm = own
+    if not 0 < small < big:
+        return None
+    # what backward left of the small one is its total over the count of the whole batch
+    small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
+    return {
+        "small_count": round(small),
+        "small_squared": small_norm * small_norm,
+        "big_count": round(big),
+        "big_squared": big_norm * big_norm,
+    }
+
+
+def _fetched(numbers: Mapping[str, Tensor]) -> dict[str, float]:
+    """On the host, all at once."""
+    if not numbers:
+        return {}
+    return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
+
+
+def _fetched_modules(found: Mapping[str, Found]) -> dict[str, Any]:
+    norms = iter(_together([norm for each in found.values() for norm in each.norms]))
+    flats = iter(_together([flat for each in found.values() for flat in each.flat]))
+    return {
+        name: {
+            "norm": math.hypot(*(next(norms) for _ in each.norms)),
+            "flat": sum(int(next(flats)) for _ in each.flat) if each.flat else None,
+            "numbers": each.numbers,
+        }
+        for name, each in found.items()
+    }
+
+
+def _together(numbers: Sequence[Tensor]) -> list[float]:
+    return list(_fetched({str(place): number for place, number in enumerate(numbers)}).values())

@@ -1,0 +1,94 @@
+"""The loss of a step, added up over its micro-batches: what a loss function returned, as parts of one counted mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.errors import ConfigError
+from surefoot.mean import Mean
+from surefoot.tracking.record import refuse_own
+
+
+class LossSum:
+    """`total` is the sum over what was passed here, divided by `nominal`; `counted` by how much it really was taken over.
+
+    `counted` is None as long as the host's own counts hold: they are `plain`, and together they are `nominal`.
+
+    >>> import torch
+    >>> weight = torch.ones((), requires_grad=True)
+    >>> sums = LossSum(nominal=4)
+    >>> parts = [sums.add(weight * 3, count=1), sums.add(weight * 1, count=3)]
+    >>> float(sums.total), sums.counted
+    (1.5, None)
+    """
+
+    def __init__(self, nominal: float) -> None:
+        self.nominal = nominal
+        self.total: Tensor | None = None
+        self.plain = 0  # counted on the host alone
+        self._counted: Tensor | float | None = None  # by the loss itself
+
+    def add(self, result: Any, count: int) -> tuple[Tensor, Mapping[str, Mean]]:
+        """The part of the total that a backward pass starts from, and what the loss returned to be logged beside it.
+
+        What counts nothing adds nothing: its backward pass is made only to keep step with other ranks.
+        """
+        further: Mapping[str, Mean] = {}
+        if isinstance(result, tuple):
+            result, further = _with_means(result)
+        counts_itself = isinstance(result, Mean)
+        whole = scalar(result.total if counts_itself else result)
+        if count == 0:
+            return whole, {}
+        if counts_itself:
+            part = whole / self.nominal
+            self._counted = result.count if self._counted is None else self._counted + result.count
+        else:
+            share = count / self.nominal
+            part = whole if share == 1.0 else whole * share
+            self.plain += count
+        self.total = part.detach() if self.total is None else self.total + part.detach()
+        return part, further
+
+    @property
+    def counted(self) -> Tensor | float | None:
+        """How much was counted, where that need not be `nominal`."""
+        return self._counted + self.plain if self._counted is not None and self.plain else self._counted
+
+
+def _with_means(returned: tuple[Any, ...]) -> tuple[Any, Mapping[str, Mean]]:
+    """A loss and the means that it returned beside it; `ConfigError` for a tuple of anything else."""
+    if len(returned) == 2 and isinstance(returned[1], Mapping):
+        wrong = [name for name, mean in returned[1].items() if not isinstance(mean, Mean)]
+        if not wrong:
+            refuse_own(returned[1])
+            return returned[0], returned[1]
+        what = f"{wrong[0]!r} as {type(returned[1][wrong[0]]).__name__}"
+    else:
+        what = f"({', '.join(type(part).__name__ for part in returned)})"
+    raise ConfigError(
+        f"the loss returned {what}: beside the loss stands nothing, or a dictionary of surefoot.Mean to be logged\n"
+        "  outputs such as logits are not kept; scores of a split are computed by Split(scores=...)\n"
+        '  write: return loss, or return loss, {"accuracy": surefoot.Mean(right, count)}'
+    )
+
+
+def scalar(loss: Any) -> Tensor:
+    """A loss that a step can start from: one number that depends on a parameter; anything else is a `ConfigError`."""
+    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
+        return loss
+    if not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...) or the like"
+        )
+    if loss.ndim > 0:
+        raise ConfigError(
+            f"the loss is not one number but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
+            "  or surefoot.Mean(total, count) where targets are not one per sample"
+        )
+    raise ConfigError(
+        "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+    )

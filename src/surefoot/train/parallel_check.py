@@ -1,0 +1,293 @@
+"""Passes when a run begins, after which all is as it was: what would go wrong later without a word is named here.
+
+DDP and FSDP2 see only what goes through the model's own call. Gradients of what a loss computes beside it are not added up over
+processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for. And what a model, a
+loss or an optimizer remembers beside its checkpoint is lost with the process.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
+from surefoot.config.train_settings import TrainSettings
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.shards import held_of, holders
+from surefoot.distributed.strategy import Alone
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError
+from surefoot.mean import Mean
+from surefoot.optim.clipping import clear
+from surefoot.seeding import fold, seed_generators
+from surefoot.train.loop import Loss, State, Step, Task, forward_backward
+from surefoot.train.module_usage import Handed, Watch, Watched
+from surefoot.train.precision import Precision
+from surefoot.train.scratch import preserved
+from surefoot.train.step_watch import UNWATCHED
+from surefoot.train.step_watch import Watch as StepWatch
+
+CHECKED_STEPS = 2  # that a `StateCheck` watches
+_SHOWN = 3
+
+
+def check_first_pass(
+    models: Mapping[str, nn.Module],
+    loss: Callable[[Any, Any], Any],
+    micro_batch: MicroBatch | None,
+    *,
+    precision: Precision,
+    world: World,
+    allow_unused: bool = False,
+    gathered: Sequence[nn.Module] = (),
+) -> None:
+    """Pass one micro-batch forward and backward; `ConfigError` with all that several processes could not do; collective.
+
+    Refused are trained parameters that get no gradient (unless `allow_unused`), a loss that never calls a model it is given, and
+    what it computes with the model's parts outside of that call, by name and line. With `gathered` (what FSDP will gather by
+    itself, innermost first) that goes for its parameters too, and refused are weights used while what they are gathered with is
+    not being called, gradients of gradients, and ranks that call something else than others.
+    `micro_batch` is this rank's, None where it has none: then no rank checks. A pass that fails is left to the first step,
+    where its error is explained. Parameters, buffers, gradients, modes and random generators are afterwards what they were; no
+    more memory of the device is taken than for the activations.
+
+    >>> from surefoot.train.precision import precision
+    >>> import numpy as np
+    >>> micro_batch = MicroBatch(torch.ones(4, 2), 4, 0, np.arange(4), np.zeros(4, dtype=np.int64))
+    >>> cpu = torch.device("cpu")
+    >>> settings = {"precision": precision("fp32", cpu), "world": World(cpu)}
+    >>> check_first_pass({"model": nn.Linear(2, 1)}, lambda model, batch: model(batch).mean(), micro_batch, **settings)
+    >>> check_first_pass({"model": nn.Linear(2, 1)}, lambda model, batch: model.weight.sum(), micro_batch, **settings)
+    Traceback (most recent call last):
+        ...
+    surefoot.errors.ConfigError: the loss never calls the model that it is given: no gradient would be added up over processes
+      call it: def loss(model, batch): outputs = model(...)
+    """
+    if micro_batch is not None and micro_batch.count == 0:
+        micro_batch = None
+    if any(world.gathered(micro_batch is None)) or micro_batch is None:
+        return
+    watch, passed = Watch(models, gathered=gathered), True
+    try:
+        unused = _passed(models, loss, micro_batch, precision, watch)
+        found = watch.problems()
+        if not found and unused and not allow_unused:
+            found = [_about_unused(unused)]
+    except ConfigError as refused:
+        found = watch.problems() or [str(refused)]
+    except Exception:
+        found, passed = watch.outside_problems(), False
+    told: list[tuple[list[str], list[str] | None]] = world.gathered((found, watch.order if passed else None))
+    every = list(dict.fromkeys(problem for of_rank, _ in told for problem in of_rank))
+    if every or (every := _about_order([order for _, order in told])):
+        raise ConfigError("\n".join(every))
+
+
+@dataclass
+class StateCheck:
+    """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
+
+    What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
+    `run.register_state`. The checks are collective, and refuse with `ConfigError`.
+    """
+
+    task: Task
+    state: State
+    user_state: Mapping[str, Any]
+    world: World
+    exact: bool  # equal passes give equal bits
+    inner: StepWatch = UNWATCHED  # what else watches a step
+    has_passed: bool = False
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
+    updates: list[list[Observation]] = field(default_factory=list)  # of one step: before and after each
+    changed: set[str] = field(default_factory=set)  # by the updates of the first step
+
+    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
+        """Pass this rank's micro-batch twice, once in a run; what fails is left to the step, where its error is explained."""
+        for loss, micro_batch in () if self.has_passed else passes:
+            able = loss is not None and micro_batch is not None and micro_batch.count > 0
+            if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
+                return
+            names: list[str] = []
+            try:
+                names = self._changed_by_second_pass(loss, micro_batch)
+            except NotPutBackError:
+                raise
+            except Exception:  # of the user's: the step explains it
+                pass
+            refuse_unsaved(self.world.gathered(names), when="in every pass")
+            self.has_passed = True
+
+    def check_step(self, step: Step) -> None:
+        """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
+        step.watch, changed = self.inner, self.changed
+        self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
+        if step.index:
+            refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
+        self.check_passes(*self.losses)
+        self.losses, self.updates = [], []
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+        """The loss as `inner` has it called."""
+        self.losses.append((loss, micro_batches[0]))
+        return self.inner.over(loss, micro_batches)
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """An update begins."""
+        self.inner.before(names, factor)
+        self.updates.append([self._observed()])
+
+    def after(self, names: Iterable[str]) -> None:
+        """It is over."""
+        self.updates[-1].append(self._observed())
+        self.inner.after(names)
+
+    def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
+        models, task = self.state.models, replace(self.task, loss=loss)
+        if holders(self.state.parameters) is None:  # else all ranks gather weights together
+            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
+        losses, after = [], []
+        with preserved(models, loss, self.user_state, self.state.parameters) as put_back, _eagerly():
+            for _ in range(2):
+                put_back(only_saved=True)
+                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
+                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
+                after.append(Observation(models, loss, user_state=self.user_state))
+        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
+        return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
+
+    def _observed(self) -> Observation:
+        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
+        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
+
+
+def first_loss(
+    models: Mapping[str, nn.Module],
+    loss: Callable[[Any, Any], Any],
+    micro_batch: MicroBatch,
+    *,
+    key: int,
+    precision: Precision,
+    user_state: Mapping[str, Any],
+) -> tuple[float | None, bool]:
+    """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
+
+    None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
+    put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
+    """
+    named: Any = models["model"] if list(models) == ["model"] else dict(models)
+    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
+    sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
+    with preserved(models, loss, user_state, ()), _eagerly():
+        for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
+            seed_generators(fold(key, 0, micro_batch.index))
+            before = [state() for state in generators]
+            try:
+                with torch.set_grad_enabled(gradients), precision.autocast():
+                    passed = loss(named, micro_batch.batch)
+                mean = passed[0] if isinstance(passed, tuple) else passed
+                value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
+            except Exception:
+                continue
+            return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
+    return None, False
+
+
+def make_ready(
+    task: Task,
+    state: State,
+    first: Callable[[int], MicroBatch | None],
+    *,
+    user_state: Mapping[str, Any],
+    world: World,
+) -> None:
+    """If several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
+
+    DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
+    resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
+    """
+    if world.size == 1 or task.loss is None:
+        return
+    micro_batch = first(state.step)
+    if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
+        return
+    with preserved(state.models, task.loss, user_state, state.parameters), warnings.catch_warnings():
+        # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
+        clear(state.parameters)
+        state.buffers.undo()
+
+
+def _passed(
+    models: Mapping[str, nn.Module],
+    loss: Callable[[Any, Any], Any],
+    micro_batch: MicroBatch,
+    precision: Precision,
+    watch: Watch,
+) -> list[str]:
+    """Names of the trained parameters that got no gradient."""
+    handed: dict[str, Any] = {name: Handed(model, name, watch) for name, model in models.items()}
+    given = handed["model"] if list(handed) == ["model"] else handed
+    settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.ids))
+    task = Task(given, Watched(loss, watch), 0, precision, factors=lambda _: 1.0, settings=settings)
+    used: set[Tensor] = set()
+
+    def note(parameter: Tensor) -> None:
+        used.add(parameter)
+        parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
+
+    with preserved(models, loss, {}, ()), precision.numerics(), _eagerly(), ExitStack() as hooks:
+        trained = [
+            (f"{prefix}{name}", parameter)
+            for prefix, model in _prefixed(models)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        for _, parameter in trained:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
+        forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
+        return [name for name, parameter in trained if parameter.requires_grad and parameter not in used]
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Nothing is compiled for one pass; torch's compiler is not even imported for it."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _prefixed(models: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
+    return [("" if len(models) == 1 else f"{name}.", model) for name, model in models.items()]
+
+
+def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
+    """What ranks call that gather weights together must be the same; in words where it is not (None: a pass that failed)."""
+    (begun, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
+    for rank, order in others:
+        for first, other in zip_longest(reference, order, fillvalue="nothing more"):
+            if first != other:
+                return [
+                    f"rank {rank} calls {other} where rank {begun} calls {first}: FSDP gathers each block from all ranks at once,\n"
+                    "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
+                    "  name blocks that are always called (--sharding.blocks), or try: --parallel ddp --sharding.unused True"
+                ]
+    return []
+
+
+def _about_unused(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    several = len(names) != 1
+    return (
+        f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
+        f" {'them' if several else 'it'}: {shown}\n"
+        "  do not train what is not used: requires_grad_(False), or surefoot.frozen(...) among the optimizer's rates;\n"
+        "  or, where that changes from batch to batch, allow it: parallel=surefoot.ddp(unused=True)"
+    )

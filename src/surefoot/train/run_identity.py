@@ -1,0 +1,116 @@
+"""Is the run that is started the run that was saved? Every difference is named; one that would change the run is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from surefoot.checkpoint.state_dict import shortened
+from surefoot.config.durations import Length
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.schedules.lr_schedule import Joined, Schedule
+
+Described = Mapping[str, Any]
+
+_WHICH_DATA = (".sha256", ".type", ".indices")  # ends of settings that say which data these are
+
+
+def flat(described: Described, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys.
+
+    >>> flat({"optimizer": {"lr": 0.1}, "seed": 0})
+    {'optimizer.lr': 0.1, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in described.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def differences(saved: Described, now: Described) -> list[str]:
+    """One line for each setting whose value differs: its dotted name, then both values."""
+    before, after = flat(saved), flat(now)
+    keys = [*before, *(key for key in after if key not in before)]
+    return [
+        f"{key} was {_shown(before, key)}, now {_shown(after, key)}"
+        for key in keys
+        if _shown(before, key) != _shown(after, key)
+    ]
+
+
+def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
+    """Raise `CheckpointError` naming every setting in which a run differs from the saved one."""
+    found = differences(saved, now)
+    if found:
+        raise CheckpointError(
+            f"cannot resume {where}: {found[0]}"
+            + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
+            + "\n  with these settings it would be another run: choose another --out, or start from its weights with --init"
+        )
+
+
+def has_same_samples(saved: Described, now: Described) -> bool:
+    """Whether two data sets are addressed alike: as many samples, in the same order."""
+    return all(saved["data"].get(name) == now["data"].get(name) for name in ("plan", "samples"))
+
+
+def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
+    """Raise `CheckpointError` where the data are others, by type or hash: that alone is said first, then what goes with it."""
+    own = [{name: value for name, value in one["data"].items() if name != "plan"} for one in (saved, now)]
+    found = differences({"data": own[0]}, {"data": own[1]})
+    if not any(line.split()[0].endswith(_WHICH_DATA) for line in found):
+        return
+    with_it = [{name: one[name] for name in ("length", "seed", "settings")} for one in (saved, now)]
+    cure = "for a run on these data choose another --out"
+    if has_same_samples(saved, now):
+        cure += '; to go on with them all the same: Run(accept_change="data") in a script, else --accept-change data'
+    raise CheckpointError(
+        f"cannot resume {where}: it was trained on another data set"
+        + "".join(f"\n  {line}" for line in shortened([*found, *differences(*with_it)], 3))
+        + f"\n  {cure}"
+    )
+
+
+def refuse_another_length(
+    saved: Described, length: Length, *, schedule: Schedule | Joined, step: int, where: str
+) -> None:
+    """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another.
+
+    `schedule` is in steps, percentages taken of the length with which the run began: where one run is longer than the
+    other, their rates differ from some step on, and that one must not be made yet.
+    """
+    before = int(str(saved["length"]).split()[0])
+    if before == length.steps:
+        return
+    shorter = replace(length, steps=min(before, length.steps))
+    misfit = ""
+    try:
+        if step <= length.steps and step <= schedule.shared_steps(shorter):
+            return
+    except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
+        misfit = str(problem).splitlines()[0]
+    if step > length.steps:
+        why = f"{step} steps are made already"
+    elif misfit:
+        why = misfit
+    elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
+        begins = schedule.shared_steps(shorter)
+        why = f"its cool-down begins at step {begins} of a run of {shorter.steps}, and {step} steps are made"
+    else:
+        why = (
+            f"with another length its schedule has other rates from step {schedule.shared_steps(shorter)} on,"
+            f" and {step} steps are made\n"
+            "  constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins"
+        )
+    raise CheckpointError(
+        f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
+        "  to train on from its weights: another --out, with --init"
+    )
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"

@@ -1,0 +1,123 @@
+"""The panels of a run: made of its model by the run's own function, within limits, and written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from surefoot.checkpoint.changes import change_names
+from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.config.parallel import Kind, Strategy
+from surefoot.config.train_settings import TrainSettings, ordered, setting
+from surefoot.errors import ConfigError
+from surefoot.optim.build import Built
+from surefoot.optim.specs import OptimizerSpec
+from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.tracking.panels import Panel
+from surefoot.train.early_stopping import EarlyStopping
+from surefoot.train.evaluate import Split
+from surefoot.train.loop import Loss
+from surefoot.train.plateau import Plateau
+
+if TYPE_CHECKING:
+    pass
+
+
+Makes = Callable[[Any], Iterable[Panel]]
+
+Model = nn.Module | Callable[[], nn.Module]
+
+
+def _schedule(value: Any, *, setting: str) -> None:
+    if not isinstance(value, Schedule | Joined):
+        raise ConfigError(f"{setting} = {value!r} is no schedule: give surefoot.warmup_cosine(...) or the like")
+
+
+def _plateau(value: Any, *, setting: str) -> None:
+    if not isinstance(value, Plateau):
+        raise ConfigError(
+            f"{setting} = {value!r} is no plateau\n  write it as surefoot.Plateau('min held-out/loss', patience=3)"
+        )
+
+
+def _splits(value: Any, *, setting: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{setting} is a {type(value).__name__}: scores are called SPLIT/SCORE, so each split needs a name\n"
+            f'  write {setting}={{"held-out": surefoot.Split(data)}}'
+        )
+    for name, split in value.items():
+        if not isinstance(split, Split):
+            raise ConfigError(
+                f"{setting}[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
+            )
+
+
+def _out(value: Any, *, setting: str) -> None:
+    if not str(value):
+        raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
+
+
+def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
+    change_names(value)
+
+
+@ordered
+@dataclass(kw_only=True, eq=False, repr=False)
+class RunSettings(TrainSettings):
+    """The keywords of `Run`."""
+
+    model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
+    """The model, or better a factory, which is called under the run's seed; or several by name."""
+    loss: Loss | None = setting(None, identity=True, by_fingerprint=True)
+    """`loss(model, batch)` returns a scalar mean, or a counted `Mean`. None: your code makes the steps."""
+    train_data: Any = setting(identity=True, by_fingerprint=True)
+    """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or token `Windows`."""
+    early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
+    """End if a score stops improving."""
+    collate: Callable[[list[Any]], Any] | None = setting(
+        None, identity=True, by_fingerprint=True, after="micro_batch_size"
+    )
+    """Makes a batch of a list of samples, as in `DataLoader`."""
+    count: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
+    """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
+    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(identity=True, after="workers")
+    """`surefoot.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
+    schedule: Schedule | Joined | None = setting(None, check=_schedule, identity=True)
+    """Factor on the learning rate over the run: `surefoot.warmup_cosine(...)` or the like. None: constant."""
+    plateau: Plateau | None = setting(None, check=_plateau, identity=True)
+    """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
+    evaluate: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
+    """Named data sets to evaluate, such as "held-out": {name: Split}."""
+    best: str | None = setting(None, observer=True, after="evaluate_every")
+    """ "min held-out/loss" or "max held-out/accuracy": the score whose best checkpoint is kept."""
+    sample_fn: Callable[[Any], str] | None = setting(None, observer=True)
+    """`sample_fn(model)` returns text to show, for example generated text."""
+    panels_fn: Makes | None = setting(None, observer=True, after="trackers")
+    """`panels_fn(model)` yields panels for the page, once, at the end; after 60 seconds no further panel is asked for."""
+    console: bool = setting(True, per_rank=True, after="report")
+    """Print progress."""
+    parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every")
+    """How several processes work together: "none", "ddp", "fsdp", or `surefoot.fsdp(...)`; "auto" is DDP if there are several."""
+    settings: Mapping[str, Any] | None = setting(None, identity=True, after="compare_ranks_every")
+    """Your own JSON that must be equal at a resume, such as how the data were made."""
+    files: Mapping[str, str | bytes] | None = setting(None, observer=True)
+    """Files to write into the run's directory, such as a tokenizer: {name: text or bytes}."""
+    describe_sample: Callable[[Any], str] | None = setting(None, observer=True)
+    """Text of a batch of one sample, for `surefoot replay`. None: shapes and values."""
+    example: str | None = setting(None, observer=True)
+    """An input for the `surefoot predict` command that the run prints at its end; "" if it needs none."""
+    about_data: Sequence[str] = setting((), observer=True)
+    """Lines on the data that `surefoot plan` shows; the start of a run shows the first."""
+    accept_change: str | Sequence[str] | None = setting(
+        None,
+        check=_accept_change,
+        one_session=True,
+        after="check_state",
+    )
+    """What may compute something else than before, from this session on: "loss", "model", "collate", "data" or "optimizer"."""
+    disk: Files = setting(DISK, per_rank=True)
+    """What writes checkpoints; tests give one that fails."""

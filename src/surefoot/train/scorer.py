@@ -1,0 +1,192 @@
+"""What a run makes of its model between steps: scores over its splits, and samples. Nothing here changes the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from surefoot.data.dataset_checks import check_split
+from surefoot.data.gathering import is_tensors
+from surefoot.data.loader import in_order
+from surefoot.data.pipeline import Supply
+from surefoot.distributed.strategy import Alone, Ranks
+from surefoot.distributed.world import device_called
+from surefoot.errors import ConfigError
+from surefoot.mean import Mean
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.train.compile import Compiling
+from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
+from surefoot.train.evaluate import numbers as of_numbers
+from surefoot.train.loop import Loss, State
+from surefoot.train.precision import Precision
+from surefoot.train.precision import precision as chosen_precision
+
+Made = TypeVar("Made")
+
+
+class Scoring:
+    """Scores and samples with the averaged weights where a run has them, else with the trained ones."""
+
+    def __init__(
+        self,
+        state: State,
+        supply: Supply,
+        *,
+        splits: Mapping[str, Split],
+        loss: Loss | None,
+        precision: Precision,
+        compiling: Compiling,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.ranks = ranks or Alone()
+        self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
+        self.compiling = compiling
+        self.callables: dict[str, Any] = {}
+
+    def names(self, *, at_end: bool) -> list[str]:
+        """The splits that are scored at every evaluation, or those that are scored when the run is over."""
+        return [name for name, split in self.splits.items() if split.at_end == at_end]
+
+    def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """What is found of some splits, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so.
+
+        Of a sharded model all ranks pass their batches in step; outputs may take as many calls as they like, of whole weights.
+        """
+        forward, models = self._forward(), self.models().values()
+        found: dict[str, Any] = {}
+        for name in names:
+            split = self.splits[name]
+            with nullcontext() if split.outputs is None else self.ranks.whole(models):
+                scores = scored(
+                    forward,
+                    self.supply.split(split.dataset, batch_size=split.batch_size),
+                    loss=self.loss if split.loss else None,
+                    scores=split.score_functions,
+                    precision=self.precision,
+                    seed=self.supply.seed,
+                    outputs=split.outputs,
+                    judge=split.judge,
+                    stop=stop,
+                    world=self.supply.world,
+                )
+            scores |= {score: function(scores) for score, function in split.derived.items()}
+            found |= {f"{name}/{score}": value for score, value in scores.items()}
+        return found
+
+    def seconds(self, name: str, *, batches: int = 3) -> float:
+        """About how long it takes to score a split now: as measured with so many of its batches, without the judging."""
+        split, forward = self.splits[name], self._forward()
+        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
+        took_s, seen = 0.0, 0
+        for batch in self.supply.split(split.dataset, batch_size=split.batch_size, most=batches):
+            begun = perf_counter()
+            scored(
+                forward,
+                [batch],
+                loss=self.loss if split.loss else None,
+                scores=split.score_functions,
+                precision=self.precision,
+                seed=self.supply.seed,
+                outputs=split.outputs,
+            )
+            took_s, seen = took_s + perf_counter() - begun, seen + len(batch.ids)
+        return took_s * samples / max(1, seen)
+
+    def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
+        """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).
+
+        None where the split has no such score that a single batch could have.
+        """
+        name, _, wanted = score.partition("/")
+        split = self.splits[name]
+        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
+        return scored_by_batch(
+            self._forward(),
+            self.supply.split(split.dataset, batch_size=-(-samples // batches)),
+            score=wanted,
+            loss=self.loss if split.loss else None,
+            scores=split.score_functions,
+            precision=self.precision,
+            seed=self.supply.seed,
+            outputs=split.outputs,
+            judge=split.judge,
+        )
+
+    def leave_out_end(self) -> None:
+        """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
+        for name in self.names(at_end=True):
+            del self.splits[name]
+
+    def sample(self, make: Callable[[Any], str]) -> str:
+        """What `make` says of the model, under random numbers of its own; every rank asks, where there are several."""
+        return self._told(make, stream="sample")
+
+    def panels(self, make: Callable[[Any], Made]) -> Made:
+        """What `make` shows of the model, in the run's precision; as for a sample."""
+        with self.precision.autocast():
+            return self._told(make, stream="panels")
+
+    def _told(self, make: Callable[[Any], Made], *, stream: str) -> Made:
+        model = next(iter(self.models().values()))
+        with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
+            seed_generators(fold(stream_key(self.supply.seed, stream), self.state.step))
+            return make(model)
+
+    def models(self) -> dict[str, nn.Module]:
+        """The models that are scored, with the live buffers."""
+        averages = self.state.averages
+        for name, average in averages.items():
+            average.refresh(self.state.models[name])
+        return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}
+
+    def _forward(self) -> Any:
+        """What is called to score: the model, or several by name."""
+        models: dict[str, Any] = dict(self.models())
+        if self.compiling.on:  # callables of their own: what training compiled is specialised to its mode and shapes
+            self.callables = self.callables or {
+                name: torch.compile(model, dynamic=False) for name, model in models.items()
+            }
+            models = self.callables
+        return models["model"] if list(models) == ["model"] else models
+
+
+_BATCH_SIZE = 16  # where the split names none; changes no score
+
+
+def split_scores(
+    model: nn.Module, split: Split, *, device: str = "auto", precision: str = "fp32", seed: int = 0
+) -> dict[str, float]:
+    """Every score of a split by name, of a model that is moved to the device and otherwise left as it was.
+
+    `precision` is that of the passes, as in `Run`. A split that scores the run's loss has none here: `Split(..., loss=False)`.
+
+    >>> import torch
+    >>> from surefoot.train.evaluate import accuracy
+    >>> data = torch.eye(3), torch.tensor([0, 1, 0])
+    >>> split_scores(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
+    {'accuracy': 0.6666666666666666}
+    """
+    if split.loss:
+        raise ConfigError("split_scores: outside a run there is no loss to score: write Split(..., loss=False)")
+    check_split("split", split.dataset, seed=seed)
+    place = device_called(device)
+    numbers = chosen_precision(precision, place)
+    batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
+    with numbers.numerics():
+        found = scored(
+            model.to(place),
+            batches,
+            loss=None,
+            scores=split.score_functions,
+            outputs=split.outputs,
+            judge=split.judge,
+            precision=numbers,
+            seed=seed,
+        )
+    scores = of_numbers(found)
+    return scores | {name: function(scores) for name, function in split.derived.items()}

@@ -1,0 +1,305 @@
+"""The whole of a run at one step, as the contents of a checkpoint, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from surefoot.checkpoint import state_dict
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.manifest import Pieces, bounds
+from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
+from surefoot.checkpoint.reader import interprets
+from surefoot.checkpoint.state_json import SavedState
+from surefoot.distributed.shards import Rows
+from surefoot.distributed.world import device_called
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.train.early_stopping import Watch
+from surefoot.train.layer_stats import Seen
+from surefoot.train.loop import State
+from surefoot.train.meter import BadSteps, Meter
+from surefoot.train.plateau import Feedback
+from surefoot.train.precision import Precision
+from surefoot.train.timer import Clock
+
+
+@dataclass
+class Kept:
+    """The user's own objects, and what a checkpoint held for names not yet asked for."""
+
+    objects: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    unclaimed: dict[str, Any] = field(default_factory=dict)
+    is_complete: bool = False  # no object is added before the first step
+
+    def add(self, name: str, held: Any) -> None:
+        """Keep an object from now on; it is put back as it was saved, where it was."""
+        self.objects[name] = held
+        if name in self.unclaimed:
+            restore_kept(held, self.tensors, self.unclaimed.pop(name), name=name)
+        kept_state({name: held})  # what cannot be saved is refused here, not at the first save
+
+    def refuse_unclaimed(self) -> None:
+        """Raise `CheckpointError` where something saved was not asked for: it would be lost with the next checkpoint."""
+        if self.unclaimed:
+            raise CheckpointError(
+                f"the checkpoint holds kept state that nobody asked for: {', '.join(self.unclaimed)}\n"
+                f"  call run.register_state({next(iter(self.unclaimed))!r}, ...) before the loop"
+            )
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Everything that changes while a run goes on."""
+
+    state: State
+    precision: Precision
+    watch: Watch | None = None
+    feedback: Feedback | None = None  # from scores to learning rates
+    meter: Meter = field(default_factory=Meter)
+    bad_steps: BadSteps = field(default_factory=BadSteps)
+    clock: Clock = field(default_factory=Clock)
+    kept: Kept = field(default_factory=Kept)
+    seen: Seen = field(default_factory=Seen)
+
+
+def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
+    """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state.
+
+    Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
+    """
+    state = whole.state
+    held: dict[str, Mapping[str, Tensor]] = {}  # by file
+    rows: dict[str, Mapping[str, Rows]] = {}
+    models: dict[str, state_dict.ModelState] = {}
+    optimizer: dict[str, Any] = {}
+    for name, average in state.averages.items():
+        average.refresh(state.models[name])
+    for kind, name, model in _models(state):
+        file = file_name(kind, name)
+        models[file] = state_dict.model_tensors(model, whole=main)
+        held[file], rows[file] = models[file].tensors, models[file].rows
+    for name, trained in state.trained.items():
+        file, names = file_name("optimizer", name), parameter_names(state.models[name])
+        held[file], optimizer[name] = state_dict.optimizer_tensors(trained.optimizer, names, whole=main)
+        rows[file] = state_dict.optimizer_rows(trained.optimizer, names)
+    files, pieces = _divided(held, rows)
+    if not main:
+        return Contents(state.step, {}, pieces=pieces)
+    loose = {f"precision/{name}": kept for name, kept in whole.precision.tensors().items()}
+    loose |= {f"meter/{name}": kept for name, kept in whole.meter.tensors().items()}
+    for name, trained in state.trained.items():
+        loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
+        loose |= {f"clipping/{name}/{key}": kept for key, kept in trained.clipping.remembered.items()}
+    tensors, kept = kept_state(whole.kept.objects)
+    loose |= {f"kept/{name}": each for name, each in tensors.items()}
+    tensors, optimizer = kept_state(optimizer)
+    loose |= {f"optimizer/{name}": each for name, each in tensors.items()}
+    groups = {name: state_dict.group_numbers(trained.optimizer) for name, trained in state.trained.items()}
+    tensors, numbers = kept_state(groups)
+    loose |= {f"groups/{name}": each for name, each in tensors.items()}
+    files["state"] = {name: copied(each) for name, each in loose.items()}
+    saved = SavedState(
+        **facts,
+        aliases={name: models[file_name("model", name)].aliases for name in state.models},
+        extra={file: each.extra for file, each in models.items()},
+        optimizer=optimizer,
+        groups=numbers,
+        trainable=state.trainable.state(),
+        evaluating={name: _evaluating(model) for name, model in state.models.items()},
+        watch=None if whole.watch is None else whole.watch.state(),
+        plateau=None if whole.feedback is None else whole.feedback.state(),
+        skipped_in_a_row=whole.bad_steps.in_a_row,
+        clock=whole.clock.state(),
+        seen=whole.seen.state(),
+        kept=kept,
+    )
+    return Contents(state.step, files, saved.to_json(), pieces=pieces)
+
+
+def _divided(
+    held: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
+) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
+    """What every rank has, and this rank's rows of all else; none on a rank whose rows another one saves."""
+    lying = next((each for named in rows.values() for each in named.values()), None)
+    if lying is None or lying.group.size() == 1:
+        return {file: dict(tensors) for file, tensors in held.items()}, None
+    place, count = lying.group.rank(), lying.group.size()
+    for file, named in rows.items():
+        for name, each in named.items():
+            if (each.start, each.stop) != bounds(each.shape[0], place, count):
+                raise CheckpointError(
+                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows\n"
+                    "  each rank saves the rows that it holds of a parameter\n"
+                    "  let the module's state_dict hold parameters as they are, or use parallel='ddp' (--parallel ddp)"
+                )
+    whole = {file: {name: each for name, each in held[file].items() if name not in rows[file]} for file in held}
+    if lying.replica > 0:
+        return whole, None
+    spread = {file: {name: held[file][name] for name in named} for file, named in rows.items()}
+    shapes = {file: {name: each.shape for name, each in named.items()} for file, named in rows.items()}
+    return whole, Pieces(place, count, shapes, spread)
+
+
+@interprets
+def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> None:
+    """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
+    saved, state = found.saved, whole.state
+    wanted = {
+        file_name(kind, name)
+        for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages))
+        for name in held
+    }
+    if wanted | {"state"} != set(found.files):
+        raise CheckpointError(
+            f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
+        )
+    loose = found.tensors("state")
+    state.trainable.load_state(saved.trainable, where=where)  # first: averages of what joins begin anew
+    checks = _load_models(state, found, where=where)
+    for name, model in state.models.items():
+        evaluating = set(saved.evaluating[name])
+        for part, module in model.named_modules():
+            module.training = part not in evaluating
+    for name, trained in state.trained.items():
+        tensors = found.files[file_name("optimizer", name)]
+        names = parameter_names(state.models[name])
+        plain = join_state(saved.optimizer[name], _under("optimizer/", loose))
+        state_dict.load_optimizer(trained.optimizer, tensors, plain, names)
+        state_dict.load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
+        decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
+        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
+        remembered = _under(f"clipping/{name}/", loose)
+        trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered.items()}
+    for check in checks:
+        check()
+    whole.precision.load_tensors(_under("precision/", loose))
+    whole.meter.load_tensors(_under("meter/", loose))
+    if not main:  # what was logged on any rank is rank 0's from then on
+        whole.meter.logged = []
+    whole.bad_steps.in_a_row = list(saved.skipped_in_a_row)
+    whole.clock.load_state(saved.clock)
+    whole.seen.load_state(saved.seen)
+    if whole.watch is not None:
+        whole.watch.load_state(saved.watch)
+    if whole.feedback is not None:
+        whole.feedback.load_state(saved.plateau)
+        state.rate_factor = whole.feedback.standing.factor
+    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(saved.kept)
+    for name, held in list(whole.kept.objects.items()):
+        whole.kept.add(name, held)
+    state.step = found.step
+
+
+def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
+    """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
+    tensors = _under("kept/", found.tensors("state"))
+    for name, held in objects.items():
+        if name in found.saved.kept:
+            restore_kept(held, tensors, found.saved.kept[name], name=name)
+
+
+@interprets
+def load_weights(
+    model: nn.Module,
+    found: Contents,
+    *,
+    name: str = "model",
+    device: str = "auto",
+    weights: Literal["auto", "averaged", "trained"] = "auto",
+) -> None:
+    """Give a model the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
+
+    `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
+    """
+    if weights not in ("auto", "averaged", "trained"):
+        raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
+    averaged = file_name("ema", name)
+    has_averaged = averaged in found.files
+    file = averaged if weights == "averaged" or (weights == "auto" and has_averaged) else file_name("model", name)
+    if file not in found.files:
+        raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
+    state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
+    model.to(device_called(device)).eval()
+
+
+@contextmanager
+def weights_of(state: State, found: Contents) -> Iterator[None]:
+    """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
+    for name, average in state.averages.items():
+        average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
+    own = [(kind, name, model, state_dict.model_tensors(model)) for kind, name, model in _models(state)]
+    try:
+        loaded = [
+            state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
+            for kind, name, model, _ in own
+        ]
+        for check in loaded:
+            check()
+        yield
+    finally:
+        where = f"step {state.step}, after step {found.step} was scored"
+        for check in [state_dict.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
+            check()
+
+
+def refuse_lossy(state: State) -> None:
+    """Raise `CheckpointError` where a trained parameter, or its average, would not come back from a checkpoint."""
+    for kind, name, model in _models(state):
+        state_dict.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
+
+
+def _load_models(state: State, found: Contents, *, where: str) -> list[Callable[[], None]]:
+    """Load the models and their averages; what checks, when all is loaded, that they would save the same again."""
+    checks = []
+    for kind, name, model in _models(state):
+        trained, before = _trained(state.models[name]), dict(model.named_parameters())
+        checks.append(state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=where))
+        now = dict(model.named_parameters())
+        replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
+        if replaced is not None:
+            raise CheckpointError(
+                f"{where}: when it was loaded, {type(model).__name__} put another parameter in the place of {replaced}\n"
+                "  the optimizer would train the old one, which nothing uses any more\n"
+                "  let its load_state_dict copy into the parameter that is there"
+            )
+    return checks
+
+
+def _models(state: State) -> list[tuple[str, str, nn.Module]]:
+    """All that is saved as a model: the kind of file, the name, the module."""
+    models = [("model", name, model) for name, model in state.models.items()]
+    return models + [("ema", name, average.model) for name, average in state.averages.items()]
+
+
+def _trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:
+    """What a checkpoint holds of a model."""
+    extra = found.saved.extra.get(file, {})
+    return state_dict.ModelState(found.files[file], found.saved.aliases.get(name, {}), extra)
+
+
+def file_name(kind: str, name: str) -> str:
+    """The file of one part: "model" where there is one model, "model-generator" where it is one of several."""
+    return kind if name == "model" else f"{kind}-{name}"
+
+
+def parameter_names(model: nn.Module) -> dict[Tensor, str]:
+    """The first name of every parameter of a model."""
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _evaluating(model: nn.Module) -> list[str]:
+    """The parts in evaluation mode, by name."""
+    return [name for name, module in model.named_modules() if not module.training]
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): held for name, held in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,51 @@
+"""One step, watched while it is made: the sizes of each parameter's gradient, weights and update, on the device.
+
+The loop hands a `Watch` what there is to see; `UNWATCHED` sees nothing, and most steps have that. Nothing here waits for the
+device, and nothing changes what it sees. What was seen is read in `train/layer_stats.py`, when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from surefoot.data.loader import MicroBatch
+
+Loss = Callable[[Any, Any], Any]
+
+Named = dict[str, Tensor]  # numbers on the device, by parameter
+
+
+class Watch(Protocol):
+    """What looks at a step while it is made."""
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+        """The loss as it is to be called for each of the micro-batches of one pass over the step."""
+        ...
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """These optimizers are about to step: their gradients are whole, and neither limited nor multiplied by `factor`."""
+        ...
+
+    def after(self, names: Iterable[str]) -> None:
+        """These optimizers have taken their step, or were made to skip it."""
+        ...
+
+
+class Unwatched:
+    """Nothing is looked at."""
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:  # noqa: ARG002
+        """The loss itself."""
+        return loss
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """Nothing."""
+
+    def after(self, names: Iterable[str]) -> None:
+        """Nothing."""
+
+
+UNWATCHED = Unwatched()

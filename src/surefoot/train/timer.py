@@ -1,0 +1,104 @@
+"""Where the time of a run goes: each session's first step, training, waiting for data, evaluating, saving, the user's own code.
+
+This is the one definition of a run's time: records, the console, the page and `diagnose` add up these seconds. What a session
+does before its first step, and after the record of its end, belongs to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from surefoot.checkpoint.state_json import Seconds
+from surefoot.tracking.record import PHASES, Phase
+
+"""What is recorded. "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and
+workers are made; and of a new run the second step, which is watched as well for state that no checkpoint holds."""
+
+
+class Clock:
+    """Splits the time since it was made into phases; each moment counts for exactly one of them.
+
+    >>> ticks = iter([0.0, 2.0, 5.0])
+    >>> clock = Clock(now=lambda: next(ticks))
+    >>> clock.enter("training")
+    >>> clock.window()["training_s"]
+    3.0
+    """
+
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
+        self.now = now
+        self.phase: Phase = "opening"
+        self.since = now()
+        self.window_s: dict[str, float] = {}
+        self.total_s: dict[str, float] = {}
+        self.first_steps: list[int] = []  # indexes of the steps of this window with which sessions began: "starting"
+
+    def start(self) -> None:
+        """Begin to train: what was since the last phase belongs to none."""
+        self.phase, self.since = "waiting", self.now()
+
+    def enter(self, phase: Phase) -> None:
+        """From now on, time is spent on `phase`."""
+        now = self.now()
+        self.window_s[self.phase] = self.window_s.get(self.phase, 0.0) + now - self.since
+        self.phase, self.since = phase, now
+
+    def window(self) -> dict[str, float]:
+        """Seconds in each phase since the last call, as `training_s` and so on; starts a new window."""
+        self.enter(self.phase)
+        seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
+        for phase, spent in self.window_s.items():
+            self.total_s[phase] = self.total_s.get(phase, 0.0) + spent
+        self.window_s, self.first_steps = {}, []
+        return seconds
+
+    def all_s(self) -> float:
+        """Seconds of all recorded phases, over all sessions up to now."""
+        self.enter(self.phase)
+        return sum(spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES)
+
+    def state(self) -> Seconds:
+        """What a checkpoint holds: seconds in each phase over all sessions, and those since the last record, with their first steps."""
+        self.enter(self.phase)
+        phases = {**self.total_s, **self.window_s}
+        total_s = {phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0) for phase in phases}
+        return {
+            "total_s": _written(total_s),
+            "window_s": _written(self.window_s),
+            "first_steps": list(self.first_steps),
+        }
+
+    def load_state(self, state: Seconds) -> None:
+        """Go on counting: the steps not yet recorded keep the time that they took."""
+        self.first_steps = list(state["first_steps"])
+        self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}
+        total_s = {phase: float(seconds) for phase, seconds in state["total_s"].items()}
+        self.total_s = {phase: spent - self.window_s.get(phase, 0.0) for phase, spent in total_s.items()}
+
+
+class Deadline:
+    """The end of a time limit that began when this was made; a step that would end after it is not to be begun.
+
+    >>> ticks = iter([0.0, 1.0, 5.0, 9.0])
+    >>> deadline = Deadline(12.0, now=lambda: next(ticks))
+    >>> [deadline.near(keep_free_s=0.5) for _ in range(3)]
+    [False, False, True]
+    """
+
+    def __init__(self, limit_s: float, now: Callable[[], float] = perf_counter) -> None:
+        self.now, self.end = now, now() + limit_s
+        self.looked_at: float | None = None
+        self.longest_s = 0.0  # from one look to the next: a step, with all that was due after it
+
+    def near(self, *, keep_free_s: float) -> bool:
+        """Asked before each step: whether it, if it takes as long as the longest, would leave less than `keep_free_s`."""
+        now = self.now()
+        if self.looked_at is not None:
+            self.longest_s = max(self.longest_s, now - self.looked_at)
+        self.looked_at = now
+        return now + self.longest_s + keep_free_s > self.end
+
+
+def _written(seconds: dict[str, float]) -> dict[str, str]:
+    return {phase: repr(spent) for phase, spent in seconds.items()}

@@ -1,0 +1,1 @@
+"""A run directory checked and proved: every byte against its hash, its steps made again."""

@@ -1,0 +1,315 @@
+"""What was saved against what was computed again: the numbers of a record, and every tensor of a checkpoint.
+
+On the machine that made it equal means every bit. Elsewhere floating-point numbers may differ by rounding: relative to the
+larger one for a number, and for tensors as `rounding.py` says. What is counted is equal everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.tensor_file import Stored
+from surefoot.tracking.record import Record
+from surefoot.verify.verdict import Largest, Problem
+
+TOLERANCE = 1e-2  # relative; over a hundred steps rounding has been seen to grow to a tenth of it
+
+_COUNTED = ("skipped", "targets")  # equal on any machine
+
+_BY_THRESHOLD = ("clipped",)  # rounding may put a step on the other side, so a fraction of steps says nothing there
+
+_PLAIN = (
+    "aliases",
+    "extra",
+    "optimizer",
+    "groups",
+    "trainable",
+    "evaluating",
+    "skipped_in_a_row",
+    "plateau",
+)  # of state.json
+
+_OF_THE_USER = ("kept/", "meter/logged/")  # what a loop's own body does is not done again
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two values that are not equal: how far they are apart, relative to what was saved (infinite where that says nothing)."""
+
+    where: str
+    relative: float
+    saved: str
+    computed: str
+    more: str = ""  # how much else differs beside it
+    file: str = ""  # of a checkpoint, as `Contents.files` names it
+    name: str = ""  # of the tensor
+
+
+def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
+    """The numbers in which a record differs from those computed again.
+
+    `known` are all names in records of this run: one that none of them has is of a later version of surefoot.
+    """
+    found = []
+    for name, computed in window.items():
+        if name not in known:
+            continue
+        if not exact and (name in _BY_THRESHOLD or not (isinstance(computed, float) or name in _COUNTED)):
+            continue
+        saved = record.get(name)
+        if _equal(saved, computed):
+            continue
+        apart = math.inf if name in _COUNTED else _apart(saved, computed)
+        found.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
+    return found
+
+
+def tensors(saved: Contents, computed: Contents, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
+    """The tensors, and what is plain beside them, in which a checkpoint differs from the state computed again.
+
+    Of each file the tensors that differ, read one by one. Left out are objects and values of the user's own, and entries of the
+    state whose names begin as `without` says.
+    """
+    found = []
+    for file in dict.fromkeys([*saved.files, *computed.files]):
+        if file not in saved.files or file not in computed.files:
+            there = file in saved.files
+            found.append(_absent(f"{file}.safetensors", saved=there))
+            continue
+        for name in dict.fromkeys([*saved.files[file], *computed.files[file]]):
+            if file == "state" and name.startswith((*_OF_THE_USER, *without)):
+                continue
+            where = f"{file}.safetensors, {name}"
+            if name not in saved.files[file] or name not in computed.files[file]:
+                found.append(_absent(where, saved=name in saved.files[file]))
+                continue
+            difference = tensor(where, _whole(saved.files[file][name]), _whole(computed.files[file][name]))
+            if difference is not None:
+                found.append(replace(difference, file=file, name=name))
+    for name in _PLAIN if exact else ():
+        one, other = (held.state.get(name) for held in (saved, computed))
+        if name == "groups":
+            one, other = _without_rates(one), _without_rates(other)
+        if one != other and not name.startswith(without):
+            found.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(one, other)))
+    return found
+
+
+def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
+    """The largest difference between two tensors, its place and both values; None where every bit is equal.
+
+    >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
+    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='')
+    """
+    if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
+        kinds = [f"{str(held.dtype).removeprefix('torch.')} {list(held.shape)}" for held in (saved, computed)]
+        return Difference(where, math.inf, *kinds)
+    unlike = _bits(saved) != _bits(computed)
+    count = int(unlike.sum())
+    if count == 0:
+        return None
+    one, other = (held.detach().reshape(-1).to(torch.float64) for held in (saved.cpu(), computed.cpu()))
+    apart = torch.where(unlike, (one - other).abs().nan_to_num(nan=math.inf), -1.0)
+    apart[unlike & one.isnan() & other.isnan()] = 0.0  # NaN of other bits
+    place = int(apart.argmax())
+    largest = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
+    index = (
+        ", ".join(str(int(each)) for each in torch.unravel_index(torch.tensor(place), saved.shape))
+        if saved.ndim
+        else ""
+    )
+    distance = float(apart[place])
+    whole = not (saved.is_floating_point() or saved.is_complex())
+    relative = math.inf if whole else 0.0 if distance == 0 else distance / largest if largest else math.inf
+    value, again = (repr(held.reshape(-1)[place].item()) for held in (saved, computed))
+    return Difference(
+        f"{where}[{index}]" if index else where, relative, value, again, f"{count:,} of {saved.numel():,} values"
+    )
+
+
+def drawn_anew(saved: Tensor, computed: Tensor) -> bool:
+    """Whether more than half of two tensors differs: they are from two drawings, and not one of them changed in places.
+
+    >>> drawn_anew(torch.zeros(4), torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    False
+    """
+    if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
+        return True
+    return int((_bits(saved) != _bits(computed)).sum()) * 2 > saved.numel()
+
+
+def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
+    """A difference in a checkpoint as something that is wrong; `what` says in which."""
+    verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
+    more = f" ({difference.more}{verb})" if difference.more else ""
+    return Problem(
+        "differs",
+        f"{what}: {difference.where} was saved as {difference.saved}, and is {difference.computed} when computed again{more}",
+        step=step,
+        file=f"{what}/{difference.where.partition(',')[0]}",
+        quantity=difference.where.partition(", ")[2],
+        saved=difference.saved,
+        computed=difference.computed,
+    )
+
+
+def as_largest(difference: Difference, *, what: str) -> Largest:
+    """A difference that is rounding, to tell of it."""
+    together = f" {difference.more}" if difference.more.startswith("with") else ""
+    return Largest(difference.relative, f"{what}, {difference.where}{together}", difference.saved, difference.computed)
+
+
+def _whole(held: Tensor | Stored) -> Tensor:
+    return held.whole() if isinstance(held, Stored) else held
+
+
+def _bits(held: Tensor) -> Tensor:
+    """One number of the same width for each entry, flat; entries of eight bytes or fewer."""
+    flat = held.detach().cpu().contiguous().reshape(-1)
+    if flat.dtype == torch.bool or not (flat.is_floating_point() or flat.is_complex()):
+        return flat
+    if flat.is_complex():
+        return torch.view_as_real(flat).view(torch.int64).reshape(-1)
+    return flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+
+
+def _equal(saved: Any, computed: Any) -> bool:
+    plain = (int, float)
+    if isinstance(saved, plain) and isinstance(computed, plain):
+        return repr(float(saved)) == repr(float(computed))
+    return bool(saved == computed)
+
+
+def _apart(saved: Any, computed: Any) -> float:
+    if not (isinstance(saved, float | int) and isinstance(computed, float | int)):
+        return math.inf
+    if not (math.isfinite(saved) and math.isfinite(computed)):
+        return math.inf
+    return abs(saved - computed) / max(abs(saved), abs(computed))
+
+
+def _absent(where: str, *, saved: bool) -> Difference:
+    return Difference(where, math.inf, *(("there", "absent") if saved else ("absent", "there")))
+
+
+def _without_rates(held: Any) -> Any:
+    """Nested values without the learning rates of the step: the schedule sets them anew, from `initial_lr`."""
+    if isinstance(held, dict):
+        return {name: _without_rates(each) for name, each in held.items() if name != "lr"}
+    return [_without_rates(each) for each in held] if isinstance(held, list) else held
+
+
+def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
+    """Where two nested values first differ, shortly."""
+    while isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys():
+        name = next((name for name in saved if saved[name] != computed[name]), None)
+        if name is None:
+            break
+        saved, computed = saved[name], computed[name]
+    return tuple(repr(each)[:80] for each in (saved, computed))  # type: ignore[return-value]  # they are two
+
+
+_NOISE = 1e-4  # of the root mean square of a kind of state: what is smaller says that the gradient was rounding
+
+_BUFFERS = "buffers"
+
+
+def judged(
+    saved: Contents, computed: Contents, found: Iterable[Difference], buffers: Collection[str]
+) -> list[Difference]:
+    """The same differences, each relative to what it may be compared with, and for each kind of numbers one of all together.
+
+    A weight is taken relative to the largest entry of its tensor, optimizer state relative to that or to the root mean square of its
+    kind in the whole model; all weights together, all `buffers` (by their names), and each kind of state, by root mean squares.
+    What is counted, or lies in one of them only, stays infinitely far apart.
+    """
+    told: list[Difference] = []
+    largest_of: dict[tuple[str, str], Difference] = {}
+    sizes: dict[tuple[str, str], float] = {}  # root mean squares of what was saved
+    for difference in found:
+        file, name = difference.file, difference.name
+        one, other = _whole_of_rounding(saved, file, name), _whole_of_rounding(computed, file, name)
+        if one is None or other is None or one.shape != other.shape or not one.is_floating_point():
+            told.append(difference)
+            continue
+        kind = file, _kind(file, name, buffers)
+        if kind not in sizes:
+            sizes[kind], _ = _together(saved, saved, *kind, buffers)
+        apart = (one.double() - other.double()).abs()
+        apart[one.isnan() & other.isnan()] = 0.0
+        own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, one, sizes)]
+        distance = float(own.max()) if own.numel() else 0.0
+        scale = float(one[one.isfinite()].double().abs().max()) if bool(one.isfinite().any()) else 0.0
+        if file.startswith("optimizer"):
+            scale = max(scale, sizes[kind])
+        if kind[1] != _BUFFERS:
+            told.append(replace(difference, relative=_ratio(distance, scale)))
+        held = largest_of.get(kind)
+        if held is None or difference.relative > held.relative:
+            largest_of[kind] = difference
+    for kind, difference in largest_of.items():
+        size, distance = _together(saved, computed, *kind, buffers)
+        relative = _ratio(distance, size)
+        told.append(replace(difference, relative=relative, more=f"with all others of its kind {relative:.2g} apart"))
+    return told
+
+
+def _ratio(distance: float, size: float) -> float:
+    return 0.0 if distance == 0 else distance / size if size else math.inf
+
+
+def _kind(file: str, name: str, buffers: Collection[str]) -> str:
+    """Numbers that are of one size: all weights, all buffers, a key of the optimizer's state, a tensor of the state by itself."""
+    if file.startswith("optimizer"):
+        return name.rpartition("/")[2]
+    return name if file == "state" else _BUFFERS if name in buffers else ""
+
+
+def _together(
+    saved: Contents, computed: Contents, file: str, kind: str, buffers: Collection[str]
+) -> tuple[float, float]:
+    """Root mean squares over a kind: of what was saved, and of how far what was computed is from it."""
+    squares, apart, count = 0.0, 0.0, 0
+    for name in saved.files[file]:
+        one, other = _whole_of_rounding(saved, file, name), _whole_of_rounding(computed, file, name)
+        if _kind(file, name, buffers) != kind or one is None or other is None or one.shape != other.shape:
+            continue
+        if not one.is_floating_point():
+            continue
+        there = one.isfinite() & other.isfinite()
+        squares += float(one[there].double().square().sum())
+        apart += float((one[there].double() - other[there].double()).square().sum())
+        count += one.numel()
+    return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
+
+
+def _driven(saved: Contents, file: str, name: str, one: Tensor, sizes: dict[tuple[str, str], float]) -> Tensor:
+    """Which entries of a weight go where rounding takes them, by all state of the optimizer that has the weight's shape."""
+    kind, _, model = file.partition("-")
+    nothing = torch.zeros_like(one, dtype=torch.bool)
+    state = f"optimizer-{model}" if model else "optimizer"
+    if kind not in ("model", "ema") or state not in saved.files:
+        return nothing
+    driven: Tensor | None = None
+    for key in saved.files[state]:
+        parameter, _, entry = key.rpartition("/")
+        held = _whole_of_rounding(saved, state, key) if parameter == name else None
+        if held is None or held.shape != one.shape or not held.is_floating_point() or not one.ndim:
+            continue
+        if (state, entry) not in sizes:
+            sizes[state, entry], _ = _together(saved, saved, state, entry, ())
+        small = held.abs() <= _NOISE * sizes[state, entry]
+        driven = small if driven is None else driven & small
+    return nothing if driven is None else driven
+
+
+def _whole_of_rounding(contents: Contents, file: str, name: str) -> Tensor | None:
+    held = contents.files.get(file, {}).get(name)
+    return held.whole() if isinstance(held, Stored) else held

@@ -1,0 +1,263 @@
+"""What lies in a run's directory, checked without building the run: every byte of every checkpoint, and what files say of each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.checkpoint.format import Contents, DamageError
+from surefoot.checkpoint.manifest import Manifest
+from surefoot.checkpoint.reader import interpreted, opened, read_manifest
+from surefoot.checkpoint.reader import verify as wrong_in
+from surefoot.checkpoint.state_json import Accepted
+from surefoot.checkpoint.store import Store
+from surefoot.config import user_code
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.run_reader import read_sessions, read_settings
+from surefoot.train.run_identity import differences
+from surefoot.verify import metrics_log as logs
+from surefoot.verify.metrics_log import FILE, Log, Noted
+from surefoot.verify.verdict import Problem
+
+_MAY_CHANGE = ("length", "init")  # from one sitting to the next, of what is described
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An intact checkpoint: its tensors are on disk, and every byte of it has been checked."""
+
+    path: Path
+    manifest: Manifest
+    found: Contents
+
+    @property
+    def step(self) -> int:
+        """How many steps were made."""
+        return self.found.step
+
+    @property
+    def size_bytes(self) -> int:
+        """All its files together."""
+        return sum(length for length, _ in self.manifest.files.values())
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What makes it this run and no other."""
+        return self.found.saved.described
+
+    @property
+    def accepted(self) -> list[Accepted]:
+        """The changes of the program with which the run went on, each with the `step` from which on they count."""
+        return self.found.saved.fingerprints["accepted"]
+
+    @property
+    def gone(self) -> bool:
+        """Whether a run that goes on has let it go meanwhile."""
+        return not self.path.is_dir()
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """One start or resume, as environment.json tells it."""
+
+    step: int
+    machine: Mapping[str, Any]
+    data: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Files:
+    """What was found in a directory: intact checkpoints by step, the records, the sittings, and what is wrong."""
+
+    path: Path
+    checkpoints: dict[int, Checkpoint]
+    log: Log
+    sittings: list[Sitting]
+    problems: list[Problem]
+    notes: list[str]
+
+    @property
+    def newest(self) -> Checkpoint:
+        """The newest intact checkpoint."""
+        return self.checkpoints[max(self.checkpoints)]
+
+    def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
+        """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
+        made: list[Sitting] = []
+        for sitting in self.sittings:
+            made = [*(before for before in made if before.step < sitting.step), sitting]
+        held = [sitting for sitting in made if sitting.step <= step]
+        return held[-1].machine if held else otherwise.saved.machine
+
+
+def checked(path: Path) -> Files:
+    """Check all files of a run's directory; changes nothing, and takes no lock: a run that goes on may be looked at.
+
+    Raises `CheckpointError` where there is no checkpoint at all.
+    """
+    checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
+    if not checkpoints and not problems:
+        raise CheckpointError(f"{path} holds no checkpoint: there is nothing to verify")
+    # after the checkpoints: what these have noted of it is then in the file, even where the run goes on
+    data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
+    log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
+    sittings, unread = _sittings(path)
+    if (path / "environment.damaged.json").exists():  # it was begun anew then, and lacks what was in that
+        sittings = []
+    problems += [*log.problems, *unread]
+    notes: list[str] = []
+    if checkpoints:
+        with interpreted(checkpoints[max(checkpoints)].path):
+            problems += _other_runs(checkpoints)
+            problems += _misplaced(checkpoints, sittings, log)
+            problems += _script(path, checkpoints[max(checkpoints)])
+            notes += _other_scores(checkpoints)
+    return Files(path, checkpoints, log, sittings, problems, notes + program_notes(path))
+
+
+def program_notes(path: Path) -> list[str]:
+    """What is to be told of the program: that it is not what it was when the run last began or went on."""
+    with suppress(OSError, UnicodeDecodeError, ConfigError):
+        held = read_settings(path).program
+        file, digest = held.get("path"), held.get("sha256")
+        if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
+            gone = (
+                "is not there any more"
+                if not Path(file).is_file()
+                else "has changed since the run last began or went on"
+            )
+            return (
+                [f"{file} {gone}: what is made again is made by it as it is now"]
+                if Path(file).is_file()
+                else [f"{file} {gone}"]
+            )
+    return []
+
+
+def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
+    found: dict[int, Checkpoint] = {}
+    problems: list[Problem] = []
+    for step, path in sorted(store.all()):
+        wrong = wrong_in(path)
+        try:
+            if not wrong:
+                held = Checkpoint(path, read_manifest(path), opened(path))
+                if held.found.saved and held.step == step:
+                    found.setdefault(step, held)
+                    continue
+                wrong = [f"manifest.json: is that of step {held.step}"]
+        except DamageError as error:
+            wrong = [error.damage.problem]
+        except CheckpointError as problem:
+            wrong = [str(problem).splitlines()[0]]
+        if path.is_dir():  # else a run that goes on has let it go while it was read
+            problems += [
+                Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=line.partition(":")[0])
+                for line in wrong
+            ]
+    return found, problems
+
+
+def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
+    """Checkpoints of one run tell the same settings, all but those that may change when it goes on."""
+    newest = checkpoints[max(checkpoints)]
+    now = {name: value for name, value in newest.described.items() if name not in _MAY_CHANGE}
+    problems = []
+    for step, checkpoint in sorted(checkpoints.items()):
+        then = {name: value for name, value in checkpoint.described.items() if name not in _MAY_CHANGE}
+        if any("data" in each["changed"] and each["step"] >= step for each in newest.accepted):
+            then["data"] = now["data"]
+        same_torch = checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]
+        if same_torch:
+            then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
+        else:
+            now.pop("architecture", None)
+        problems += [
+            Problem(
+                "inconsistent", f"{checkpoint.path.name} is of another run than {newest.path.name}: {line}", step=step
+            )
+            for line in differences(then, now)[:1]
+        ]
+    return problems
+
+
+def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
+    """Splits whose data were exchanged between two sittings, which a resume allows."""
+    newest = checkpoints[max(checkpoints)].found.saved.scored
+    return [
+        f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
+        for step, checkpoint in sorted(checkpoints.items())
+        for name, told in checkpoint.found.saved.scored.items()
+        if name in newest and newest[name] != told
+    ][:1]
+
+
+def _sittings(path: Path) -> tuple[list[Sitting], list[Problem]]:
+    file = "environment.json"
+    try:
+        sessions = read_sessions(path)
+        return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in sessions], []
+    except FileNotFoundError:
+        return [], [Problem("damaged", f"{file} is missing", file=file)]
+    except OSError as problem:
+        return [], [Problem("damaged", f"{file} cannot be read: {problem.strerror}", file=file)]
+    except (ValueError, LookupError, TypeError):
+        return [], [Problem("damaged", f"{file} is damaged: it tells of no sittings", file=file)]
+
+
+def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting], log: Log) -> list[Problem]:
+    """What environment.json tells of sittings, against the resumes on the record and the checkpoints that came of them."""
+    if not sittings:
+        return []
+    problems = []
+    told = iter([sitting.step for sitting in sittings])
+    resumed = [line.record["step"] for line in log.lines if line.record and line.record["kind"] == "resumed"]
+    lost = next((step for step in resumed if step not in told), None)  # consumes: each in its order
+    if lost is not None and not log.problems:
+        problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
+    for step, checkpoint in sorted(checkpoints.items()):
+        machine = checkpoint.found.saved.machine
+        if all(_elsewhere(sitting.machine, machine) for sitting in sittings):
+            problems.append(f"tells of no sitting on the machine by which {checkpoint.path.name} was saved")
+        data = [sitting.data for sitting in sittings if sitting.data is not None]
+        if data and not any(dict(each) == checkpoint.described["data"] for each in data):
+            problems.append(f"tells of other training data than {checkpoint.path.name}, of step {step:,}")
+    return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
+
+
+def _elsewhere(machine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two machines are not the same; how many threads compute may be changed by the user at any time."""
+    return any(machine.get(name) != other.get(name) for name in {*machine, *other} - {"threads"})
+
+
+def _script(path: Path, newest: Checkpoint) -> list[Problem]:
+    """The settings that config.toml tells of a run that a script has made, against those of the checkpoint."""
+    try:
+        settings = read_settings(path)
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
+    if not settings.of_script:
+        return []
+    then = {"settings": {}, **settings.of_script}
+    found = differences(_comparable(then), _comparable(newest.described))
+    return [
+        Problem("inconsistent", f"config.toml is not of the run in {newest.path.name}: {line}", file="config.toml")
+        for line in found[:1]
+    ]
+
+
+def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what may change, and without what TOML cannot tell: what is None."""
+    kept = {name: value for name, value in described.items() if name not in _MAY_CHANGE}
+    plain: dict[str, Any] = _without_none(json.loads(json.dumps(kept)))
+    return plain
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(held) for key, held in value.items() if held is not None}
+    return [_without_none(held) for held in value if held is not None] if isinstance(value, list) else value

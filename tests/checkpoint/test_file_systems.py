@@ -1,0 +1,193 @@
+"""File systems that become read-only, lock nothing or lose sight of files while a run trains; kills in a save of 300 MB."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import small_runs
+import surefoot as sf
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.filesystem import Disk
+from waiting import wait_until
+
+MEGABYTES = 300  # of a checkpoint: weights, and two moments of AdamW
+
+
+def newest(out: Path) -> dict[str, bytes]:
+    directory = max((out / "checkpoints").glob("step-*"))
+    return {file.name: file.read_bytes() for file in directory.glob("*.safetensors")} | {
+        "step": directory.name.encode()
+    }
+
+
+# --- read-only for a while ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own in memory, which can be mounted anew."""
+    place = tmp_path / "mounted"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("this user may mount nothing")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def mount_again(place: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(place)], check=True)
+
+
+@pytest.mark.slow
+def test_a_file_system_that_is_read_only_for_a_while_loses_nothing(
+    mounted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is open to be written keeps a file system from being read-only: only what is opened anew fails."""
+    monkeypatch.setattr("surefoot.run.checkpointing._RETRY_S", 0.0)
+    small_runs.build(tmp_path / "whole").train()
+    disk = ReadOnlyForAWhile()
+    with small_runs.build(mounted / "run", console=True, disk=disk) as run:
+        for step in run:
+            disk.read_only = 9 <= step.index < 17
+    printed = capsys.readouterr().out
+    assert "NOT SAVED" in printed
+    assert "Read-only file system" in printed
+    assert newest(mounted / "run") == newest(tmp_path / "whole")
+
+
+class ReadOnlyForAWhile:
+    """The disk, on which nothing can be changed as long as `read_only` is set."""
+
+    CHANGES = ("make_directory", "create", "append", "rename", "remove", "remove_directory")
+
+    def __init__(self) -> None:
+        self.read_only, self.disk = False, Disk()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.read_only and name in self.CHANGES:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return getattr(self.disk, name)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_file_system_that_is_mounted_read_only_is_refused_in_one_sentence(mounted: Path) -> None:
+    small_runs.build(mounted / "run", stop_after="8 steps").train()
+    mount_again(mounted, "ro")
+    try:
+        with pytest.raises(sf.ConfigError, match="Read-only file system"):
+            small_runs.build(mounted / "run").train()
+    finally:
+        mount_again(mounted, "rw")
+    run = small_runs.build(mounted / "run")
+    run.train()
+    assert run.state.step == 26
+
+
+# --- NFS and the like ----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_system_without_locks_is_said_and_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    run = small_runs.build(tmp_path / "run", console=True)
+    run.train()
+    assert run.state.step == 26
+    assert "note: the file system of" in capsys.readouterr().out
+
+
+class Stale:
+    """A disk on a server: every third listing and reading fails once with ESTALE, as where a directory was renamed there."""
+
+    def __init__(self) -> None:
+        self.calls, self.disk = 0, Disk()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("create", "flush", "rename"):
+            self.calls += 1
+            if self.calls % 7 == 0:
+                raise OSError(errno.ESTALE, "Stale file handle")
+        return getattr(self.disk, name)
+
+
+@pytest.mark.slow
+def test_saves_that_fail_on_a_server_are_said_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("surefoot.run.checkpointing._RETRY_S", 0.0)
+    small_runs.build(tmp_path / "whole").train()
+    with small_runs.build(tmp_path / "run", console=True, disk=Disk()) as run:
+        assert run.parts.saving is not None
+        run.parts.saving.store.disk = Stale()
+        for step in run:
+            if step.index == 22:
+                run.parts.saving.writer.wait()
+                run.parts.saving.store.disk = Disk()
+    assert "Stale file handle" in capsys.readouterr().out
+    assert newest(tmp_path / "run") == newest(tmp_path / "whole")
+
+
+# --- kills in a save of 300 MB -----------------------------------------------------------------------------------------
+
+
+def large(out: Path) -> sf.Run:
+    width = int((MEGABYTES * 1e6 / 12) ** 0.5)
+    generator = torch.Generator().manual_seed(0)
+    return sf.Run(
+        model=lambda: nn.Linear(width, width, bias=False),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        train_data=(torch.randn(16, width, generator=generator),),
+        batch_size=4,
+        length="6 steps",
+        optimizer=sf.adamw(lr=1e-3),
+        save_every="2 steps",
+        report=False,
+        console=False,
+        out=out,
+    )
+
+
+def train_large(out: Path) -> None:
+    torch.set_num_threads(1)
+    large(out).train()
+
+
+def killed_in_save(process: Any, checkpoints: Path, *, after_s: float) -> None:
+    """Kill a process so many seconds after it has begun to write a checkpoint, unless it is over by then."""
+    assert wait_until(lambda: not process.is_alive() or any(checkpoints.glob(".partial-step-*")))
+    time.sleep(after_s)
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+@pytest.mark.slow
+def test_kills_in_a_save_of_300_megabytes_resume_to_the_same_bits(tmp_path: Path) -> None:
+    train_large(tmp_path / "whole")
+    out, forks = tmp_path / "killed", multiprocessing.get_context("fork")
+    for kill in range(8):
+        process = forks.Process(target=train_large, args=(out,))
+        process.start()
+        killed_in_save(process, out / "checkpoints", after_s=0.05 * kill)
+    train_large(out)
+    assert newest(out) == newest(tmp_path / "whole")
+    assert not [*(out / "checkpoints").glob(".*")]
+    assert Store(out / "checkpoints").newest_intact() is not None

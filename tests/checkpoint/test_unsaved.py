@@ -1,0 +1,825 @@
+"""State that no checkpoint holds is refused by name when a run begins, and looking for it leaves no trace. (9 s)"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import small_runs
+import surefoot as sf
+from rank_processes import Ranks
+from surefoot.checkpoint.unsaved import Observation, changes, same
+from surefoot.config.tree import layered
+from surefoot.recipes import images
+
+ROWS, WIDTH, CLASSES, STEPS = 24, 4, 3, 6
+GLOBAL_CALLS = [0]
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(CLASSES, (ROWS,), generator=generator)
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def build(out: Path | str | None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train_data": data(),
+        "batch_size": 8,
+        "length": f"{STEPS} steps",
+        "optimizer": sf.adamw(lr=0.05),
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+        "report": False,
+        "out": out,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def weights(run: sf.Run) -> dict[str, Tensor]:
+    return {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def make_steps(run: sf.Run, *losses: Any) -> None:
+    with run:
+        for step in run.steps():
+            for own in losses or (None,):
+                sf.forward_backward(step, own)
+            sf.update(step)
+
+
+class Net(nn.Module):
+    """Two blocks, which subclasses fill with state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](torch.tanh(self.blocks[0](x)))  # type: ignore[no-any-return]
+
+
+# --- the six kinds ---------------------------------------------------------------------------------------------------
+
+
+class WithBuffer(Net):
+    def __init__(self, persistent: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        return super().forward(x - self.mean)
+
+
+class Block(nn.Linear):
+    """Counts its calls, each in its own way, and lets the count matter."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.state: Any = {"counter": 0, "list": [], "dict": {"n": 0}, "tensor": torch.zeros(1)}[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.state, int):
+            self.state += 1
+        elif isinstance(self.state, list):
+            self.state.append(1.0)
+        elif isinstance(self.state, dict):
+            self.state["n"] += 1
+        else:
+            self.state = self.state + 1
+        number = {int: lambda: self.state, list: lambda: len(self.state), dict: lambda: self.state["n"]}
+        return super().forward(x) / (1 + float(number.get(type(self.state), lambda: self.state)()))  # type: ignore[no-any-return]
+
+
+def with_attribute(kind: str) -> Net:
+    model = Net()
+    model.blocks[0] = Block(kind)
+    return model
+
+
+def with_counting_hook() -> Net:
+    model, calls = Net(), 0
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return output / calls
+
+    model.blocks[0].register_forward_hook(hook)
+    return model
+
+
+class WithGenerator(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = torch.Generator().manual_seed(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(x.shape, generator=self.noise))
+
+
+class Loss:
+    """Weighs its batches by how many it has seen."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        self.seen += 1
+        return loss(model, batch) / self.seen
+
+    def method(self, model: Any, batch: Any) -> Tensor:
+        return self(model, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def closure() -> Callable[[Any, Any], Tensor]:
+    seen = 0
+
+    def weighed(model: Any, batch: Any) -> Tensor:
+        nonlocal seen
+        seen += 1
+        return loss(model, batch) / seen
+
+    return weighed
+
+
+def of_argument(calls: dict[str, int], model: Any, batch: Any) -> Tensor:
+    calls["n"] += 1
+    return loss(model, batch) / calls["n"]
+
+
+def of_global(model: Any, batch: Any) -> Tensor:
+    GLOBAL_CALLS[0] += 1
+    return loss(model, batch) / GLOBAL_CALLS[0]
+
+
+class Rounds(torch.optim.SGD):
+    """Lowers its rate with every step that it counts."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.5)
+        self.rounds = 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.rounds += 1
+        for group in self.param_groups:
+            group["lr"] /= self.rounds
+        return super().step(closure)
+
+
+CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "a buffer that is not persistent": ("model.mean changes", lambda: {"model": WithBuffer}),
+    **{
+        f"an attribute, {kind}": (
+            f"model.blocks.0.state{name} changes",
+            partial(lambda kind: {"model": partial(with_attribute, kind)}, kind),
+        )
+        for kind, name in {"counter": "", "list": "", "dict": "['n']", "tensor": ""}.items()
+    },
+    "a hook that counts": ("model.blocks.0._forward_hooks.calls changes", lambda: {"model": with_counting_hook}),
+    "a generator of the model's own": ("model.noise changes", lambda: {"model": WithGenerator}),
+    "a loss, callable": ("loss.seen changes", lambda: {"loss": Loss()}),
+    "a loss, bound method": ("loss.seen changes", lambda: {"loss": Loss().method}),
+    "a loss, closure": ("loss.seen changes", lambda: {"loss": closure()}),
+    "a loss, partial": ("loss.args[0]['n'] changes", lambda: {"loss": partial(of_argument, {"n": 0})}),
+    "a loss, with a global": ("GLOBAL_CALLS[0] changes", lambda: {"loss": of_global}),
+    "an optimizer of one's own": ("optimizer.rounds changes", lambda: {"optimizer": Rounds}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_calls_yet() -> None:
+    GLOBAL_CALLS[0] = 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    name, changes = CASES[case]
+    with pytest.raises(sf.ConfigError) as refused:
+        build(tmp_path / "run", **changes()).train()
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 3
+    assert name in lines[0]
+    assert "run.register_state" in lines[2]
+    assert "check_state=False" in lines[2]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_the_check_it_would_resume_as_another_run(case: str, tmp_path: Path) -> None:
+    """A process that begins anew has built all objects anew: so here the same."""
+    _, changes = CASES[case]
+    whole = build(tmp_path / "whole", check_state=False, **changes())
+    whole.train()
+    GLOBAL_CALLS[0] = 0
+    build(tmp_path / "cut", check_state=False, stop_after="3 steps", **changes()).train()
+    GLOBAL_CALLS[0] = 0
+    resumed = build(tmp_path / "cut", check_state=False, **changes())
+    resumed.train()
+    assert resumed.state.step == whole.state.step == STEPS
+    assert not equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_steps_of_ones_own_it_is_refused_too(case: str, tmp_path: Path) -> None:
+    name, changes = CASES[case]
+    run = build(tmp_path / "run", **changes())
+    with pytest.raises(sf.ConfigError) as refused:
+        make_steps(run)
+    assert name in str(refused.value)
+    assert run.state.step <= 2
+
+
+def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path) -> None:
+    first, second = Loss(), Loss()
+    run = build(tmp_path / "run", loss=None)
+    run.register_state("first", first)
+    with pytest.raises(sf.ConfigError, match=r"loss\.seen"):
+        make_steps(run, first, second)
+    assert (first.seen, second.seen) == (1, 1)
+
+
+@dataclass(slots=True)
+class Slots:
+    n: int = 0
+
+
+class Metric(Net):
+    """With a metric that counts in its own attributes, which its state_dict leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is no part of this installation")
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        self.accuracy.update(outputs, torch.zeros(len(outputs)))
+        return outputs
+
+
+def test_slots_are_looked_into_and_put_back(tmp_path: Path) -> None:
+    own = Slots()
+
+    def counting(model: Any, batch: Any) -> Tensor:
+        own.n += 1
+        return loss(model, batch)
+
+    with pytest.raises(sf.ConfigError, match=r"loss\.own\.n changes in every pass"):
+        build(tmp_path / "run", loss=counting).train()
+    assert own.n == 0
+
+
+def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"model\.accuracy\.\w+ changes in every pass"):
+        build(tmp_path / "run", model=Metric).train()
+
+    def run_to(out: Path, stop_after: str | None) -> Any:
+        run = build(out, model=Metric, stop_after=stop_after)
+        metric = run.register_state("accuracy", run.state.models["model"].accuracy)
+        run.train()
+        return metric.metric_state, metric.update_count
+
+    whole = run_to(tmp_path / "whole", None)
+    run_to(tmp_path / "cut", "3 steps")
+    assert repr(run_to(tmp_path / "cut", None)) == repr(whole)
+    assert whole[1] == STEPS
+
+
+# --- the cures -------------------------------------------------------------------------------------------------------
+
+
+def kept(out: Path, *, inside: bool, stop_after: str | None = None) -> sf.Run:
+    own = Loss()
+    run = build(out, loss=own, stop_after=stop_after)
+    if inside:
+        with run:
+            run.register_state("loss", own)
+            for _ in run:
+                pass
+    else:
+        run.register_state("loss", own)
+        run.train()
+    return run
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_kept_loss_is_not_refused_and_resumes_bit_equal(inside: bool, tmp_path: Path) -> None:
+    whole = kept(tmp_path / "whole", inside=inside)
+    kept(tmp_path / "cut", inside=inside, stop_after="3 steps")
+    assert equal(weights(kept(tmp_path / "cut", inside=inside)), weights(whole))
+
+
+@pytest.mark.parametrize("again", ["a new run", "the same"])
+def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(again: str, tmp_path: Path) -> None:
+    """As in a notebook: its loss is compared with that of the beginning by the state of the beginning."""
+    whole, own = kept(tmp_path / "whole", inside=False), Loss()
+    run = build(tmp_path / "cut", loss=own)
+    run.register_state("loss", own)
+    with run:
+        for step in run:
+            if step.index == 2:
+                break
+    if again == "a new run":
+        run = build(tmp_path / "cut", loss=own)
+        run.register_state("loss", own)
+    run.train()
+    assert run.state.step == STEPS
+    assert equal(weights(run), weights(whole))
+
+
+def test_a_persistent_buffer_is_not_refused(tmp_path: Path) -> None:
+    build(tmp_path / "run", model=lambda: WithBuffer(persistent=True)).train()
+
+
+class SavesItself(Net):
+    """An attribute that is part of its state_dict by torch's own protocol."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = int(state)
+
+
+class LossModule(nn.Module):
+    """A loss with a centre that moves, saved only where the run is told of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(CLASSES))
+
+    def forward(self, model: Any, batch: Any) -> Tensor:
+        outputs = model(batch[0])
+        self.centre.mul_(0.9).add_(outputs.detach().mean(0), alpha=0.1)
+        return F.cross_entropy(outputs - self.centre, batch[1])
+
+
+def test_an_attribute_in_a_modules_extra_state_is_held(tmp_path: Path) -> None:
+    build(tmp_path / "run", model=SavesItself).train()
+
+
+def test_a_loss_that_is_a_module_is_held_only_where_it_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"loss\.centre changes"):
+        build(tmp_path / "run", loss=LossModule()).train()
+    own = LossModule()
+    run = build(tmp_path / "run", loss=own)
+    run.register_state("loss", own)
+    run.train()
+
+
+def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(tmp_path: Path) -> None:
+    own = Loss()
+    run = build(tmp_path / "run", loss=own, model=lambda: with_attribute("counter"))
+    own.model = run.state.models["model"]  # type: ignore[attr-defined]
+    run.register_state("loss", own)
+    with pytest.raises(sf.ConfigError, match=r"model\.blocks\.0\.state"):
+        run.train()
+
+
+def test_what_a_loss_depends_on_is_refused_where_it_has_no_name(tmp_path: Path) -> None:
+    numbers = itertools.count(1)
+    with pytest.raises(
+        sf.ConfigError, match=r"what the loss depends on \([0-9.]+, then [0-9.]+\) changes in every pass"
+    ):
+        build(tmp_path / "run", loss=lambda model, batch: loss(model, batch) / next(numbers)).train()
+
+
+# --- where it is looked for ------------------------------------------------------------------------------------------
+
+
+def test_a_refused_run_leaves_no_checkpoint_and_the_cured_one_begins(tmp_path: Path) -> None:
+    for _ in range(2):  # the second start is a first one too
+        with pytest.raises(sf.ConfigError, match=r"model\.mean"):
+            build(tmp_path / "run", model=WithBuffer).train()
+    build(tmp_path / "run", model=lambda: WithBuffer(persistent=True)).train()
+
+
+def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_is_not(tmp_path: Path) -> None:
+    with build(tmp_path / "run", loss=Loss()):
+        pass  # step 0 is committed
+    with pytest.raises(sf.ConfigError, match=r"loss\.seen"):
+        build(tmp_path / "run", loss=Loss()).train()
+    build(tmp_path / "run", loss=Loss(), check_state=False, stop_after="2 steps").train()
+    own = Loss()
+    build(tmp_path / "run", loss=own).train()
+    assert own.seen == STEPS - 2
+
+
+def test_the_flag_reaches_a_recipes_run(tmp_path: Path) -> None:
+    for on in (True, False):
+        layers = [("test", {"out": str(tmp_path / "run"), "check_state": on})]
+        run = images.build(layered(images.Config, [("preset", images.PRESETS["tiny"]), *layers])[0])
+        assert run.parts.settings.check_state == on
+
+
+def test_a_run_that_saves_nothing_is_not_looked_at() -> None:
+    own = Loss()
+    build(None, loss=own).train()
+    assert own.seen == STEPS
+
+
+def test_a_pass_that_fails_is_left_to_the_step(tmp_path: Path) -> None:
+    def broken(model: Any, batch: Any) -> Tensor:
+        raise ZeroDivisionError("of the user's own")
+
+    with pytest.raises(ZeroDivisionError):
+        build(tmp_path / "run", loss=broken).train()
+    assert (tmp_path / "run" / "checkpoints" / "step-00000000").is_dir()
+
+
+# --- what is no state ------------------------------------------------------------------------------------------------
+
+
+class WithCaches(Net):
+    """What is set once, or by the batch alone, or derived from what is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+        self.longest, self.norm = 0, nn.BatchNorm1d(WIDTH)
+        self.register_buffer("mask", torch.zeros(0), persistent=False)
+        self.derived = torch.zeros(())
+        self.shapes: dict[tuple[int, ...], Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.longest < len(x):
+            self.table, self.longest, self.mask = torch.ones(WIDTH), len(x), torch.ones(WIDTH)
+        self.shapes.setdefault(tuple(x.shape), torch.ones(WIDTH))
+        self.last = self.norm(x)
+        self.derived = self.norm.running_mean.sum()  # type: ignore[operator]
+        self.noise = torch.rand(2), random.random(), np.random.rand(2)
+        return super().forward(self.last * self.table * self.mask * self.shapes[tuple(x.shape)])
+
+
+class Reassigned(WithBuffer):
+    """Puts another tensor in its buffer's place."""
+
+    def __init__(self) -> None:
+        super().__init__(persistent=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        return Net.forward(self, x - self.mean)
+
+
+def of_old_norms() -> nn.Module:
+    first = torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+    return nn.Sequential(first, torch.nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, CLASSES)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(WIDTH, 4, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x[:, None])[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Caching(torch.optim.SGD):
+    """Makes in its first and its second step what it needs in all that follow."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.1)
+        self.scale: Tensor | None = None
+        self.length: int | None = None
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if self.scale is not None and self.length is None:
+            self.length = len(self.scale)
+        self.scale = torch.ones(3) if self.scale is None else self.scale
+        return super().step(closure)
+
+
+def writing(model: Any, batch: Any) -> Tensor:
+    batch[0].mul_(0.5)  # its own copy in every pass
+    return loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": WithCaches},
+        {"model": of_old_norms},
+        {"model": Reassigned},
+        {"model": Recurrent},
+        {"loss": writing},
+        {"optimizer": Caching},
+        {"optimizer": sf.muon(0.01)},
+        {"optimizer": lambda groups: torch.optim.Rprop(groups, lr=0.01)},
+        {"optimizer": sf.schedule_free(lr=0.01)},
+        {"ema": 0.9, "micro_batch_size": 4},
+    ],
+)
+def test_a_cache_is_no_state(changes: dict[str, Any], tmp_path: Path) -> None:
+    looked = build(tmp_path / "looked", **changes)
+    looked.train()
+    plain = build(tmp_path / "plain", check_state=False, **changes)
+    plain.train()
+    assert equal(weights(looked), weights(plain))
+
+
+# --- no trace --------------------------------------------------------------------------------------------------------
+
+
+class Everything(Net):
+    """State of every kind, and things that a pass does to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+        self.register_buffer("hidden", torch.zeros(2), persistent=False)
+        self.array, self.python = np.zeros(2), random.Random(3)
+        self.numpy, self.torch = np.random.default_rng(4), torch.Generator().manual_seed(5)
+        self.old, self.lists, self.sets = np.random.RandomState(6), [[1], (2, [3])], {1}
+        self.whole, self.view = torch.zeros(2), torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for tensor in (self.count, self.hidden, self.whole):
+            tensor.add_(1)
+        self.view.data = self.view.data + 1
+        self.array += 1
+        self.lists[0].append(self.python.random())  # type: ignore[union-attr]
+        self.lists[1][1][0] += 1  # type: ignore[index]
+        self.sets.add(len(self.sets) + 1)
+        self.numpy.random(), self.old.rand(), torch.rand((), generator=self.torch)
+        self.new = 7
+        with torch.no_grad():
+            self.blocks[0].weight.mul_(1.5)
+        self.blocks[1].register_forward_hook(lambda *_: None)
+        self.training = False
+        return super().forward(x)
+
+
+def everything(model: Everything) -> str:
+    own = {name: held for name, held in vars(model).items() if not name.startswith("_")}
+    states = [model.python.getstate(), model.numpy.bit_generator.state, model.torch.get_state().tolist()]
+    states += [model.old.get_state()[1].tolist()]  # type: ignore[index]
+    plain = [own[name] for name in sorted(own.keys() - {"python", "numpy", "torch", "old"})]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    hooks = [len(model.blocks[1]._forward_hooks), sorted(own)]
+    return repr([states, plain, [*model.named_buffers()], [*model.named_parameters()], gradients, hooks])
+
+
+def test_looking_leaves_no_trace(tmp_path: Path) -> None:
+    """At the first step all is what it was when the run was built: attributes, generators, buffers, weights, kept objects."""
+    own, file = Loss(), tmp_path / "seen"  # a list would be put back too
+
+    def first(model: Any, batch: Any) -> Tensor:
+        file.write_text((file.read_text() if file.exists() else "") + everything(model) + str(own.seen) + "\n--\n")
+        return own(model, batch)
+
+    run = build(tmp_path / "run", model=Everything, loss=first, micro_batch_size=8)
+    run.register_state("loss", own)
+    before = everything(run.state.models["model"]) + "0"  # type: ignore[arg-type]
+    generators = random.getstate(), torch.get_rng_state().tolist()
+    with pytest.raises(sf.ConfigError, match=r"model\.array"):
+        run.train()
+    seen = file.read_text().split("\n--\n")
+    assert len(seen) == 3
+    assert seen[0] == before != seen[1]
+    assert everything(run.state.models["model"]) + str(own.seen) == before  # type: ignore[arg-type]
+    assert (random.getstate(), torch.get_rng_state().tolist()) == generators
+
+
+def test_what_a_kept_loss_learns_in_a_pass_is_put_back_before_the_next(tmp_path: Path) -> None:
+    """Or the two passes would differ, and a run that is looked at would end otherwise than one that is not."""
+    own = Loss()
+    run = build(tmp_path / "run", loss=own)
+    run.register_state("loss", own)
+    run.train()
+    assert own.seen == STEPS
+
+
+def test_a_run_that_is_looked_at_is_the_same_run(tmp_path: Path) -> None:
+    looked, plain = (small_runs.build(tmp_path / str(on), check_state=on) for on in (True, False))
+    small_runs.train(looked)
+    small_runs.train(plain)
+    assert equal(weights(looked), weights(plain))
+    assert "check_state" not in looked.parts.described
+
+
+def test_a_huge_tensor_is_compared_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from surefoot.checkpoint import unsaved
+
+    monkeypatch.setattr(unsaved, "_MAX_BYTES", 8)
+    model = Net()
+    model.bank = torch.zeros(10)  # type: ignore[assignment]
+    before = unsaved.Observation({"model": model}, None, user_state={})
+    model.bank[3] = 1  # type: ignore[index]
+    after = unsaved.Observation({"model": model}, None, user_state={})
+    assert unsaved.changes(before, after, exact=True) == ["model.bank"]
+
+
+# --- several ranks ---------------------------------------------------------------------------------------------------
+
+
+class OnRank(Net):
+    """Counts on one rank, or on all of them."""
+
+    def __init__(self, rank: int | None) -> None:
+        super().__init__()
+        self.rank, self.calls = rank, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        import os
+
+        self.calls += self.rank is None or os.environ["RANK"] == str(self.rank)
+        return super().forward(x)
+
+
+class Breaking(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.blocks[0](x)
+        raise ZeroDivisionError("of the user's own")
+
+
+def broken_on_ranks(out: str, parallel: str, where: str) -> str:
+    def broken(model: Any, batch: Any) -> Tensor:
+        model(batch[0])
+        raise ZeroDivisionError("of the user's own")
+
+    changes = {"model": Breaking} if where == "model" else {"loss": broken}
+    try:
+        build(out, parallel=parallel, micro_batch_size=4, **changes).train()
+    except Exception as problem:
+        return repr(problem)
+    return ""
+
+
+@pytest.mark.fast("ddp-model", "fsdp-loss")
+@pytest.mark.parametrize("where", ["model", "loss"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_pass_that_fails_on_ranks_fails_in_the_step_with_its_own_error(
+    parallel: str, where: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    answers = ranks(2, broken_on_ranks, out=str(tmp_path / "run"), parallel=parallel, where=where)
+    assert all("of the user's own" in answer for answer in answers)
+
+
+def begun_on_a_rank(out: str, parallel: str, rank: int | None, level: int, plain: bool) -> list[Any]:
+    model = Net if plain else partial(OnRank, rank)
+    run = build(out, model=model, parallel=parallel, micro_batch_size=4)
+    try:
+        if level == 1:
+            run.train()
+        with run:
+            for step in run.steps() if level == 3 else run:
+                if level == 3:
+                    sf.forward_backward(step)
+                    sf.update(step)
+    except sf.ConfigError as refused:
+        return [str(refused), run.state.step]
+    return ["", run.state.step]
+
+
+def resumed_on_ranks(out: str) -> list[Any]:
+    def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
+        own = Loss()
+        run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.sgd(lr=0.5))
+        run.register_state("loss", own)
+        run.train()
+        return [own.seen, *weights(run).values()]
+
+    whole = run_to(f"{out}/whole", None)
+    run_to(f"{out}/cut", "3 steps")
+    return [whole, run_to(f"{out}/cut", None)]
+
+
+def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_path: Path) -> None:
+    """Or each resume would have it count passes that no step made."""
+    for whole, resumed in ranks(2, resumed_on_ranks, out=str(tmp_path)):
+        assert whole[0] == resumed[0] == STEPS
+        assert all(torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True))
+
+
+@pytest.mark.fast("ddp")
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
+    cases = [
+        {"out": str(tmp_path / f"{number}"), "rank": rank, "level": level, "plain": plain}
+        for number, (rank, level, plain) in enumerate([(1, 1, False), (0, 2, False), (1, 3, False), (None, 1, True)])
+    ]
+    first, second, third, plain = ranks.each(2, begun_on_a_rank, cases, parallel=parallel)
+    for answers in (first, second, third):
+        assert "model.calls changes in every pass" in answers[0][0]
+        assert answers[0] == answers[1]
+    assert plain == [["", STEPS], ["", STEPS]]
+
+
+# --- putting back ------------------------------------------------------------------------------------------------------
+
+
+class Conjugate(Net):
+    """Tensors whose bits stand in memory otherwise than they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spectrum = torch.fft.rfft(torch.ones(WIDTH))
+        self.filter, self.negative, self.norm = spectrum.conj(), spectrum.conj().imag, nn.BatchNorm1d(WIDTH)
+        assert self.filter.is_conj()
+        assert self.negative.is_neg()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=WIDTH)))
+
+
+@pytest.mark.parametrize("own_steps", [False, True])
+def test_views_that_are_conjugate_or_negative_are_put_back(own_steps: bool, tmp_path: Path) -> None:
+    runs = [build(tmp_path / f"{check}", model=Conjugate, check_state=check) for check in (True, False)]
+    for run in runs:
+        make_steps(run) if own_steps else run.train()
+    assert equal(*map(weights, runs))
+    assert weights(runs[0])["norm.num_batches_tracked"] == STEPS
+
+
+class Sealed(dict):  # type: ignore[type-arg]
+    """What cannot be changed back: it only grows."""
+
+    def clear(self) -> None:
+        raise TypeError("sealed")
+
+
+@pytest.mark.parametrize("own_steps", [False, True])
+@pytest.mark.parametrize("check", [False, True])
+def test_what_cannot_be_changed_back_is_refused_after_all_else_is_back(
+    check: bool, own_steps: bool, tmp_path: Path
+) -> None:
+    entries = Sealed()
+
+    def growing(model: Any, batch: Any) -> Tensor:
+        entries[len(entries)] = 1
+        return loss(model, batch)
+
+    run = build(tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check)
+    before = weights(run)
+    with pytest.raises(sf.ConfigError, match=r"cannot be changed back \(TypeError: sealed\)"):
+        make_steps(run) if own_steps else run.train()
+    assert own_steps or equal(weights(run), before)
+
+
+def test_rounding_is_measured_by_the_largest_number_of_a_tensor() -> None:
+    numbers = torch.tensor([26.0, 1e-7, -3.0])
+    near, far = (numbers + torch.tensor([0.0, change, 0.0]) for change in (1e-5, 1e-2))
+    assert same(numbers, near, exact=False)
+    assert not same(numbers, far, exact=False)
+    assert not same(numbers, near)
+    assert same(torch.zeros(0), torch.zeros(0), exact=False)
+
+
+class Growing(Net):
+    """Its cache is larger after the first update, and takes the room in which another tensor was copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache, self.table = torch.zeros(1), torch.zeros(60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.table[0]
+
+
+def test_a_tensor_that_only_one_observation_can_copy_is_not_called_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.checkpoint.unsaved._MAX_BYTES", 400)
+    model = Growing()
+    before = Observation({"model": model}, loss, user_state={})
+    model.cache = torch.zeros(90)
+    after = Observation({"model": model}, loss, user_state={})
+    assert changes(before, after, exact=True) == ["model.cache"]
+    model.table.add_(1)
+    assert changes(after, Observation({"model": model}, loss, user_state={}), exact=True) == ["model.table"]

@@ -1,0 +1,398 @@
+"""From records to rows, notes, tables and a picture; no run is trained. (3 s)"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surefoot.compare import plot, runner
+from surefoot.compare.plot import draw
+from surefoot.compare.progress import Board, Lines, Standing
+from surefoot.compare.results import Comparison, compared
+from surefoot.compare.runner import InOrder, Sitting
+from surefoot.compare.tables import as_json, markdown, text, tsv
+from surefoot.compare.trained import Compared, Trained, read_run
+from surefoot.compare.trials import Records, Trial, Trials
+from surefoot.compare.variants import Variant
+from surefoot.errors import ConfigError
+from surefoot.tracking.jsonl import line
+from surefoot.tracking.run_directory import RunDirectory
+
+SCORES = [(10, 2.0), (20, 1.0), (30, 1.5)]
+
+
+def trained(scores: Any = SCORES, **changes: Any) -> Trained:
+    settings: dict[str, Any] = {
+        "settings": {},
+        "watch": ("min", "held-out/loss"),
+        "loss": [(step, score + 0.1) for step, score in scores],
+        "scores": scores,
+        "times": [(10, 1.0), (20, 2.0), (30, 4.0)],
+        "targets": 400.0,
+        "initial_weights": "same",
+        "order": {"seed": 0, "batch_size": 8, "data": "same", "precision": "fp32"},
+    }
+    return Trained(**(settings | changes))
+
+
+def batches(*means: float) -> dict[str, Any]:
+    counts = [2.0] * len(means)
+    return {"split": {"sha256": "x"}, "counts": counts, "best": {"step": 20, "means": list(means)}}
+
+
+def variant(name: str, group: str = "", **settings: Any) -> Variant:
+    return Variant(name, group or name, settings or {"optimizer.lr": 0.1}, settings)
+
+
+def run(name: str, scores: Any = SCORES, found: dict[str, Any] | None = None, **changes: Any) -> Compared:
+    return Compared(variant(name), trained(scores, **changes), batches=found)
+
+
+def test_best_final_and_time_to_the_target_are_those_of_the_records() -> None:
+    row = compared([run("lr=1")], target=1.2).rows[0]
+    assert (row.best, row.best_step, row.final) == (1.0, 20, 1.5)
+    assert (row.target_step, row.target_s) == (20, 2.0)
+    assert (row.training_s, row.targets_per_s) == (4.0, 100.0)
+
+
+def test_higher_is_better_where_the_run_says_so() -> None:
+    first = run("a", [(10, 0.5), (20, 0.9)], watch=("max", "held-out/accuracy"))
+    second = run("b", [(10, 0.7), (20, 0.8)], watch=("max", "held-out/accuracy"))
+    found = compared([second, first])
+    assert [row.name for row in found.rows] == ["a", "b"]
+    assert found.rows[0].target_step == 20  # 0.8, the best of the first given
+    assert found.rows[0].verdict == "best"
+
+
+def test_what_is_not_a_number_is_never_best() -> None:
+    assert trained([(10, float("nan")), (20, 3.0)]).best == (20, 3.0)
+    assert trained([(10, float("nan"))]).best is None
+    assert trained([(10, float("-inf")), (20, 3.0)]).best == (20, 3.0)
+    assert trained([(10, float("-inf"))]).reached(1.0) is None
+
+
+def test_a_small_difference_is_inside_the_noise_and_a_steady_one_is_not() -> None:
+    steady = run("steady", found=batches(1.1, 2.1, 3.11, 4.1, 5.09))
+    noisy = run("noisy", found=batches(0.5, 2.9, 3.5, 3.4, 5.2))
+    best = run("best", [(10, 0.9)], found=batches(1.0, 2.0, 3.0, 4.0, 5.0))
+    verdicts = {row.name: row.verdict for row in compared([steady, noisy, best]).rows}
+    assert verdicts == {"best": "best", "steady": "worse", "noisy": "inside the noise"}
+
+
+def test_all_pairs_count_where_the_reference_was_chosen_by_looking() -> None:
+    runs = [run(name, found=batches(*means)) for name, means in MEANS.items()]
+    chosen = {row.name: row.p for row in compared(runs).rows}
+    named = {row.name: row.p for row in compared(runs, reference="a").rows}
+    assert chosen["b"] > named["b"] > 0  # type: ignore[operator]
+
+
+MEANS = {"a": (1.0, 2.0, 3.0), "b": (1.1, 2.3, 3.2), "c": (1.3, 2.2, 3.4)}
+
+
+def test_the_sign_is_that_of_the_row_minus_the_reference() -> None:
+    one, other = run("one", [(10, 2.0)], batches(2.0, 3.0)), run("other", [(10, 1.0)], batches(1.0, 2.5))
+    rows = {row.name: row for row in compared([one, other]).rows}
+    assert rows["one"].difference is not None
+    assert rows["one"].difference.mean == 0.75
+    turned = {row.name: row for row in compared([other, one], reference="one").rows}
+    assert turned["other"].difference is not None
+    assert turned["other"].difference.mean == -0.75
+
+
+def test_other_evaluation_data_are_not_paired_and_it_is_said_why() -> None:
+    other = batches(1.0, 2.0) | {"split": {"sha256": "y"}}
+    found = compared([run("a", found=batches(1.0, 2.0)), run("b", found=other)])
+    assert all(row.difference is None for row in found.rows)
+    assert "no paired difference: the variants are not evaluated on the same batches" in found.notes
+
+
+def test_with_repeats_the_noise_is_that_between_seeds() -> None:
+    runs = [
+        Compared(variant(f"{name},seed={seed}", name, seed=seed), trained([(10, score)]))
+        for name, scores in {"a": (1.0, 1.2, 1.1), "b": (1.5, 1.8, 1.6)}.items()
+        for seed, score in enumerate(scores)
+    ]
+    rows = {row.name: row for row in compared(runs).rows}
+    assert rows["a"].best == pytest.approx(1.1)
+    assert rows["a"].best_error == pytest.approx(0.1 / 3**0.5)
+    assert rows["b"].difference is not None
+    assert (rows["b"].difference.mean, rows["b"].difference.pairs) == (pytest.approx(1.6 / 3), 3)
+
+
+def repeats(scores: dict[str, tuple[float, ...]], *, failed: tuple[str, int] | None = None) -> list[Compared]:
+    return [
+        Compared(
+            variant(f"{name},seed={seed}", name, seed=seed),
+            trained([(10, score)], order={"seed": seed, "batch_size": 8, "data": "same", "precision": "fp32"}),
+            "failed" if (name, seed) == failed else "finished",
+        )
+        for name, held in scores.items()
+        for seed, score in enumerate(held)
+    ]
+
+
+def test_half_a_run_is_no_repeat_of_a_whole_one() -> None:
+    found = compared(repeats({"a": (1.0, 1.2, 9.0), "b": (1.5, 1.8, 1.6)}, failed=("a", 2)))
+    row = next(row for row in found.rows if row.name == "a")
+    assert (row.best, row.repeats, row.status) == (1.1, 3, "1 of 3 failed at step 30")
+    assert {each.difference.pairs for each in found.rows if each.difference is not None} == {2}
+    assert any(note.startswith("not all seeds finished of a:") for note in found.notes)
+
+
+def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
+    assert not any("shared" in note for note in compared(repeats({"a": (1.0, 1.2)})).notes)
+
+
+def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
+    notes = compared([run("a"), run("b"), run("c", initial_weights=None, order=None)]).notes
+    assert "not known, as its checkpoint of step 0 is gone: what c began with" in notes
+
+
+def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too() -> None:
+    shared = {"schedule.name": "constant", "model.layers": 4}
+    variants = [
+        Variant(name := f"name=constant,layers=4,lr={lr}", name, held := {**shared, "optimizer.lr": lr}, held)
+        for lr in (0.1, 0.2)
+    ]
+    found = compared([Compared(each, trained()) for each in variants], reference="lr=0.2")
+    assert "layers" not in text(found).partition("best settings")[0]
+    assert "lr=0.1" in text(found)
+    assert {row["variant"] for row in json.loads(as_json(found))["variants"]} == {each.name for each in variants}
+    assert compared(found.runs, reference=variants[1].name).rows == found.rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"initial_weights": "other"}, "not shared: the initial weights"),
+        ({"order": {"seed": 1, "batch_size": 8}}, "not shared: the samples in their order, because of seed, data"),
+        ({"order": {"seed": 0, "batch_size": 8, "data": "same", "precision": "bf16"}}, "not shared: the precision"),
+    ],
+)
+def test_what_is_not_shared_is_said(changes: dict[str, Any], said: str) -> None:
+    notes = compared([run("a"), run("b", **changes)]).notes
+    assert any(note.startswith(said) for note in notes)
+    assert any(note.startswith("shared:") for note in notes)
+
+
+def test_runs_judged_by_different_scores_are_not_compared() -> None:
+    with pytest.raises(ConfigError, match="judged by different scores"):
+        compared([run("a"), run("b", watch=("max", "held-out/accuracy"))])
+
+
+def test_an_unknown_reference_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no variant of that name"):
+        compared([run("a")], reference="z")
+
+
+def test_a_run_without_records_is_a_row_without_numbers(tmp_path: Path) -> None:
+    empty = Compared(variant("lr=9"), read_run(tmp_path), "failed", "it said nothing")
+    found = compared([run("lr=1"), empty])
+    assert found.rows[-1].best is None
+    assert "lr=9: it said nothing" in text(found)
+
+
+def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "train", "step": 5, "loss": 3.0, "targets": 10, "training_s": 1.0, "waiting_s": 0.5},
+        {"kind": "train", "step": 10, "loss": 9.0, "targets": 10, "training_s": 1.0, "waiting_s": 0.5},
+        {"kind": "scores", "step": 10, "held-out/loss": 9.0},
+        {"kind": "resumed", "step": 5},
+        {"kind": "train", "step": 10, "loss": 2.0, "targets": 10, "training_s": 2.0, "waiting_s": 0.0},
+        {"kind": "scores", "step": 10, "held-out/loss": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(line(each) + "\n" for each in lines))
+    found = read_run(tmp_path)
+    assert found.loss == [(5, 3.0), (10, 2.0)]
+    assert found.scores == [(10, 1.0)]
+    assert (found.training_s, found.targets) == (3.5, 20.0)
+    assert found.watch == ("min", "held-out/loss")
+    with pytest.raises(ConfigError, match="has no such score; it has: held-out/loss"):
+        read_run(tmp_path, score="max held-out/accuracy")
+
+
+def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:
+    found = compared([run("lr=1", found=batches(1.0, 2.0, 4.0)), run("lr=2|", [(10, 3.0)], batches(3.0, 4.5, 5.0))])
+    held = json.loads(as_json(found))
+    assert held["variants"][1]["best"] == 3.0
+    lines = [row.split("\t") for row in tsv(found).splitlines()]
+    assert lines[2][lines[0].index("best")] == "3.0"
+    assert "| lr=2\\| |" in markdown(found)
+    assert "held-out/loss: lower is better" in text(found)
+    assert json.loads(as_json(compared([run("a", [(10, float("inf"))])])))["variants"][0]["best"] is None
+
+
+@pytest.mark.slow
+def test_the_same_comparison_gives_the_same_picture(tmp_path: Path) -> None:
+    found = compared([run(f"lr={place}") for place in range(9)] + [run("none", [])])
+    files = [file.read_bytes() for name in "ab" for file in draw(found, tmp_path / name)]
+    assert files[:2] == files[2:]
+    assert files[0].startswith(b"\x89PNG")
+    assert all(f"lr={place}".encode() in files[1] for place in range(9))
+
+
+def test_a_score_that_is_no_loss_has_a_field_of_its_own(tmp_path: Path) -> None:
+    found = compared([run("a", watch=("max", "held-out/accuracy"))])
+    text = draw(found, tmp_path / "it")[1].read_text()
+    assert ">training loss<" in text
+    assert ">held-out/accuracy<" in text
+
+
+def test_a_picture_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write to"):
+        draw(compared([run("a")]), tmp_path / "file" / "it")
+
+
+def drawn(found: Comparison, path: Path, patch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
+    """The names in the legend of a picture, and its axes."""
+    figures: list[Any] = []
+    patch.setattr(plot, "write", lambda figure, _: figures.append(figure))
+    draw(found, path)
+    return [text.get_text() for text in figures[0].legends[0].get_texts()], figures[0].axes
+
+
+def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = run("lr=1", [(1, 5.0), (50, 2.0), (100, 1.0)])
+    far = Compared(variant("lr=9"), trained([(1, 5.0), (50, 1e6), (100, 1e9)]), "diverged")
+    names, axes = drawn(compared([early, far, run("lr=2", [(1, 1e9)])]), tmp_path / "it", monkeypatch)
+    low, high = axes[0].get_ylim()
+    assert low < 1.0
+    assert 5.0 < high < 50.0
+    assert names == ["lr=1", "lr=9 (diverged at step 100, off the scale in part)", "lr=2 (off the scale)"]
+
+
+def test_an_axis_is_called_what_is_on_it_and_a_trial_by_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Compared(variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}), trained(loss=[]))
+    names, axes = drawn(compared([trial]), tmp_path / "it", monkeypatch)
+    assert names == ["trial-003: lr=0.0123, name=sgd"]
+    assert axes[0].get_ylabel() == "held-out/loss"
+    _, axes = drawn(compared([run("a")]), tmp_path / "it", monkeypatch)
+    assert axes[0].get_ylabel() == "training loss (lines), held-out/loss (points)"
+
+
+def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
+    stream, clock = io.StringIO(), [0.0]
+    lines = Lines(stream, now=lambda: clock[0])
+    for step in range(1, 30):
+        clock[0] += 1.0
+        lines.show({"a": Standing(step=step, steps=30, loss=2.0), "b": Standing()})
+    assert stream.getvalue().splitlines() == [f"variant=a step={step}/30 loss=2" for step in (1, 11, 21)]
+
+
+def test_a_board_draws_its_lines_again_over_themselves() -> None:
+    stream = io.StringIO()
+    board = Board(stream, width=20)
+    board.show({"a": Standing(step=1), "bb": Standing()})
+    board.show({"a": Standing(step=1), "bb": Standing()})  # nothing new
+    board.say("one has ended")
+    board.close()
+    assert stream.getvalue() == (
+        "a   step=1\nbb  starting\n\x1b[2A\r\x1b[Jone has ended\na   step=1\nbb  starting\n\x1b[2A\r\x1b[J"
+    )
+
+
+def test_a_long_name_leaves_room_for_the_numbers() -> None:
+    stream = io.StringIO()
+    Board(stream, width=40).show({"a-very-long-name-of-a-variant,lr=0.001": Standing(step=7, loss=2.0)})
+    line, _, _ = stream.getvalue().partition("\n")
+    assert line.endswith("lr=0.001  step=7  loss=2")
+    assert len(line) <= 39
+
+
+def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    chooser: Any = SimpleNamespace(total=6, over=4)
+    sitting = Sitting(
+        chooser,
+        Trials(RunDirectory(Path()), lambda name: [name], threads=1, cwd="."),
+        jobs=1,
+        score=None,
+        screen=Lines(stream),
+        stopping=lambda: False,
+        shown={},
+    )
+    trial: Any = SimpleNamespace(started=90.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sitting._estimate(trial, left_s=60.0)
+    assert "for the 2 that are left" in stream.getvalue()
+    assert stream.getvalue().startswith("about 2m20s")
+
+
+def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
+    stream = io.StringIO()
+    board = Board(stream, width=40)
+    board.show({"a": Standing(step=1)})
+    board.leave()
+    board.show({"a": Standing(step=2)})
+    assert stream.getvalue() == "a  step=1\na  step=2\n"
+
+
+def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.json").write_text('{"status": "finished", "said": ""}')
+    said = io.StringIO()
+    trial = Trial("b", SimpleNamespace(), Records(tmp_path / "b" / "metrics.jsonl"), 0, fresh=True)  # type: ignore[arg-type]
+    sitting = Sitting(
+        InOrder("abcd", tmp_path),
+        Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
+        jobs=1,
+        score=("min", "held-out/loss"),
+        screen=Lines(said),
+        stopping=lambda: False,
+        shown={},
+    )
+    trial.started = 90.0
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sitting._estimate(trial, 90.0)
+    assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
+    sitting.standing["b"] = Standing()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
+    with pytest.raises(ConfigError, match="b has no such score; it has: held-out/accuracy"):
+        sitting._look(trial)
+
+
+def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:
+    found = [run("lr=1", found=batches(1.0, 2.0, 3.0)), run("lr=2", [(10, 3.0)], batches(0.5, 2.9, 3.5))]
+    told = text(compared(found, settled={"precision": "bf16"})).splitlines()[-1]
+    assert told == "best settings: --optimizer.lr 0.1 --precision bf16 (by these data no better than lr=2)"
+
+
+def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
+    found = compared([run("a", found=batches(1.0, 2.0, 3.0)), run("b", found=batches(1.1, 2.3, 3.2))])
+    assert "over 3 shared evaluation batches of 2 targets, 6 in all;" in found.notes[1]
+
+
+def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:
+    found = compared([run("a", []), run("b")])
+    assert found.notes[0].startswith("target: 1, the best of b, which is the first that has a score;")
+    assert ", which is the first;" in compared([run("a"), run("b")]).notes[0]
+
+
+def test_a_value_has_the_digits_of_its_error_and_a_step_is_whole() -> None:
+    found = compared(repeats({"a": (0.7573, 0.7773)}))
+    assert "0.767 ± 0.010" in text(found)
+    assert '"best_step": 10,' in as_json(found)
+
+
+def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = Records(path)
+    assert records.new() == []
+    path.write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
+    assert [record["step"] for record in records.new()] == [1]
+    path.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "nonfinite": {"loss": "nan"}}\n')
+    assert [record["step"] for record in records.new()] == [2]

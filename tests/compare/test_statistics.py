@@ -1,0 +1,109 @@
+"""Differences against NumPy and simulation: the mean is the difference of the scores, the error covers what it says. (2 s)"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from in_one import in_one
+from surefoot.compare.statistics import holm, mean_and_error, paired_difference, t_tail
+
+
+def ragged(seed: int, batches: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, 50, size=batches).astype(float)
+    return generator.normal(2.0, 0.5, batches), generator.normal(2.1, 0.5, batches), counts
+
+
+def test_the_mean_is_the_difference_of_the_scores_of_the_whole_split() -> None:
+    first, second, counts = ragged(0)
+    difference = paired_difference(list(first), list(second), counts=list(counts))
+    scores = [float(np.average(values, weights=counts)) for values in (first, second)]
+    assert math.isclose(difference.mean, scores[0] - scores[1], rel_tol=1e-12)
+
+
+def test_with_equal_counts_the_error_is_that_of_a_mean() -> None:
+    first, second, _ = ragged(1)
+    difference = paired_difference(list(first), list(second), counts=[7.0] * len(first))
+    of_numpy = float(np.std(first - second, ddof=1) / math.sqrt(len(first)))
+    assert math.isclose(difference.standard_error, of_numpy, rel_tol=1e-12)
+
+
+def test_the_error_does_not_depend_on_what_both_have_in_common() -> None:
+    first, second, counts = ragged(2)
+    hard = np.linspace(0.0, 9.0, len(first))  # of some batches, for both
+    alone = paired_difference(list(first), list(second), counts=list(counts))
+    shared = paired_difference(list(first + hard), list(second + hard), counts=list(counts))
+    assert math.isclose(alone.standard_error, shared.standard_error, rel_tol=1e-9)
+
+
+def test_a_test_at_five_percent_is_wrong_in_five_percent() -> None:
+    """2,000 draws of batches whose difference has the mean 0, or rather of which the weighted mean has: 4 % to 6 %."""
+    generator = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(2000):
+        counts = generator.integers(20, 60, size=30).astype(float)
+        differences = generator.normal(0.0, 0.3, size=30) / np.sqrt(counts)
+        wrong += paired_difference(list(differences), [0.0] * 30, counts=list(counts)).p_value < 0.05
+    assert 0.04 < wrong / 2000 < 0.065
+
+
+def test_two_standard_errors_of_many_batches_are_the_level() -> None:
+    assert t_tail(1.9788, freedom=127) == pytest.approx(0.05, abs=1e-4)
+
+
+@in_one
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 127])
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5, 9.0])
+def test_the_tail_is_the_integral_of_the_density(t: float, freedom: int) -> None:
+    """The density of t by its definition, integrated over angles, on which it is smooth: (1 + x^2/v)^(-(v+1)/2)."""
+    angles = (np.arange(200_000) + 0.5) / 200_000 * math.pi / 2
+    density = np.cos(angles) ** (freedom - 1)  # x = sqrt(v) tan(angle)
+    tail = density[angles > math.atan(t / math.sqrt(freedom))].sum() / density.sum()
+    assert t_tail(t, freedom=freedom) == pytest.approx(tail, abs=1e-4)  # that of the sum
+
+
+def test_one_pair_tells_nothing_of_the_noise() -> None:
+    alone = paired_difference([1.0], [2.0], counts=[5.0])
+    assert alone.mean == -1.0
+    assert math.isnan(alone.standard_error)
+    assert math.isnan(alone.p_value)
+
+
+@pytest.mark.parametrize(("first", "second"), [(math.inf, 1.0), (math.inf, math.inf), (math.nan, 1.0)])
+def test_a_score_that_is_not_finite_tells_nothing(first: float, second: float) -> None:
+    assert math.isnan(paired_difference([first, 1.0], [second, 1.5], counts=[1.0, 1.0]).p_value)
+
+
+def test_a_batch_with_nothing_to_count_is_no_pair() -> None:
+    with_empty = paired_difference([1.0, 9.0, 2.5], [2.0, 0.0, 3.0], counts=[2.0, 0.0, 3.0])
+    assert with_empty == paired_difference([1.0, 2.5], [2.0, 3.0], counts=[2.0, 3.0])
+    assert paired_difference([0.0], [0.0], counts=[0.0]).pairs == 0
+
+
+def test_equal_scores_are_no_difference() -> None:
+    assert paired_difference([1.0, 2.0], [1.0, 2.0], counts=[1.0, 1.0]).p_value == 1.0
+
+
+def test_holm_keeps_the_order_and_never_falls_below() -> None:
+    p_values = [0.2, 0.001, math.nan, 0.013, 0.04]
+    corrected = holm(p_values)
+    assert math.isnan(corrected[2])
+    known = [(p, more) for p, more in zip(p_values, corrected, strict=True) if not math.isnan(p)]
+    assert all(more >= p for p, more in known)
+    assert [more for _, more in sorted(known)] == pytest.approx([0.004, 0.039, 0.08, 0.2])
+
+
+def test_holm_is_wrong_about_any_of_ten_in_at_most_five_percent() -> None:
+    generator = np.random.default_rng(4)
+    families = generator.uniform(size=(4000, 10))
+    wrong = sum(min(holm(list(family))) < 0.05 for family in families)
+    assert wrong / 4000 < 0.06
+
+
+def test_mean_and_error_are_those_of_numpy() -> None:
+    values = list(np.random.default_rng(5).normal(size=9))
+    mean, error = mean_and_error(values)
+    assert (mean, error) == pytest.approx((np.mean(values), np.std(values, ddof=1) / 3))

@@ -1,0 +1,273 @@
+"""Configuration: exact round trips, and what a user is told about mistakes; 2 seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from in_one import in_one
+from surefoot.config.toml import program, to_toml, values
+from surefoot.config.train_settings import TrainSettings, clipping, default, setting
+from surefoot.config.tree import flatten, layered, nearest, unflatten
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-4
+    betas: tuple[float, float] | None = (0.9, 0.999)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deep:
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Config(TrainSettings):
+    length: str = default("30 epochs")
+    batch_size: int | str = default(32)
+    deep: Deep = setting(factory=lambda: Deep(layers=(4, 4)), identity=True)
+    warmup: str | int | None = setting("5%", identity=True)
+    label: str | None = setting("a", observer=True)
+
+
+def from_toml(text: str, kind: type[Config], where: str = "config.toml") -> Config:
+    return unflatten(values(text, where=where), kind, where=where)
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+optional_text = st.none() | text
+finite = st.floats(allow_nan=False)
+configs = st.builds(
+    Config,
+    out=optional_text,
+    seed=st.integers(),
+    length=text,
+    precision=st.sampled_from(["auto", "fp32", "tf32", "bf16", "fp16"]),
+    compile=st.booleans() | st.just("auto"),
+    micro_batch_size=st.none() | st.integers(),
+    ema=st.none() | finite,
+    warmup=optional_text | st.integers(),
+    label=optional_text,
+    deep=st.builds(
+        Deep,
+        optimizer=st.builds(Optimizer, lr=finite, betas=st.none() | st.tuples(finite, finite)),
+        layers=st.lists(st.integers()).map(tuple),
+    ),
+)
+origins = st.dictionaries(st.sampled_from(sorted(flatten(Config()))), text)
+
+
+@given(config=configs, origins=origins)
+def test_a_configuration_written_and_read_is_the_same(config, origins):
+    again = from_toml(to_toml(config, origins, {"recipe": "gpt"}), Config)
+
+    assert again == config
+    assert repr(again) == repr(config)  # 1 is not 1.0, and -0.0 not 0.0
+
+
+@given(config=configs)
+def test_flat_and_back_is_the_same(config):
+    assert unflatten(flatten(config), Config) == config
+
+
+@given(recipe=text, arguments=st.lists(text), number=st.integers(-(2**63), 2**63 - 1))
+def test_the_program_written_and_read_is_the_same(recipe, arguments, number):
+    made_by = {"recipe": recipe, "arguments": arguments, "number": number, "file": {"path": recipe}}
+
+    assert program(to_toml(Config(), {}, made_by | {"left_out": None})) == made_by
+
+
+def test_every_setting_stands_in_the_file_with_its_origin():
+    written = to_toml(Config(), {"seed": "flag", "deep.optimizer.lr": "file small.toml"}, {})
+
+    assert "seed = 0 # flag\n" in written
+    assert "lr = 0.0003 # file small.toml\n" in written
+    assert "keep_last = 3 # default\n" in written
+    document = tomllib.loads(written)
+    assert set(values(written)) == set(flatten(Config()))
+    assert "init" in document["absent"]
+
+
+def test_an_origin_cannot_break_out_of_its_comment():
+    assert from_toml(to_toml(Config(), {"seed": "file a\nseed = 7"}, {}), Config).seed == 0
+
+
+def test_a_file_changes_what_it_names_and_no_more():
+    config = from_toml('absent = ["label"]\nseed = 3\n[deep.optimizer]\nlr = 1', Config)
+
+    assert config == dataclasses.replace(
+        Config(), seed=3, label=None, deep=Deep(layers=(4, 4), optimizer=Optimizer(lr=1.0))
+    )
+    assert isinstance(config.deep.optimizer.lr, float)
+
+
+def test_later_layers_win_and_origins_say_which():
+    config, origins = layered(
+        Config,
+        [
+            ("preset", {"seed": 1, "deep.optimizer.lr": 0.1}),
+            ("file a.toml", {"seed": 2}),
+            ("flag", {"keep_last": 5}),
+        ],
+    )
+
+    assert (config.seed, config.keep_last, config.deep.optimizer.lr) == (2, 5, 0.1)
+    assert {origins[name] for name in ("seed",)} == {"file a.toml"}
+    assert (origins["keep_last"], origins["deep.optimizer.lr"], origins["clip"]) == ("flag", "preset", "default")
+    assert set(origins) == set(flatten(config))
+
+
+def test_layers_are_checked_one_by_one_and_problems_name_theirs():
+    with pytest.raises(ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep_last = \"x\".*\[flag\]"):
+        layered(Config, [("file a", {"sead": 1}), ("flag", {"keep_last": "x"})])
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("deep.optimizer.lrr = 1.0", "unknown setting deep.optimizer.lrr: did you mean deep.optimizer.lr?"),
+        ("lr = 1.0", "unknown setting lr: did you mean deep.optimizer.lr?"),
+        ("Batch-Size = 4", "unknown setting Batch-Size: did you mean batch_size?"),
+        ("colour = 4", "unknown setting colour"),
+        ("seed.x = 1", "unknown setting seed.x: did you mean seed?"),
+        ('deep.optimizer.lr = "fast"', 'deep.optimizer.lr = "fast": expected a number'),
+        ('deep.optimizer.lr = "3e-4"', "expected a number; write it without quotes: 3e-4"),
+        ("seed = 1.0", "seed = 1.0: expected a whole number"),
+        ("seed = true", "seed = true: expected a whole number"),
+        ("compile = 1", 'compile = 1: expected true or false or "auto"'),
+        ('deterministic = "on"', "expected true or false"),
+        ("length = 30", "length = 30: expected text in quotes"),
+        ('precision = "bf61"', 'one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8"; did you mean "bf16"?'),
+        ("deep.optimizer.betas = [0.9]", "expected a list of 2, each a number"),
+        ('deep.layers = [1, "a"]', "expected a list, each a whole number"),
+        ("warmup = 0.5", "expected text in quotes or a whole number"),
+        ("seed = 1979-05-27", "expected a whole number"),
+        ('absent = ["seed"]', "seed = absent: expected a whole number"),
+        ('absent = ["sead"]', "unknown setting sead: did you mean seed?"),
+        ('absent = ["seed"]\nseed = 1', "seed has a value and is listed as absent too"),
+        ("absent = 3", "absent must be a list"),
+        ("length = 30 epochs", "length = 30 epochs\n  text stands in quotes"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_where_and_what_instead(line, message):
+    with pytest.raises(ConfigError) as refused:
+        from_toml(line, Config, where="small.toml")
+
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("small.toml")
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_all_problems_are_told_at_once_in_at_most_five_lines():
+    two = "sead = 1\nkeep_last = 1.5"
+    with pytest.raises(ConfigError, match=r"(?s)sead.*keep_last = 1.5"):
+        from_toml(two, Config)
+    with pytest.raises(ConfigError) as refused:
+        from_toml("\n".join(f"unknown{number} = 1" for number in range(20)), Config)
+
+    assert len(str(refused.value).splitlines()) == 5
+    assert "and 16 more" in str(refused.value)
+
+
+def test_a_setting_without_default_is_asked_for():
+    with pytest.raises(ConfigError, match=r"(?s)length is not set.*batch_size is not set"):
+        unflatten({}, TrainSettings)
+
+
+def test_text_that_no_file_can_hold_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"out = .* is not Unicode text"):
+        to_toml(dataclasses.replace(Config(), out="\udcff"), {}, {})
+    with pytest.raises(ConfigError, match=r"program.arguments = .* is not Unicode text"):
+        to_toml(Config(), {}, {"arguments": ["--out", "\udcff"]})
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("norm 1.0", ("norm", 1.0)),
+        ("norm 1", ("norm", 1.0)),
+        (" value  5e-1 ", ("value", 0.5)),
+        ("adaptive 0.01", ("adaptive", 0.01)),
+        ("auto 0.9", ("auto", 0.9)),
+        ("off", ("off", math.inf)),
+    ],
+)
+def test_clipping_reads_kind_and_limit(written, meant):
+    assert clipping(written) == meant
+
+
+@in_one
+@pytest.mark.parametrize(
+    "written",
+    [
+        "norm",
+        "norm -1",
+        "norm 0",
+        "norm nan",
+        "norm inf",
+        "nrom 1",
+        "off 1",
+        "",
+        "auto 1",
+        "auto 90",
+        "auto 0",
+        "adaptive",
+    ],
+)
+def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
+    with pytest.raises(ConfigError, match=r"clip = .* is no limit") as told:
+        clipping(written)
+    assert all(
+        form in str(told.value) for form in ("'norm 1.0'", "'value 0.5'", "'adaptive 0.01'", "'auto 0.9'", "'off'")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"), [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", '--clip "norm 0.5"')]
+)
+def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, typed):
+    with pytest.raises(ConfigError, match="does not say what it is a limit of") as told:
+        clipping(given)
+    assert f"try: {typed}" in str(told.value)
+
+
+@given(name=text)
+def test_nearest_answers_anything_with_a_known_name_or_none(name):
+    assert nearest(name, flatten(Config())) in {None, *flatten(Config())}
+
+
+def test_configuration_does_not_import_torch():
+    code = "import sys, surefoot.config, surefoot.schedules.lr_schedule; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
+    from surefoot.recipes.gpt.config import Config as Gpt
+
+    preset = {"optimizer.lr": 0.5, "optimizer.betas": (0.9, 0.95), "schedule.floor": 0.1}
+    kept, _ = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "adamw"})])
+    other, origin = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "sgd", "optimizer.momentum": 0.9})])
+
+    rates = {"optimizer.frozen": ("embedding.*",), "optimizer.layer_decay": 0.5, "optimizer.base_width": 64}
+    still, _ = layered(Gpt, [("file", preset | rates), ("flag", {"optimizer.name": "lion"})])
+
+    assert (still.optimizer.lr, still.optimizer.frozen) == (None, ("embedding.*",))  # which are about the model
+    assert (still.optimizer.layer_decay, still.optimizer.base_width) == (0.5, 64)
+    assert (kept.optimizer.lr, kept.optimizer.betas) == (0.5, (0.9, 0.95))
+    assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
+    assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.floor) == ("default", "flag", 0.1)

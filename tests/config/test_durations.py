@@ -1,0 +1,132 @@
+"""Durations: what text means, and what is due when; 1 second."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from in_one import in_one
+from surefoot.config.durations import NEVER, Every, Length, every, in_steps, run_length, seconds
+from surefoot.errors import ConfigError
+
+LENGTH = Length(steps=300, samples_per_epoch=1000, batch_size=30)
+sizes = st.integers(1, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("200 steps", 200),
+        ("1 step", 1),
+        (" 1_000steps ", 1000),
+        ("1e3 steps", 1000),
+        (17, 17),
+        ("3 epochs", 100),
+        ("1 epoch", 34),
+        ("0.5 Epochs", 17),
+    ],
+)
+def test_run_length_reads_steps_and_epochs(text, steps):
+    assert run_length(text, samples_per_epoch=1000, batch_size=30) == steps
+
+
+@given(epochs=st.integers(1, 1000), samples=sizes, batch_size=sizes)
+def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size):
+    steps = run_length(f"{epochs} epochs", samples_per_epoch=samples, batch_size=batch_size)
+
+    assert (steps - 1) * batch_size < epochs * samples <= steps * batch_size
+
+
+@in_one
+@pytest.mark.parametrize("text", ["200", "fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", 0, -1, True])
+def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
+    with pytest.raises(ConfigError, match=r"(?s)length = .*write it as '200 steps' or '30 epochs'"):
+        run_length(text, samples_per_epoch=1000, batch_size=30)
+
+
+def test_a_length_that_cannot_be_counted_is_refused():
+    with pytest.raises(ConfigError, match="more samples than can be counted"):
+        run_length("1e18 epochs", samples_per_epoch=1000, batch_size=30)
+
+
+def test_an_empty_data_set_has_no_length():
+    with pytest.raises(ConfigError, match="at least 1"):
+        run_length("1 epochs", samples_per_epoch=0, batch_size=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [(7, 7), (0, 0), ("0%", 0), ("5%", 15), ("100%", 300), ("0.5%", 2), ("2 epochs", 67)]
+)
+def test_warmup_reads_steps_shares_and_epochs(text, steps):
+    assert in_steps(text, length=LENGTH) == steps
+
+
+@pytest.mark.parametrize("text", ["3 min", "101%", "5", "1 fortnight", -1, None, 2.5])
+def test_warmup_refuses_what_is_no_number_of_steps(text):
+    with pytest.raises(ConfigError, match=r"(?s)schedule.warmup = .*write it as"):
+        in_steps(text, length=LENGTH, setting="schedule.warmup")
+
+
+@given(number=st.integers(1, 50), steps=st.integers(1, 500), samples=sizes, batch_size=sizes)
+def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(number, steps, samples, batch_size):
+    length = Length(steps=steps, samples_per_epoch=samples, batch_size=batch_size)
+    recurring = every(f"{number} epochs", length=length)
+
+    def passes(done):
+        return done * batch_size // samples // number
+
+    assert all(recurring.due(done) == (passes(done) > passes(done - 1)) for done in range(1, steps + 1))
+
+
+@given(
+    text=st.sampled_from(["1 steps", "7 steps", "3%", "0.7%", "33.3%", "1 epochs", "0.3 epochs", "2 epochs"]),
+    done=st.integers(0, 10**12),
+)
+def test_next_after_is_the_first_that_is_due(text, done):
+    recurring = every(text, length=LENGTH)
+    following = recurring.next_after(done)
+
+    assert following > done
+    assert recurring.due(following)
+    assert not any(recurring.due(between) for between in range(done + 1, following))
+
+
+def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
+    recurring = every("10%", length=Length(steps=33, samples_per_epoch=1, batch_size=1))
+
+    assert [done for done in range(1, 34) if recurring.due(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30, 33]
+
+
+def test_never_is_never_due():
+    assert every(None, length=LENGTH) == Every()
+    assert not any(Every().due(done) for done in range(1, 100))
+    assert Every().next_after(5) == NEVER
+
+
+def test_a_time_is_never_due_by_steps_and_only_where_it_is_allowed():
+    assert every("90 min", length=LENGTH, time=True) == Every(seconds=5400.0)
+    assert every("90 min", length=LENGTH, time=True).next_after(1) == NEVER
+    with pytest.raises(ConfigError, match="log_every = '90 min' is a time"):
+        every("90 min", length=LENGTH, setting="log_every")
+
+
+@pytest.mark.parametrize("text", ["0 steps", "0%", "0 min", "1.5 steps", "50", "every step", False])
+def test_an_interval_that_means_nothing_is_refused(text):
+    with pytest.raises(ConfigError, match=re.escape(f"interval = {text!r}")):
+        every(text, length=LENGTH, time=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("30 s", 30.0), ("1.5 min", 90.0), ("2 h", 7200.0), ("10 Minutes", 600.0)]
+)
+def test_times_are_seconds(text, expected):
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["10 steps", "0 s", "90", "5%"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ConfigError, match="'30 s', '90 min' or '2 h'"):
+        seconds(text)

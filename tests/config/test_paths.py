@@ -1,0 +1,116 @@
+"""Paths that a user gives: a URL is refused by name wherever a file of this machine is meant."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.cli.main import main
+from surefoot.config.paths import local_path
+from surefoot.data.images.arrays import read_cifar, read_idx
+
+URL = "s3://bucket/run"
+READERS = {
+    "documents": sf.load_documents,
+    "images": sf.load_images,
+    "pairs": lambda path: sf.load_pairs(path, source="en", target="de"),
+    "questions": lambda path: sf.load_questions(path, tokenizer=sf.ByteTokenizer()),
+    "tokenizer": sf.load_tokenizer,
+    "byte pairs": sf.BpeTokenizer.load,
+    "subwords": sf.SubwordTokenizer.load,
+    "shards": sf.TokenShards.open,
+    "idx": lambda path: read_idx(path, dimensions=1),
+    "cifar": read_cifar,
+    "gpt2": sf.load_gpt2,
+    "store": sf.checkpoint.Store,
+    "report": sf.report.write_page,
+    "a saved run": sf.load,
+    "inputs of prepare_shards": lambda path: sf.prepare_shards(
+        "shards", [path], tokenizer=sf.ByteTokenizer(), processes=1
+    ),
+}
+WRITERS = {
+    "shards": lambda path: sf.write_shards(torch.arange(4).numpy(), path, vocabulary=4),
+    "prepared shards": lambda path: sf.prepare_shards(path, ["here"], tokenizer=sf.ByteTokenizer(), processes=1),
+    "schedules": lambda path: sf.schedule_picture({"linear": sf.linear()}, "8 steps", out=path),
+    "report": lambda path: sf.load(Path()).report(out=path),
+    "export": lambda path: sf.load("run").export(path),
+    "gpt2": lambda path: sf.save_gpt2(
+        sf.models.GPT(sf.models.GPTShape(layers=1, heads=1, width=2, context=2, vocabulary=2)), path, end=None
+    ),
+}
+
+
+def run(**settings) -> sf.Run:
+    return sf.Run(
+        model=lambda: torch.nn.Linear(1, 1),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        train_data=(torch.ones(4, 1),),
+        batch_size=2,
+        length="2 steps",
+        optimizer=sf.sgd(lr=0.1),
+        console=False,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("function", [*READERS.values()], ids=[*READERS])
+def test_a_url_is_refused_by_what_reads(function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sf.ConfigError, match="'s3://bucket/run' is a URL"):
+        function(URL)
+
+
+@pytest.mark.parametrize("function", [*WRITERS.values()], ids=[*WRITERS])
+def test_a_url_is_refused_by_what_writes_and_no_directory_is_made(function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sf.ConfigError, match="'s3://bucket/run' is a URL"):
+        function(URL)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("setting", ["out", "init"])
+def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(setting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sf.ConfigError, match=f"{setting} 's3://bucket/run' is a URL"):
+        run(**{setting: URL})
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train images --out s3://bucket/run",
+        "train images --init gs://bucket/run",
+        "train images --data.path https://host/images",
+        "train images --config s3://bucket/run.toml",
+        "report s3://bucket/run",
+        "diagnose file:///runs/a",
+        "compare images --vary seed=1,2 --out s3://bucket/run",
+    ],
+)
+def test_the_command_line_refuses_a_url_in_three_lines(arguments, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(arguments.split())
+    printed = capfd.readouterr().err
+    assert left.value.code == 2
+    assert "is a URL" in printed
+    assert len(printed.splitlines()) == 3
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("url", [Path(URL), "s3:/bucket/run2", " s3://bucket/run", b"s3://b/x", Path("file:///runs/a")])
+def test_a_url_that_path_has_shortened_is_refused_too(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sf.ConfigError, match="is a URL"):
+        run(out=url)
+    with pytest.raises(sf.ConfigError, match=r"a directory called '(s3|file):'"):
+        local_path(url, setting="out")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("path", ["runs/a", "C:/runs/a", "C://runs", "a:b", "x//y", "./s3:/b"])
+def test_what_is_no_url_is_a_path(path):
+    assert local_path(path, setting="out") == Path(path)

@@ -1,0 +1,264 @@
+"""The one list of settings: what is derived from its fields, and that nothing can be forgotten; 4 seconds, the slow one 60."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.config.settings_table import settings_table, texts_of
+from surefoot.config.train_settings import Role, TrainSettings, default, names_of, setting, shared_by_ranks
+from surefoot.diagnose.run_settings import Described
+from surefoot.recipes import gpt, images, translation
+
+DOCS = Path(__file__).parents[2] / "docs"
+ORDER = re.findall(
+    r"\w+",
+    """
+    model loss train_data init seed length stop_after time_limit early_stopping batch_size micro_batch_size collate count workers
+    optimizer schedule plateau clip ema max_bad_steps precision channels_last compile activation_checkpointing checkpointed_blocks
+    device deterministic evaluate evaluate_every best sample_fn sample_every log_every watch_every trackers panels_fn report console
+    out save_every keep_last keep_every parallel sync_batch_norm compare_ranks_every settings files describe_sample example
+    about_data check_state accept_change disk
+    """,
+)
+
+
+def built(**changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": lambda: torch.nn.Linear(2, 1),
+        "loss": lambda model, batch: model(batch[0]).square().mean(),
+        "train_data": (torch.ones(4, 2),),
+        "batch_size": 2,
+        "length": "4 steps",
+        "optimizer": sf.sgd(lr=0.1),
+        "console": False,
+    }
+    return sf.Run(**settings | changes)
+
+
+@pytest.mark.parametrize("roles", [{}, {"identity": True, "observer": True}])
+def test_a_setting_without_exactly_one_role_fails_at_import(roles: dict[str, bool]) -> None:
+    with pytest.raises(TypeError, match="exactly one role"):
+        setting(0, **roles)
+
+
+def test_a_field_that_is_not_declared_fails_at_import() -> None:
+    with pytest.raises(TypeError, match=r"Config.more is not declared by setting"):
+
+        @dataclass(kw_only=True)
+        class Config(TrainSettings):
+            more: int = 0
+
+
+@pytest.mark.parametrize("annotation", ["str", "int"])
+def test_of_an_inherited_setting_nothing_but_the_default_may_change(annotation: str) -> None:
+    own = default(3) if annotation == "str" else setting(3, observer=True)  # seed is an int, and has a declaration
+    with pytest.raises(TypeError, match=r"Config.seed: of an inherited setting only the default may change"):
+        type("Config", (TrainSettings,), {"__annotations__": {"seed": annotation}, "seed": own})
+
+
+def test_a_new_default_keeps_check_text_and_role() -> None:
+    for field in dataclasses.fields(images.Config):
+        if field.name in {inherited.name for inherited in dataclasses.fields(TrainSettings)}:
+            assert field.metadata == next(
+                each.metadata for each in dataclasses.fields(TrainSettings) if each.name == field.name
+            )
+    assert texts_of(images.Config)["batch_size"] == texts_of(TrainSettings)["batch_size"]
+
+
+def test_the_defaults_that_a_recipe_changes_are_these() -> None:
+    own = {field.name: field.default for field in dataclasses.fields(TrainSettings)}
+    changed = {
+        (kind.__module__.rpartition(".")[2], field.name): field.default
+        for kind in (sf.Run, gpt.Config, images.Config, translation.Config)
+        for field in dataclasses.fields(kind)
+        if field.name in own and field.default != own[field.name]
+    }
+    assert changed == {
+        ("gpt", "length"): "2500 steps",
+        ("gpt", "batch_size"): 8,
+        ("gpt", "evaluate_every"): "25%",
+        ("gpt", "out"): "runs/gpt",
+        ("images", "length"): "30 epochs",
+        ("images", "batch_size"): 64,
+        ("images", "channels_last"): True,
+        ("images", "evaluate_every"): "25%",
+        ("images", "out"): "runs/images",
+        ("translation", "length"): "900 steps",
+        ("translation", "batch_size"): "2048 tokens",
+        ("translation", "ema"): 0.99,
+        ("translation", "evaluate_every"): "25%",
+        ("translation", "out"): "runs/translation",
+    }
+
+
+def test_the_keywords_of_run_stand_in_their_order() -> None:
+    assert list(inspect.signature(sf.Run).parameters) == ORDER
+    assert [field.name for field in dataclasses.fields(sf.Run)] == ORDER
+    for kind in (gpt.Config, images.Config, translation.Config):
+        shared = [field.name for field in dataclasses.fields(kind) if field.name in ORDER and field.name != "model"]
+        assert shared == [name for name in ORDER if name in shared]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(sf.Run).parameters.values())
+
+
+def test_every_setting_has_its_text() -> None:
+    for kind in (sf.Run, gpt.Config, images.Config, translation.Config):
+        plain = [field.name for field in dataclasses.fields(kind) if field.default_factory is dataclasses.MISSING]
+        assert [name for name in plain if not texts_of(kind).get(name)] == []
+
+
+def test_ranks_share_every_setting_but_these() -> None:
+    own = set(ORDER) - shared_by_ranks(built()).keys()
+    assert own == {"workers", "device", "console", "disk", "time_limit"}
+
+
+@pytest.mark.parametrize("settings", [built(), images.Config()], ids=["run", "recipe"])
+def test_a_setting_cannot_be_assigned_afterwards(settings: TrainSettings) -> None:
+    with pytest.raises(sf.ConfigError, match=r"seed cannot be assigned(.|\n)*seed=3"):
+        settings.seed = 3
+    assert settings.seed == 0
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    wrong: dict[str, Any] = {"seed": -1, "clip": "hard", "workers": -2, "keep_last": 0, "ema": 1.5, "max_bad_steps": -1}
+    wrong |= {"log_every": "5", "time_limit": "9 steps", "precision": "bf61", "trackers": "neptune", "compile": 1}
+    wrong |= {"batch_size": 4, "micro_batch_size": 3, "schedule": 0.1, "accept_change": "lost", "evaluate": []}
+    with pytest.raises(sf.ConfigError) as refused:
+        built(**wrong)
+    missing = [name for name in wrong if name not in str(refused.value)]
+    assert missing == ["trackers"]  # the tracker is named
+    assert "no tracker 'neptune'" in str(refused.value)
+
+
+@pytest.mark.parametrize("changes", [{"max_bad_steps": 0}, {"max_bad_steps": 7}, {}])
+def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, int], tmp_path: Path) -> None:
+    from surefoot.diagnose.reading import described_in
+
+    run = built(out=tmp_path / "run", report=False, **changes)
+    run.train()
+    assert described_in(tmp_path / "run").max_bad_steps == run.max_bad_steps == changes.get("max_bad_steps", 5)
+    assert Described().max_bad_steps == TrainSettings.max_bad_steps
+
+
+OTHER: dict[Role, dict[str, Any]] = {
+    "identity": {"max_bad_steps": 3, "clip": "off", "ema": 0.5, "seed": 1, "settings": {"a": 1}},
+    "cadence": {"log_every": "1 steps", "keep_every": "2 steps", "evaluate_every": "3 steps"},
+    "observer": {"keep_last": 1, "report": True, "about_data": ["ones"], "deterministic": True},
+    "one_session": {"time_limit": "9 h", "check_state": False, "accept_change": "loss"},
+    "per_rank": {"workers": 0, "device": "cpu"},
+}
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role, given in OTHER.items() for name in given])
+def test_a_resume_does_with_a_setting_what_its_role_says(role: Role, name: str, tmp_path: Path) -> None:
+    assert name in names_of(sf.Run, role)
+    built(out=tmp_path / "run", report=False, stop_after="2 steps").train()
+    again = built(**{"out": tmp_path / "run", "report": False, name: OTHER[role][name]})
+    if role == "identity":
+        with pytest.raises(sf.CheckpointError, match=rf"cannot resume .*{name}"):
+            again.train()
+    else:
+        again.train()
+        assert again.state.step == 4
+
+
+def test_the_table_in_the_docs_is_the_one_that_the_fields_make() -> None:
+    """Write it anew: python docs/write_settings.py."""
+    assert settings_table(sf.Run) in (DOCS / "settings.md").read_text()
+
+
+FIELD = '''    rate_times: float = setting(1.0, identity=True)
+    """What every learning rate is multiplied by."""
+'''
+LINE = "    rate = rate * task.settings.rate_times\n"
+
+
+def with_one_more_setting(directory: Path) -> Path:
+    """A copy of the package in which `TrainSettings` has one field more, and the loop one line."""
+    copy = directory / "src"
+    shutil.copytree(Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, before, more in (
+        ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
+        ("train/loop.py", '    for group in trained.optimizer.param_groups:\n        group["lr"] =', LINE),
+    ):
+        text = (copy / "surefoot" / file).read_text()
+        assert text.count(before) == 1
+        (copy / "surefoot" / file).write_text(text.replace(before, more + before))
+    return copy
+
+
+def started(copy: Path, directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=directory,
+        env={**os.environ, **own},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def printed(copy: Path, directory: Path, *arguments: str) -> str:
+    return started(copy, directory, *arguments).communicate(timeout=300)[0]
+
+
+@pytest.mark.slow
+def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
+    """Its flag, its help, its line in config.toml and in the docs, what a resume and other ranks say of another value."""
+    copy = with_one_more_setting(tmp_path)
+    train = ("surefoot", "train", "images", "--length", "2 steps", "--log-every", "1 steps", "--report", "False")
+    assert re.search(
+        r"--rate-times FLOAT\s.*\n.*What every learning rate", printed(copy, tmp_path, *train[:3], "--help")
+    )
+
+    rates = {}
+    for name, times in (("whole", "1"), ("half", "0.5")):
+        text = printed(copy, tmp_path, *train, "--rate-times", times, "--out", name)
+        rates[name] = re.findall(r'"learning_rate": ?([^,]+)', (tmp_path / name / "metrics.jsonl").read_text())
+        assert rates[name], text
+    assert [float(rate) for rate in rates["half"]] == [float(rate) / 2 for rate in rates["whole"]]
+    assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()
+
+    other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
+    assert "cannot resume step-00000002: rate_times was 0.5, now 0.25" in other
+
+    shutil.copy(DOCS / "settings.md", tmp_path)
+    shutil.copy(DOCS / "write_settings.py", tmp_path)
+    printed(copy, tmp_path, "write_settings", "settings.md")
+    assert "| `rate_times` | `1.0` | What every learning rate is" in (tmp_path / "settings.md").read_text()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = [
+        started(
+            copy,
+            tmp_path,
+            *train,
+            "--rate-times",
+            f"{rank}",
+            "--out",
+            "two",
+            RANK=f"{rank}",
+            LOCAL_RANK=f"{rank}",
+            **world,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert "rate_times: rank 0 has 0.0, rank 1 has 1.0" in said[0], said
+    assert [rank.returncode for rank in ranks] == [2, 2], said

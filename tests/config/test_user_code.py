@@ -1,0 +1,91 @@
+"""Functions in files of the user's own: what is found, and how all that can be wrong with such a file is told; 1 second."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot.config import user_code
+from surefoot.errors import ConfigError, DataError
+
+
+def named(file: Path) -> object:
+    return user_code.names_in(file, function="build", form="def build() -> None")["build"]
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_what_a_file_defines_is_found_and_no_module_is_hidden(tmp_path: Path) -> None:
+    import random
+
+    (tmp_path / "random.py").write_text("def build(): return 7\n")
+    assert named(tmp_path / "random.py")() == 7  # type: ignore[operator]
+    assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("x = 1\n\ndef build(:\n", r"mine\.py, line 3: SyntaxError: "),
+        ("\nimport a_module_that_nobody_has\n", r"mine\.py, line 2: ModuleNotFoundError: No module named 'a_module"),
+        ("import json\njson.loads('')\n", r"mine\.py, line 2: JSONDecodeError"),
+        ("assert False\n", r"mine\.py, line 1: AssertionError: \n"),
+        ("x = 1\n", "has no function 'build': write def build"),
+        ("build = 1\n", "has no function 'build': write def build"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        named(tmp_path / "mine.py")
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(("name", "says"), [("nowhere.py", "no file"), ("mine.txt", "ends in .py")])
+def test_what_is_no_file_of_python_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("def build(): pass\n")
+    with pytest.raises(ConfigError, match=says):
+        named(tmp_path / name)
+
+
+def test_a_program_that_trains_when_it_is_imported_is_refused_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch, surefoot as sf\n"
+        "run = sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=lambda model, batch: model(batch[0]).mean(),\n"
+        "             train_data=(torch.ones(8, 2),), batch_size=4, length='2 steps', optimizer=sf.sgd(lr=0.1), out='runs/mine')\n"
+        "def build(): return run\n"
+        "if __name__ != 'guarded': run.train()\n"
+    )
+    with pytest.raises(ConfigError, match=r"mine\.py trains when it is imported") as refused:
+        named(tmp_path / "mine.py")
+    assert "`if __name__ == '__main__':`" in str(refused.value).splitlines()[2]
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "guarded.py").write_text((tmp_path / "mine.py").read_text())
+    named(tmp_path / "guarded.py")().train()  # type: ignore[operator]
+    assert (tmp_path / "runs" / "mine").exists()
+
+
+def test_what_a_file_refuses_itself_stays_as_it_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import surefoot as sf\nraise sf.DataError('no such corpus')\n")
+    with pytest.raises(DataError, match=r"^no such corpus$"):
+        named(tmp_path / "mine.py")
+
+
+def test_only_a_changed_file_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1\n")
+    was = user_code.digest(file)
+    user_code.note_changed(file, was=was)
+    user_code.note_changed(tmp_path / "nowhere.py", was=was)
+    assert capsys.readouterr().out == ""
+    file.write_text("x = 2\n")
+    user_code.note_changed(file, was=was)
+    assert capsys.readouterr().out.startswith(f"note: {file} has changed since this run began")

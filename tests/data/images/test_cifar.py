@@ -1,0 +1,62 @@
+"""CIFAR-10's binary version: pixels in their places, damaged files named, the pickled version refused; 1 second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.data.images import arrays
+from surefoot.data.images.arrays import read_all, read_cifar, refuse_pickled
+from surefoot.errors import DataError
+
+
+def rows(labels: list[int], seed: int = 0) -> tuple[bytes, np.ndarray]:
+    """The file, and the images as (N, 3, 32, 32)."""
+    planes = np.random.default_rng(seed).integers(256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
+    return b"".join(bytes([label]) + plane.tobytes() for label, plane in zip(labels, planes, strict=True)), planes
+
+
+def test_pixels_and_labels_are_where_they_belong(tmp_path: Path) -> None:
+    content, planes = rows([3, 9, 0])
+    (tmp_path / "file.bin").write_bytes(content)
+    images, labels = read_cifar(tmp_path / "file.bin")
+    assert labels.tolist() == [3, 9, 0]
+    assert images[2, 5, 7].tolist() == [planes[2, channel, 5, 7] for channel in range(3)]
+    assert np.array_equal(images.transpose(0, 3, 1, 2), planes)
+
+
+def test_all_six_files_are_read_in_order(tmp_path: Path) -> None:
+    for place, name in enumerate((*arrays.TRAINING_FILES, arrays.TEST_FILE)):
+        (tmp_path / name).write_bytes(rows([place, place])[0])
+    (images, labels), (test_images, test_labels) = read_all(tmp_path)
+    assert (labels.tolist(), test_labels.tolist()) == ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [5, 5])
+    assert (images.shape, test_images.shape) == ((10, 32, 32, 3), (2, 32, 32, 3))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (rows([1])[0][:-1], "truncated.*3072 bytes are not rows of 3073"),
+        (b"", "truncated"),
+        (rows([1, 10])[0], "row 1 has the label 10, and there are 10 classes"),
+    ],
+)
+def test_damaged_files_are_named(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(content)
+    with pytest.raises(DataError, match=says) as caught:
+        read_cifar(tmp_path / "file.bin")
+    assert "file.bin" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / arrays.TEST_FILE).write_bytes(rows([1])[0])
+    with pytest.raises(DataError, match=r"without data_batch_1\.bin, data_batch_2\.bin"):
+        read_all(tmp_path)
+
+
+def test_the_pickled_version_is_refused_and_never_opened(tmp_path: Path) -> None:
+    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
+    with pytest.raises(DataError, match="pickled: loading it could run any code"):
+        refuse_pickled(tmp_path)

@@ -1,0 +1,227 @@
+"""Images in memory and in files: the same whether gathered or read one by one, by workers, resumed, in any batch; 8 seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.data.dataset_checks import check_samples, fingerprint
+from surefoot.data.images.augmentation import Augmentation
+from surefoot.data.images.dataset import ImageFiles, Images, normalised, picture_as_input
+from surefoot.data.images.folder import Files, Fitting
+from surefoot.data.loader import Feed
+from surefoot.data.order import Order
+from surefoot.errors import DataError
+
+CHANGES = Augmentation(crop_padding=2, flip=True, cutout=3, randaugment=1)
+MOMENTS: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+NUMBER, SIDE = 24, 10
+
+
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(256, size=(NUMBER, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+def in_memory(*, seed: int = 3, augmentation: Augmentation | None = CHANGES) -> Images:
+    return Images(pixels(), np.arange(NUMBER) % 4, **MOMENTS, augmentation=augmentation, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    place = tmp_path_factory.mktemp("pictures")
+    for number, image in enumerate(pixels()):
+        Image.fromarray(image).save(place / f"{number:02d}.png")
+    return Files([place / f"{number:02d}.png" for number in range(NUMBER)], np.arange(NUMBER) % 4)
+
+
+def in_files(files: Files, crop: Any = "padded") -> ImageFiles:
+    return ImageFiles(files, Fitting(SIDE, 3, crop), **MOMENTS, augmentation=CHANGES)
+
+
+def batches(
+    dataset: Any, *, workers: int = 0, micro_batch_size: int = 8, first: int = 0, collate: Any = None
+) -> list[Any]:
+    """What steps 0 to 5 see from `first` on: two passes."""
+    plan = Order(3, samples=NUMBER, batch_size=8)
+    settings: dict[str, Any] = {"seed": 3, "micro_batch_size": micro_batch_size, "device": torch.device("cpu")}
+    feed = Feed(dataset, plan, **settings, workers=workers, collate=collate)
+    feed.start(first, stop=6)
+    try:
+        made = [feed.micro_batches(step) for step in range(first, 6)]
+    finally:
+        feed.close()
+    return [[torch.cat([one.batch[part] for one in step]) for part in range(2)] for step in made]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return all(
+        torch.equal(a, b) for first, second in zip(one, other, strict=True) for a, b in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+def test_a_batch_is_the_same_however_it_is_cut(micro_batch_size: int) -> None:
+    assert same(batches(in_memory(), micro_batch_size=micro_batch_size), batches(in_memory()))
+
+
+def test_gathered_images_are_those_read_one_by_one() -> None:
+    from torch.utils.data import default_collate
+
+    assert same(batches(in_memory(), collate=default_collate), batches(in_memory()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_in_files_are_changed_as_those_in_memory(workers: int, files: Files) -> None:
+    assert same(batches(in_files(files), workers=workers), batches(in_memory()))
+
+
+@pytest.mark.parametrize("crop", ["padded", "resized"])
+def test_a_resumed_feed_sees_what_one_that_went_on_would_have_seen(crop: str, files: Files) -> None:
+    whole = batches(in_files(files, crop))
+    assert same(batches(in_files(files, crop), first=4), whole[4:])
+    assert same(batches(in_memory(), first=4), batches(in_memory())[4:])
+
+
+def test_an_image_is_changed_anew_in_every_epoch_and_under_every_seed() -> None:
+    ids, epoch = np.arange(NUMBER), np.zeros(NUMBER, dtype=np.int64)
+    first = in_memory().gather(ids, epoch)[0]
+    for other in (in_memory().gather(ids, epoch + 1)[0], in_memory(seed=4).gather(ids, epoch)[0]):
+        assert (first == other).flatten(1).all(dim=1).sum() < 3
+
+
+def test_without_augmentation_images_are_normalised_and_nothing_else() -> None:
+    images, labels = in_memory(augmentation=None).gather(np.array([5, 2]), np.array([0, 9]))
+    expected = (pixels()[[5, 2]].transpose(0, 3, 1, 2) / 255 - np.reshape([0.5, 0.4, 0.3], (3, 1, 1))) / np.reshape(
+        [0.2, 0.3, 0.4], (3, 1, 1)
+    )
+    assert_close(images, torch.from_numpy(expected).float(), rtol=1e-6, atol=1e-6)
+    assert labels.tolist() == [1, 2]
+    assert images.is_contiguous()
+
+
+def test_both_are_sound_data_sets(files: Files) -> None:
+    for dataset in (in_memory(), in_files(files), in_files(files, "resized")):
+        assert check_samples(dataset, seed=0) == NUMBER
+
+
+def test_fingerprints_tell_images_labels_and_changes_apart(files: Files) -> None:
+    changed = pixels()
+    changed[3, 2, 1] += 1
+    found = [
+        fingerprint(in_memory()),
+        fingerprint(in_memory(augmentation=None)),
+        fingerprint(Images(changed, np.arange(NUMBER) % 4, **MOMENTS, augmentation=CHANGES)),
+        fingerprint(Images(pixels(), np.arange(NUMBER) % 3, **MOMENTS, augmentation=CHANGES)),
+        fingerprint(in_files(files)),
+        fingerprint(in_files(files, "resized")),
+    ]
+    assert all(one != other for place, one in enumerate(found) for other in found[:place])
+    assert fingerprint(in_memory()) == found[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((3, 4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros((2, 4, 4, 1), np.uint8)]
+)
+def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(DataError, match="images must be bytes of shape"):
+        Images(wrong, np.zeros(3), mean=(0.5,), std=(0.5,))
+
+
+@pytest.mark.fast("3")
+@pytest.mark.parametrize("killed_at", [1, 3, 5])
+def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: int, tmp_path: Path) -> None:
+    def trained(out: Path, stop_after: str | None) -> dict[str, torch.Tensor]:
+        def loss(model: Any, batch: Any) -> Any:
+            mixture = sf.mixed(*batch, mixup=0.3, cutmix=0.3)
+            return sf.mixed_cross_entropy(model(mixture.images), mixture, label_smoothing=0.1)
+
+        run = sf.Run(
+            model=lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, dropout=0.2, channels_last=True),
+            loss=loss,
+            train_data=in_memory(seed=0),
+            batch_size=8,
+            micro_batch_size=4,
+            length="6 steps",
+            optimizer=sf.adamw(lr=1e-2),
+            out=out,
+            stop_after=stop_after,
+            precision="bf16",
+            ema=0.9,
+            console=False,
+        )
+        run.train()
+        return run.state.models["model"].state_dict()
+
+    trained(tmp_path / "stopped", f"{killed_at} steps")
+    resumed, whole = trained(tmp_path / "stopped", None), trained(tmp_path / "whole", None)
+    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+
+
+# --- pictures of any kind ----------------------------------------------------------------------------------------------
+
+
+@in_one
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_of_any_mode_becomes_an_input(mode: str, channels: int, tmp_path: Path) -> None:
+    """A grey of 100 stays 100 in every mode that can hold it."""
+    grey = Image.new("L", (20, 16), 100)
+    picture = Image.fromarray(np.full((16, 20), 100 * 257, dtype=np.uint16)) if mode == "I;16" else grey.convert(mode)
+    place = tmp_path / f"picture.{'tif' if mode == 'CMYK' else 'png'}"
+    picture.save(place)
+    moments = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    made = picture_as_input(place, size=8, channels=channels, crop="padded", **moments)
+    assert made.shape == (1, channels, 8, 8)
+    if mode != "1":
+        assert_close(made, torch.full_like(made, 100 / 255), rtol=0, atol=1.5 / 255)
+
+
+@pytest.mark.parametrize("shape", [(30, 12), (12, 30), (12, 12), (5, 5), (7, 200)])
+def test_the_middle_of_a_picture_is_taken(shape: tuple[int, int]) -> None:
+    width, height = shape
+    across = np.linspace(0, 255, width).astype(np.uint8)[None, :].repeat(height, axis=0)
+    found = Fitting(12, 1).whole(Image.fromarray(across)).astype(int)[..., 0]
+    assert found.shape == (12, 12)
+    share = min(width, height) / width  # of the width that is kept
+    assert abs(found[:, 0] - 255 * (1 - share) / 2).max() <= 255 / min(width, 12) + 2
+    assert abs(found.mean() - 127) < 8
+
+
+def test_a_picture_of_the_right_size_is_taken_as_it_is() -> None:
+    image = pixels()[0]
+    assert np.array_equal(Fitting(SIDE, 3).whole(Image.fromarray(image)), image)
+
+
+def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> None:
+    """A picture whose red and green say where a pixel is, so that a piece shows where it was cut."""
+    side = 255
+    rows, columns = np.mgrid[0:side, 0:side].astype(np.uint8)
+    picture = Image.fromarray(np.stack([rows, columns, rows], axis=-1))
+    generator = np.random.default_rng(0)
+    areas, shapes = [], []
+    for _ in range(300):
+        draws = generator.random(4)
+        piece = Fitting(32, 3, "resized").piece(picture, lambda draw, draws=draws: draws[draw]).astype(float)
+        height, width = (piece[-1, 0, 0] - piece[0, 0, 0]) * 32 / 31, (piece[0, -1, 1] - piece[0, 0, 1]) * 32 / 31
+        areas.append(height * width / side**2)
+        shapes.append(width / height)
+    assert 0.05 < min(areas) < 0.15
+    assert 0.85 < max(areas) < 1.1
+    assert 0.65 < min(shapes) < 0.85
+    assert 1.2 < max(shapes) < 1.5
+
+
+def test_normalising_by_the_moments_gives_mean_nought_and_deviation_one() -> None:
+    image = pixels()
+    mean, std = (image / 255).mean(axis=(0, 1, 2)), (image / 255).std(axis=(0, 1, 2))
+    found = normalised(image, mean=tuple(mean), std=tuple(std))
+    assert_close(found.mean(dim=(0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+    assert_close(found.std(dim=(0, 2, 3), unbiased=False), torch.ones(3), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,73 @@
+"""IDX files: what was written is read, and what is damaged is named; 1 second."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_sets import DATA, needs
+from surefoot.data.images.arrays import read_idx
+from surefoot.errors import DataError
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shape", [(7,), (3, 4, 5), (0,)])
+def test_what_was_written_is_read(shape: tuple[int, ...], compressed: bool, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(256, size=shape)
+    (tmp_path / "file").write_bytes(gzip.compress(idx(array)) if compressed else idx(array))
+    assert read_idx(tmp_path / "file", dimensions=len(shape)).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (idx(np.zeros((2, 3, 3)))[:-1], "truncated: its header says 2 x 3 x 3 = 18 bytes, it holds 17"),
+        (idx(np.zeros((2, 3, 3))) + b"x", "too long"),
+        (idx(np.zeros((2, 3, 3)))[:9], "truncated"),
+        (gzip.compress(idx(np.zeros((2, 3, 3))), mtime=0)[:-9], "truncated or damaged"),
+        (b"", "found only 0 bytes"),
+        (idx(np.zeros(18)), "were images and labels exchanged"),
+        (b"\x89PNG\r\n\x1a\n", "should be 2051, found 2303741511"),
+        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "is damaged: its header says .*, and more than 17179869184 are not read"),
+    ],
+)
+def test_what_is_no_such_file_or_damaged_is_told(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(content)
+    with pytest.raises(DataError, match=says) as caught:
+        read_idx(tmp_path / "images", dimensions=3)
+    assert str(tmp_path / "images") in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        read_idx(tmp_path / "nowhere", dimensions=1)
+
+
+@needs("fashion-mnist", "mnist")
+def test_real_files_have_a_tenth_of_each_class() -> None:
+    labels = read_idx(DATA / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz", dimensions=1)
+    assert np.bincount(labels).tolist() == [1000] * 10
+    images = read_idx(DATA / "mnist" / "t10k-images-idx3-ubyte.gz", dimensions=3)
+    assert images.shape == (10_000, 28, 28)
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path) -> None:
+    """A hundred MB of zeros, compressed to a thousandth, behind a header of 2 x 3 x 3."""
+    (tmp_path / "images").write_bytes(gzip.compress(idx(np.zeros((2, 3, 3))) + bytes(100_000_000), compresslevel=1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="too long: its header says 2 x 3 x 3 = 18 bytes, it holds more"):
+            read_idx(tmp_path / "images", dimensions=3)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from in_one import in_one
+from surefoot.data.dataset_checks import check_samples, fingerprint, rows, same
+from surefoot.data.text.windows import Windows
+from surefoot.errors import DataError
+from surefoot.seeding import seed_generators
+
+
+class Sized:
+    def __len__(self):
+        return 5
+
+
+class Own(Sized):
+    """Flips a coin of its own."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __getitem__(self, sample):
+        return torch.tensor(float(sample)), self.draw()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        random.Random(0).random,
+        np.random.default_rng(0).normal,
+        lambda generator=torch.Generator(): torch.rand((), generator=generator),  # noqa: B008
+        lambda coin=random.Random(1): coin.random() < 0.5,  # noqa: B008
+        lambda count=iter(range(10**9)): next(count),  # noqa: B008
+    ],
+)
+def test_a_generator_of_its_own_is_found_and_named(draw):
+    with pytest.raises(DataError, match="sample 0 of Own differs") as caught:
+        check_samples(Own(draw), seed=0)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+class Late(Sized):
+    """Draws from a generator of its own for the samples from `first` on; gathers them where it is told to."""
+
+    def __init__(self, first):
+        self.first, self.generator = first, np.random.default_rng(0)
+
+    def __getitem__(self, sample):
+        return self.generator.normal() if sample >= self.first else float(sample)
+
+
+class LateGathers(Late):
+    def gather(self, ids, epochs):
+        return torch.tensor([self[int(sample)] for sample in ids])
+
+
+@pytest.mark.parametrize("kind", [Late, LateGathers])
+@pytest.mark.parametrize(("first", "differs"), [(2, 2), (3, 4), (4, 4)])
+def test_a_generator_that_matters_late_is_found(kind, first, differs):
+    with pytest.raises(DataError, match=f"sample {differs} of {kind.__name__} differs"):
+        check_samples(kind(first), seed=0)
+    assert check_samples(kind(5), seed=0) == 5
+
+
+def test_one_sample_is_read_as_the_only_one():
+    assert check_samples([torch.zeros(2)], seed=0) == 1
+    assert check_samples([torch.zeros(2), torch.ones(2)], seed=0) == 2
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: float("nan")])
+def test_global_generators_and_nan_pass(draw):
+    assert check_samples(Own(draw), seed=0) == 5
+
+
+def test_checking_leaves_the_global_generators_as_they_were():
+    seed_generators(5)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    seed_generators(5)
+    check_samples(Own(random.random), seed=0)
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+
+
+def test_a_gather_that_draws_from_global_generators_is_refused():
+    class Drawing(Sized):
+        def gather(self, ids, epochs):
+            return torch.rand(len(ids))
+
+    with pytest.raises(DataError, match="must be a function of these two"):
+        check_samples(Drawing(), seed=0)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.parametrize("dataset", [Stream(), SizedStream(), iter([1, 2]), (one for one in [1, 2])])
+def test_what_can_only_be_iterated_is_refused_with_a_way_out(dataset):
+    with pytest.raises(DataError, match=r"__getitem__\(index\) and __len__\(\)"):
+        check_samples(dataset, seed=0)
+
+
+def test_no_length_is_refused():
+    class Endless:
+        def __getitem__(self, sample):
+            return sample
+
+    with pytest.raises(DataError, match="does not say how many samples"):
+        check_samples(Endless(), seed=0)
+
+
+@pytest.mark.parametrize("dataset", [[], TensorDataset(torch.zeros(0, 3)), (torch.zeros(0),)])
+def test_no_samples_are_refused(dataset):
+    with pytest.raises(DataError, match="empty"):
+        check_samples(dataset, seed=0)
+
+
+def test_tensors_of_different_lengths_are_refused():
+    with pytest.raises(DataError, match="3, 4"):
+        check_samples((torch.zeros(3), torch.zeros(4)), seed=0)
+
+
+def test_a_first_sample_that_cannot_be_read_is_an_error_before_training():
+    class Gone(Sized):
+        def __getitem__(self, sample):
+            raise FileNotFoundError("picture.png")
+
+    with pytest.raises(DataError, match=r"sample 0 of Gone cannot be read.*picture\.png"):
+        check_samples(Gone(), seed=0)
+
+
+@dataclass
+class Sample:
+    values: torch.Tensor
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([float("nan")]), False),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), False),
+        (np.array([1.0, np.nan]), np.array([1.0, np.nan]), True),
+        (np.float32("nan"), np.float32("nan"), True),
+        (float("nan"), float("nan"), True),
+        ({"a": [1, "x", b"y"]}, {"a": [1, "x", b"y"]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ((1, 2), (1, 2, 3), False),
+        (1, 1.0, False),
+        (None, None, True),
+        (Sample(torch.zeros(1)), Sample(torch.zeros(1)), True),
+        (Sample(torch.zeros(1)), Sample(torch.ones(1)), False),
+    ],
+)
+def test_sameness(one, other, expected):
+    assert same(one, other) is expected
+
+
+def test_rows_are_those_of_the_first_tensor_anywhere():
+    assert rows({"text": ["a"], "deep": (None, [torch.zeros(4, 2)])}) == 4
+
+
+def test_fingerprint_is_json_that_tells_data_apart():
+    def of(tensor):
+        return json.dumps(fingerprint(TensorDataset(tensor)))
+
+    numbers = torch.arange(12.0).reshape(4, 3)
+    changed = numbers.clone()
+    changed[3, 2] += 1
+    others = [of(changed), of(numbers.double()), of(numbers.reshape(3, 4)), of(numbers[:3])]
+    assert of(numbers) == of(numbers.clone())
+    assert of(numbers) not in others
+
+
+def test_fingerprint_of_a_data_set_that_says_it_itself():
+    assert fingerprint(Windows(np.arange(50), context=5, seed=0))["tokens"] == 50

@@ -1,0 +1,148 @@
+"""Documents in text files, JSON lines and Parquet: which there are, from any one on, and what is refused; 2 seconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from in_one import in_one
+from surefoot.data.text.documents import document_files
+from surefoot.errors import ConfigError, DataError
+
+TEXTS = ["first\nof all", "", "zweites: ä €", "third " * 5000, "last"]
+
+
+def parquet(path: Path, texts: list[Any] = TEXTS, *, column: str = "text", row_group_size: int = 2) -> Path:
+    """As FineWeb-Edu has it: some columns, several row groups."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: the extra `hub`")
+    from pyarrow.parquet import write_table
+
+    ids = [f"<urn:uuid:{place}>" for place in range(len(texts))]
+    rows = {column: texts, "id": ids, "score": [2.5] * len(texts)}
+    write_table(pyarrow.table(rows), path, row_group_size=row_group_size)
+    return path
+
+
+def jsonl(path: Path, texts: list[Any] = TEXTS) -> Path:
+    path.write_text("".join(json.dumps({"id": 3, "text": text}) + "\n" for text in texts))
+    return path
+
+
+def read(path: Path, *, column: str = "text", start: int = 0) -> list[str]:
+    return [text for file in document_files([path]) for text in file.documents(column=column, start=start)]
+
+
+@in_one
+@pytest.mark.parametrize("kind", [jsonl, parquet])
+@pytest.mark.parametrize("start", range(6))
+def test_documents_are_read_from_any_one_on(kind: Any, start: int, tmp_path: Path) -> None:
+    name = "a.parquet" if kind is parquet else "a.jsonl"
+    assert read(kind(tmp_path / name), start=start) == TEXTS[start:]
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert read(tmp_path / "a.txt") == ["one\r\ntwo"]
+    assert read(tmp_path / "a.txt", start=1) == []
+
+
+def test_gzipped_files_are_the_same_documents(tmp_path: Path) -> None:
+    plain = jsonl(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"one"))
+    assert read(tmp_path / "b.jsonl.gz") == TEXTS
+    assert read(tmp_path / "b.txt.gz") == ["one"]
+
+
+def test_a_directory_is_its_known_files_sorted_by_path(tmp_path: Path) -> None:
+    for name in ("b/one.txt", "a.jsonl", "b/picture.png", "b.rst", "a/z.txt.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert [file.name for file in document_files([tmp_path])] == ["a/z.txt.gz", "a.jsonl", "b/one.txt", "b.rst"]
+    assert [file.name for file in document_files([tmp_path / "b" / "picture.png"])] == ["picture.png"]
+
+
+def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) -> None:
+    for name in ("README.md", "load.py", "info.json", "train/a.jsonl", "more.txt", "c.parquet.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert [file.name for file in document_files([tmp_path])] == ["more.txt", "train/a.jsonl"]
+    (tmp_path / "train" / "a.jsonl").unlink()
+    assert [file.name for file in document_files([tmp_path])] == ["README.md", "load.py", "more.txt"]
+    assert [file.name for file in document_files([tmp_path / "info.json"])] == ["info.json"]
+
+
+def test_what_is_written_is_not_read(tmp_path: Path) -> None:
+    for name in ("a.txt", "out/b.txt", "outer/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+    found = document_files([tmp_path], out=tmp_path / "outer" / ".." / "out")
+    assert [file.name for file in found] == ["a.txt", "outer/c.txt"]
+    for inside in (tmp_path, tmp_path / "out"):
+        with pytest.raises(DataError, match="write into another one"):
+            document_files([inside], out=tmp_path)
+
+
+def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
+    assert read(parquet(tmp_path / "a.parquet", ["a", None])) == ["a", ""]
+    assert read(jsonl(tmp_path / "a.jsonl", ["a", None])) == ["a", ""]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            b'{"text": "a"}\n\n{"body": "b", "id": 3}',
+            r"(?s)a\.jsonl, line 3 has no 'text': there is body, id.*--column",
+        ),
+        (b'{"text": 3}', r"line 1: 'text' is a int, not text"),
+        (b'{"text"', "line 1 is no JSON"),
+        (b"[1]", "line 1 has no 'text': there is a list"),
+        (b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 11 of the line is 0xff"),
+        (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "cannot be read: Compressed file ended"),
+        (b"", "is empty: 0 bytes"),
+    ],
+)
+def test_json_lines_that_are_none_are_refused_naming_the_line(data: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        read(tmp_path / "a.jsonl")
+
+
+def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"no column 'body': there are text, id, score"):
+        read(path, column="body")
+    with pytest.raises(DataError, match=r"column 'score' holds double, not text"):
+        read(path, column="score")
+    data = path.read_bytes()
+    for damaged in (data[:-7], data[: len(data) // 2], b"x" * 50, data[:4] + b"\0" * 60 + data[64:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a\.parquet is damaged, or no Parquet"):
+            read(path)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"surefoot\[hub\]"):
+        read(tmp_path / "a.parquet")
+
+
+def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\xff")
+    with pytest.raises(DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xff"):
+        read(tmp_path / "a.txt")
+    with pytest.raises(DataError, match="no file or directory"):
+        document_files([tmp_path / "missing"])
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
+    with pytest.raises(DataError, match=r"not read gzipped\n  gunzip"):
+        document_files([tmp_path / "a.parquet.gz"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no documents in the directory"):
+        document_files([tmp_path / "empty"])

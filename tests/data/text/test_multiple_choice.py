@@ -1,0 +1,206 @@
+"""Multiple choice: the scores against every ending by hand, one token after the other; law 6; what is refused. 3 seconds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.data.dataset_checks import check_samples, fingerprint
+from surefoot.data.text.multiple_choice import Choices, Question, choice_accuracy, continuation_accuracy
+from surefoot.errors import DataError
+from surefoot.train.scorer import split_scores
+
+VOCABULARY = 7
+BYTES = [1, 2, 3, 1, 1, 5, 1]
+
+
+class Table(nn.Module):
+    """The next token depends on the last one only, by a fixed table."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.logits = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+
+    def forward(self, tokens):
+        return self.logits[tokens]
+
+
+def questions(number=40, *, choices=4):
+    """Of 1 to 5 tokens each; of every other question the beginnings differ."""
+    generator = np.random.default_rng(1)
+
+    def text():
+        return generator.integers(VOCABULARY, size=int(generator.integers(1, 6)))
+
+    made = []
+    for place in range(number):
+        beginnings = [text() for _ in range(choices)] if place % 2 else [text()] * choices
+        made.append(Question(beginnings, [text() for _ in range(choices)], int(generator.integers(choices))))
+    return made
+
+
+def dataset(asked, *, context=20):
+    return Choices(asked, context=context, byte_counts=BYTES)
+
+
+def scored(asked, *scores, batch_size=7, model=None):
+    split = sf.Split(dataset(asked), scores=scores, loss=False, batch_size=batch_size)
+    return split_scores(Table() if model is None else model, split)
+
+
+def walked(model, beginning, ending):
+    """Log-probability of each token of an ending, and whether it is the likeliest at its place."""
+    row = [*map(int, beginning)]
+    for token in map(int, ending):
+        logits = model.logits[row[-1]]
+        yield float(logits.log_softmax(0)[token]), int(logits.argmax()) == token
+        row.append(token)
+
+
+def by_hand(model, asked, *, size):
+    right = 0
+    for question in asked:
+        scores = [
+            sum(one for one, _ in walked(model, beginning, ending)) / size(ending)
+            for beginning, ending in zip(question.beginnings, question.endings, strict=True)
+        ]
+        right += int(np.argmax(scores)) == question.right
+    return right / len(asked)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
+def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
+    asked = questions()
+    found = scored(asked, choice_accuracy, batch_size=batch_size)
+    assert found["acc"] == by_hand(Table(), asked, size=lambda ending: 1)
+    assert found["acc_norm"] == by_hand(Table(), asked, size=len)
+    assert found["acc_per_byte"] == by_hand(Table(), asked, size=lambda ending: sum(BYTES[one] for one in ending))
+    assert len(set(found.values())) == 3  # or one of them would show nothing
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
+def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_size):
+    model, asked = Table(), questions(choices=1)
+    asked += [Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)]
+    walks = [list(walked(model, question.beginnings[0], question.endings[0])) for question in asked]
+    found = scored(asked, continuation_accuracy, batch_size=batch_size)
+    assert found["acc"] == sum(all(hit for _, hit in walk) for walk in walks) / len(asked) > 7 / 47
+    assert found["loss"] == pytest.approx(-sum(one for walk in walks for one, _ in walk) / len(asked), rel=1e-6)
+
+
+def gpt():
+    torch.manual_seed(0)
+    shape = sf.models.GPTShape(layers=2, heads=2, width=32, context=20, vocabulary=VOCABULARY, family="gpt2", tied=True)
+    model = sf.models.GPT(shape)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, 40])
+def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(batch_size):
+    """Law 6; attention must not see the filling. Against each question in a data set of its own."""
+    model, asked = gpt(), questions()
+    alone = [scored([question], choice_accuracy, continuation_accuracy_, model=model) for question in asked]
+    found = scored(asked, choice_accuracy, continuation_accuracy_, model=model, batch_size=batch_size)
+    for name, value in found.items():
+        assert value == pytest.approx(math.fsum(one[name] for one in alone) / len(asked), rel=1e-6), name
+
+
+def continuation_accuracy_(model, batch):
+    return {f"greedy_{name}": mean for name, mean in continuation_accuracy(model, batch).items()}
+
+
+def test_the_logits_of_the_endings_alone_give_the_same_scores():
+    from surefoot.recipes.gpt.questions import choice_accuracy as of_endings
+
+    assert scored(questions(), of_endings, model=gpt()) == scored(questions(), choice_accuracy, model=gpt())
+
+
+def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
+    """A model that knows nothing gives endings of one length one likelihood, however much filling stands behind them."""
+    model = Table()
+    model.logits.zero_()
+    short = [Question([[1]] * 4, [[place] * 5 for place in range(4)], 0)] * 3
+    long = [Question([[1]] * 4, [[place] * 19 for place in range(4)], 0)]
+    assert scored(short + long, choice_accuracy, model=model, batch_size=4)["acc"] == 1.0  # the first of equals
+
+
+def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending():
+    made = dataset([Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0), Question([[1]] * 2, [[2], [3]], 1)], context=3)
+    batch = made.gather(np.array([0]), np.array([0]))
+    assert batch.tokens.tolist() == [[[3, 4, 5], [2, 3, 4]]]
+    assert batch.targets.tolist() == [5, 6, 6]
+    assert batch.places.tolist() == [1, 2, 3 + 2]
+    assert (batch.rows.tolist(), batch.ending_tokens.tolist()) == ([0, 0, 1], [[2, 1]])
+    assert batch.ending_bytes.tolist() == [[5 + 1, 1]]
+    assert (made.shortened, len(made)) == (1, 2)
+
+
+def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
+    made = dataset(questions(), context=20)
+    batches = [made.gather(np.array([one]), np.array([0])) for one in range(len(made))]
+    shown = [batch.tokens.shape[2] for batch in batches]
+    assert shown == sorted(shown, reverse=True)
+    assert sum(int(batch.right) for batch in batches) == sum(question.right for question in questions())
+
+
+def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
+    batch = dataset(questions()).gather(np.arange(7), np.zeros(7, dtype=np.int64))
+    assert {part.dtype for part in batch} == {torch.int64}
+
+
+def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
+    asked = questions()
+    assert check_samples(dataset(asked), seed=0) == len(asked)
+    other = [*asked[:-1], Question(asked[-1].beginnings, asked[-1].endings, (asked[-1].right + 1) % 4)]
+    assert fingerprint(dataset(asked)) == fingerprint(dataset(asked)) != fingerprint(dataset(other))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ([], "no questions"),
+        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a beginning of 1 tokens and an ending of 0"),
+        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a beginning of 0"),
+        ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
+        ([Question([[1]], [[2], [3]], 0)], "1 beginnings"),
+        ([Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")], "a.jsonl, line 9 has 1"),
+        ([Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")], "line 9: an ending of 9 tokens, at most 8"),
+    ],
+)
+def test_questions_that_are_none_are_refused(wrong, says):
+    with pytest.raises(DataError, match=says):
+        dataset(wrong, context=8)
+
+
+def test_outside_a_run_there_is_no_loss_to_score():
+    with pytest.raises(sf.ConfigError, match="loss=False"):
+        split_scores(Table(), sf.Split(dataset(questions()), scores=choice_accuracy))
+
+
+def test_scoring_leaves_a_model_as_it_was():
+    model = gpt().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scored(questions(), choice_accuracy, model=model)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
+    counted = []
+
+    def backend(graph, inputs):
+        counted.append(graph)
+        return graph.forward
+
+    model, asked = gpt(), questions()
+    assert scored(asked, choice_accuracy, model=torch.compile(model, backend=backend)) == scored(
+        asked, choice_accuracy, model=model
+    )
+    assert counted == []

@@ -1,0 +1,183 @@
+"""Files of questions: each kind against its own reading, HellaSwag against build-nanogpt's scoring, what is refused. 4 seconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import surefoot as sf
+from data_sets import DATA, needs
+from in_one import in_one
+from surefoot.data.text.multiple_choice import Choices, choice_accuracy
+from surefoot.data.text.question_files import load_questions
+from surefoot.errors import DataError
+from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
+from surefoot.train.scorer import split_scores
+
+HELLASWAG = {"ctx": "A man sits. he", "endings": ["runs.", "is off.", "holds it.", "starts."], "label": 3}
+ARC = {"query": "Question: why?\n", "choices": ["so", "thus"], "gold": 1}
+WINOGRANDE = {"context_options": ["so Sarah", "so Maria"], "continuation": "did it.", "gold": 0}
+LAMBADA = {"context": "I don't care about", "continuation": "signs"}
+
+
+def written(path: Path, *records: object) -> Path:
+    path.write_bytes("".join(json.dumps(record) + "\n" for record in records).encode())
+    return path
+
+
+def words(question):
+    decode = ByteTokenizer().decode
+    pairs = zip(question.beginnings, question.endings, strict=True)
+    return [(decode(beginning), decode(ending)) for beginning, ending in pairs], question.right
+
+
+@pytest.mark.parametrize(
+    ("record", "means"),
+    [
+        (HELLASWAG | {"ind": 4, "ctx_a": "A", "source_id": "x"}, ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3)),
+        (HELLASWAG | {"label": "3"}, ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3)),
+        (ARC, ([("Question: why?\n", "so"), ("Question: why?\n", "thus")], 1)),  # no blank after a line end
+        (ARC | {"query": "Question: why?"}, ([("Question: why?", " so"), ("Question: why?", " thus")], 1)),
+        (ARC | {"query": "Why?", "choices": [" so", "\nthus"]}, ([("Why?", " so"), ("Why?", "\nthus")], 1)),  # nor a second one
+        (WINOGRANDE, ([("so Sarah", " did it."), ("so Maria", " did it.")], 0)),
+        (LAMBADA, ([("I don't care about", " signs")], 0)),
+    ],
+    ids=["hellaswag", "label as text", "query", "query without line end", "blank in the ending", "winogrande", "lambada"],
+)  # fmt: skip
+def test_a_record_of_each_kind_is_known_by_its_keys(record, means, tmp_path):
+    (question,) = load_questions(written(tmp_path / "a.jsonl", record), ByteTokenizer())
+    assert words(question) == means
+    assert question.source == f"{tmp_path / 'a.jsonl'}, line 1"
+
+
+def test_gzipped_files_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
+    plain = b"\xef\xbb\xbf" + json.dumps(ARC).encode() + b"\r\n\n" + json.dumps(ARC).encode()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(plain))
+    found = load_questions(tmp_path / "a.jsonl.gz", ByteTokenizer())
+    assert [question.source[-6:] for question in found] == ["line 1", "line 3"]
+
+
+def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_path):
+    path = written(tmp_path / "a.jsonl", *(ARC | {"query": f"{place}"} for place in range(50)))
+    chosen = [
+        [question.source for question in load_questions(path, ByteTokenizer(), number=10, seed=seed)]
+        for seed in (0, 0, 1)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 10
+    assert len(load_questions(path, ByteTokenizer(), number=51)) == 50
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([HELLASWAG, {"ctx": "a", "label": 0}], r"a\.jsonl, line 2 has no 'endings': its keys are ctx, label"),
+        ([{"text": "a"}], "line 1 has the keys text\n.*ctx, endings, label"),
+        ([HELLASWAG | {"label": 4}], "line 1: 'label' is 4: a number from 0 to 3"),
+        ([HELLASWAG | {"label": True}], "line 1: 'label' is true"),
+        ([HELLASWAG | {"label": ""}], "(?s)line 1: 'label' is \"\".*test set without answers"),
+        ([HELLASWAG | {"endings": ["a", ""]}], "line 1: 'endings' is .*none empty"),
+        ([HELLASWAG | {"endings": []}], "line 1: 'endings' is"),
+        ([HELLASWAG | {"ctx": 3}], "line 1: 'ctx' is 3"),
+        ([ARC, ARC | {"choices": ["a", "b", "c"]}], "line 2 has 3 endings, those before it 2"),
+        ([ARC, LAMBADA], "line 2 has no 'query', no 'choices', no 'gold'"),
+        ([ARC | {"choices": ["a"]}], "line 1 has 1 ending: there is nothing to choose"),
+        ([ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}], "line 1: 'query' has 2 texts and 'choices' 3"),
+        ([[1]], "line 1 is a list"),
+        ([], "holds no questions: it is empty"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_none_is_refused_naming_the_line(records, says, tmp_path):
+    with pytest.raises(DataError, match=says) as caught:
+        load_questions(written(tmp_path / "a.jsonl", *records), ByteTokenizer())
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (json.dumps(ARC).encode() + b"\n{", "line 2 is no JSON"),
+        (b'{"query": "\xff"}', "line 1 is not UTF-8: its byte 11 is 0xff"),
+        (gzip.compress(b"x" * 999, mtime=0)[:-9], "cannot be read: Compressed file ended"),
+    ],
+)
+def test_bytes_that_cannot_be_read_are_told_with_their_line(data, says, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        load_questions(tmp_path / "a.jsonl", ByteTokenizer())
+
+
+def test_a_file_that_is_not_there_and_no_questions_of_one_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no file"):
+        load_questions(tmp_path / "a.jsonl", ByteTokenizer())
+    with pytest.raises(DataError, match="at least 1"):
+        load_questions(written(tmp_path / "a.jsonl", ARC), ByteTokenizer(), number=0)
+
+
+def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_path):
+    path = written(tmp_path / "a.jsonl", ARC, ARC | {"query": "Qué"})
+    tokenizer = CharacterTokenizer.of(json.dumps(ARC) + "\n")
+    with pytest.raises(DataError, match=r"line 2: character 'é'"):
+        load_questions(path, tokenizer)
+
+
+# --- real files ------------------------------------------------------------------------------------------------------
+
+
+@needs("hellaswag", "multiple-choice")
+@pytest.mark.parametrize(
+    ("name", "number", "choices"),
+    [
+        ("hellaswag/hellaswag_val", 10_042, 4), ("multiple-choice/arc_easy", 2_376, 4), ("multiple-choice/arc_challenge", 1_172, 4),
+        ("multiple-choice/piqa", 1_838, 2), ("multiple-choice/openbook_qa", 500, 4), ("multiple-choice/copa", 100, 2),
+        ("multiple-choice/winogrande", 1_267, 2), ("multiple-choice/lambada_openai", 5_153, 1),
+    ],
+)  # fmt: skip
+def test_the_public_files_are_read_whole(name, number, choices):
+    found = load_questions(DATA / f"{name}.jsonl.gz", ByteTokenizer())
+    assert len(found) == number
+    assert {len(question.endings) for question in found} == {choices}
+    if name.endswith("hellaswag_val"):
+        assert [sum(question.right == place for question in found) for place in range(4)] == [2515, 2485, 2584, 2458]
+
+
+@pytest.mark.slow
+@needs("gpt2-bpe", "hellaswag")
+def test_hellaswag_is_scored_as_build_nanogpt_does():
+    """`render_example` and `get_most_likely_row` of karpathy/build-nanogpt, hellaswag.py, written out, question by question."""
+    tokenizer = sf.load_tokenizer(DATA / "gpt2-bpe")
+    torch.manual_seed(0)
+    shape = sf.models.GPTShape(
+        layers=2, heads=2, width=16, context=256, vocabulary=tokenizer.vocabulary, family="gpt2", tied=True
+    )
+    model = sf.models.GPT(shape)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with gzip.open(DATA / "hellaswag" / "hellaswag_val.jsonl.gz", "rt", encoding="utf-8") as file:
+        examples = [json.loads(line) for line in file]
+    found = load_questions(DATA / "hellaswag" / "hellaswag_val.jsonl.gz", tokenizer, number=12)
+    summed = normed = 0
+    for question in found:
+        example = examples[int(question.source.rpartition(" ")[2]) - 1]
+        beginning = tokenizer.encode(example["ctx"]).tolist()
+        rows = [beginning + tokenizer.encode(" " + ending).tolist() for ending in example["endings"]]
+        tokens, mask = torch.zeros(4, max(map(len, rows)), dtype=torch.long), torch.zeros(4, max(map(len, rows)))
+        for place, row in enumerate(rows):
+            tokens[place, : len(row)] = torch.tensor(row)
+            mask[place, len(beginning) : len(row)] = 1
+        with torch.no_grad():
+            logits = model.eval()(tokens)
+        losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(4, -1)
+        total = (losses * mask[:, 1:]).sum(dim=1)
+        summed += int(total.argmin()) == example["label"]
+        normed += int((total / mask[:, 1:].sum(dim=1)).argmin()) == example["label"]
+    dataset = Choices(found, context=256, byte_counts=tokenizer.byte_counts)
+    scores = split_scores(model, sf.Split(dataset, scores=choice_accuracy, loss=False, batch_size=3))
+    assert (scores["acc"], scores["acc_norm"]) == (summed / 12, normed / 12)
+    assert summed != normed

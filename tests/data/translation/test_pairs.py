@@ -1,0 +1,164 @@
+"""Sentence pairs as tokens, and the subword tokenizer that makes them; 4 seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from surefoot.data.dataset_checks import check_samples, fingerprint
+from surefoot.data.loader import in_order
+from surefoot.data.translation.pairs import Pairs
+from surefoot.errors import ConfigError, DataError
+from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
+
+generator = np.random.default_rng(3)
+SOURCES = [generator.integers(3, 90, size=size) for size in (4, 1, 9, 2, 5)]
+TARGETS = [generator.integers(3, 90, size=size) for size in (3, 6, 1, 2, 5)]
+TEXTS = [
+    "Two young, White males are outside.",
+    "Zwei junge weiße Männer",
+    "it's 1.234,56 € on 12/05",
+    "lower lowest low",
+] * 20
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [[0], [3, 1], [4, 2, 0, 1, 3], [2, 2]], ids=str)
+def test_a_batch_holds_each_row_with_begin_end_and_padding_behind(ids):
+    source_BS, target_BT = Pairs(SOURCES, TARGETS).gather(np.array(ids), np.zeros(len(ids), dtype=np.int64))
+    sources = [[*SOURCES[one], END] for one in ids]
+    targets = [[BEGIN, *TARGETS[one], END] for one in ids]
+    for found, rows in ((source_BS, sources), (target_BT, targets)):
+        longest = max(map(len, rows))
+        assert found.tolist() == [row + [PADDING] * (longest - len(row)) for row in rows]
+        assert found.dtype == torch.int64
+
+
+def test_lengths_are_the_places_that_a_model_computes():
+    pairs = Pairs(SOURCES, TARGETS)
+    source_BS, target_BT = pairs.gather(np.arange(5), np.zeros(5, dtype=np.int64))
+    assert pairs.lengths[:, 0].tolist() == (source_BS != PADDING).sum(dim=1).tolist()
+    assert pairs.lengths[:, 1].tolist() == (target_BT[:, 1:] != PADDING).sum(dim=1).tolist()
+
+
+def test_pairs_over_a_length_are_left_out_and_counted():
+    pairs = Pairs(SOURCES, TARGETS, max_source=6, max_target=6)  # with the end: five tokens
+    assert (len(pairs), pairs.left_out) == (3, 2)
+    assert pairs.lengths.tolist() == [[5, 4], [3, 3], [6, 6]]
+    source_BS, _ = pairs.gather(np.array([1]), np.array([0]))
+    assert source_BS.tolist() == [[*SOURCES[3], END]]
+
+
+def test_limits_that_leave_nothing_or_cannot_be_are_refused():
+    with pytest.raises(DataError, match="all 5 pairs are longer than max_source = 2 and max_target = 2"):
+        Pairs(SOURCES, TARGETS, max_source=2, max_target=2)
+    with pytest.raises(ConfigError, match="max_target = 1"):
+        Pairs(SOURCES, TARGETS, max_target=1)
+    with pytest.raises(DataError, match="5 sources and 4 targets"):
+        Pairs(SOURCES, TARGETS[:-1])
+
+
+def test_a_run_can_read_them():
+    pairs = Pairs(SOURCES, TARGETS)
+    assert check_samples(pairs, seed=0) == 5
+    batches = list(in_order(pairs, batch_size=2, seed=0, device=torch.device("cpu")))
+    assert [len(batch.batch[0]) for batch in batches] == [2, 2, 1]
+    assert fingerprint(pairs)["sha256"] != fingerprint(Pairs(SOURCES, SOURCES))["sha256"]
+
+
+def test_moving_a_boundary_between_rows_is_seen_in_the_fingerprint():
+    assert fingerprint(Pairs([[3, 4], [5]], [[3], [3]])) != fingerprint(Pairs([[3], [4, 5]], [[3], [3]]))
+
+
+# --- subwords --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def tokenizer(request):
+    return SubwordTokenizer.trained(TEXTS, vocabulary=330, kind=request.param)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "  two  spaces ",
+        "Männer, 1.234,56 €!",
+        "\n\t 日本語 😀 \x00\x7f é",
+        "<end> <padding><begin>",
+        "it's",
+        "\u00a0nbsp",
+    ],
+)
+def test_every_text_comes_back_as_it_was(text, tokenizer):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert ids.min(initial=3) >= 3
+    assert tokenizer.decode([BEGIN, *ids, END, PADDING, PADDING]) == text
+
+
+def test_every_character_comes_back_as_it_was(tokenizer):
+    text = "".join(
+        chr(code) for code in (*range(0x800), *range(0x800, 0xD800, 0x80), *range(0x10000, 0x110000, 0x8000))
+    )
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_first_word_is_the_word_that_it_is_elsewhere(tokenizer):
+    assert tokenizer.encode("low low low").tolist() == [*tokenizer.encode("low")] * 3
+
+
+def test_digits_stand_alone(tokenizer):
+    assert len(tokenizer.encode("123456").tolist()) >= 6
+
+
+def test_a_saved_tokenizer_is_the_same(tokenizer):
+    again = SubwordTokenizer.from_json(tokenizer.to_json())
+    assert again.vocabulary == tokenizer.vocabulary
+    assert [again.encode(text).tolist() for text in TEXTS] == [tokenizer.encode(text).tolist() for text in TEXTS]
+    assert again.to_json() == tokenizer.to_json()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
+    texts = [" ".join(f"word{n % 7}{n * n % 11} un{n % 5}seen" for n in range(start, start + 9)) for start in range(60)]
+    program = (
+        "import json, sys; from surefoot.tokenizers.subwords import SubwordTokenizer as S\n"
+        f"print(S.trained(json.load(sys.stdin), vocabulary=400, kind={kind!r}).to_json())"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program], input=json.dumps(texts), capture_output=True, text=True, check=True
+        )
+        for _ in range(2)
+    ]
+    assert said[0].stdout == said[1].stdout
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    with pytest.raises(DataError, match="259 tokens at least"):
+        SubwordTokenizer.trained(TEXTS, vocabulary=258)
+    good = json.loads(SubwordTokenizer.trained(TEXTS, vocabulary=300).to_json())
+    for wrong in (
+        "{",
+        "[]",
+        '{"kind": "bytes"}',
+        '{"kind": "subwords", "tokenizer": {}}',
+        json.dumps({**good, "more": 1}),
+    ):
+        with pytest.raises(DataError, match="no description of a subword tokenizer"):
+            SubwordTokenizer.from_json(wrong)
+    with pytest.raises(DataError, match="no tokenizer can be read"):
+        SubwordTokenizer.load(tmp_path / "none.json")
+    with pytest.raises(DataError, match="half a surrogate pair"):
+        SubwordTokenizer.trained(TEXTS, vocabulary=300).encode("\ud800")
+    with pytest.raises(DataError, match="outside this tokenizer's vocabulary"):
+        SubwordTokenizer.trained(TEXTS, vocabulary=300).decode([300])

@@ -1,0 +1,718 @@
+"""Every finding on histories made by formula: found when it is so, not found when it is not, and at its border; 2 seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diagnose.histories import (
+    EVERY,
+    KINDS,
+    RECORDS,
+    falling,
+    found,
+    healthy,
+    history,
+    layers,
+    scores,
+    train,
+    verdict,
+    wobble,
+)
+from in_one import in_one
+from surefoot.diagnose.checks import CHECKS, findings, verdicts
+from surefoot.diagnose.finding import Finding, Unclear, Well
+from surefoot.diagnose.generalization import smoothed_floor
+from surefoot.diagnose.gradients import noise_scale
+from surefoot.diagnose.history import History
+from surefoot.diagnose.run_settings import Described
+from surefoot.diagnose.text import told
+from surefoot.tracking.record import Record
+
+
+def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
+    return [{"kind": "event", "step": step, "what": what}]
+
+
+def data(**told: Any) -> list[Record]:
+    return [{"kind": "data", "step": 0, **told}]
+
+
+def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
+    """Of 100 of a split `found` are among the 100 training samples that were looked at."""
+    return data(samples=samples, looked_at=100, overlap={"held-out": {"looked_at": 100, "found": found, **told}})
+
+
+def passages(found: int) -> dict[str, Any]:
+    return {"looked_at": 100, "found": found, "passages": True}
+
+
+def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
+    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
+    told = {
+        "small_count": batch // 2,
+        "small_squared": 1 + scale / (batch // 2),
+        "big_count": batch,
+        "big_squared": 1 + scale / batch,
+    }
+    return layers(watched=watched, noise=lambda _: told)
+
+
+def flat(place: int) -> float:
+    return 2.3 + 0.02 * wobble(place)
+
+
+def noisy_scores() -> list[float]:
+    """Level for long, each 3 % up or down by chance, the lowest in the middle and the last two above the level."""
+    found = [1 + 3 * math.exp(-place / 4) + 0.03 * (-1) ** place for place in range(60)]
+    return [*found[:25], 0.955, *found[26:58], 1.02, 1.02]
+
+
+def below_zero(place: int) -> float:
+    """Learnt at once, and as good from then on; within 3 % of it."""
+    return -5 + 5 * math.exp(-place) + 0.02 * wobble(place)
+
+
+# --- what must be found --------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
+    "loss-not-falling": [("error", lambda: history(train(flat)))],
+    "rate-too-high": [
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 1.01))),
+        ("error", lambda: history(train(flat), layers(update=lambda name, place: 3.0))),
+        ("error", lambda: history(train(lambda place: 2.3 + 0.1 * place))),
+        (
+            "warning",
+            lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (place > 12))),
+        ),  # it bounced
+        (
+            "warning",
+            lambda: history(train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30))),
+        ),  # at once
+        (
+            "warning",
+            lambda: history(
+                train(
+                    lambda place: (
+                        [5.0, 6.5, 7.0][place] if place < 3 else (7.0 if place < 16 else 3.0) + 0.48 * wobble(place)
+                    )
+                )
+            ),
+        ),  # within the first quarter
+    ],
+    "rate-too-low": [
+        ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 9e-5))),
+        ("warning", lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3))),  # 600 times are 0.096
+    ],
+    "diverged": [
+        ("error", lambda: history(train(lambda place: falling(place) if place < 40 else 9.0))),
+        ("error", lambda: history(train(lambda place: 2.3 if place < 12 else 3.0 + 0.1 * place))),
+        ("error", lambda: history(train(), event("diverged"))),
+        (
+            "error",
+            lambda: history(
+                train(
+                    loss=lambda place: falling(place) if place < 50 else math.nan,
+                    skipped=lambda place: 0 if place < 50 else EVERY,
+                )
+            ),
+        ),
+    ],
+    "non-finite-steps": [
+        ("warning", lambda: history(train(skipped=lambda place: int(place == 7)))),
+        ("error", lambda: history(train(skipped=lambda place: int(place % 2)))),
+        ("note", lambda: history(train(skipped=lambda place: int(place < 3)), precision="fp16")),
+    ],
+    "loss-spikes": [
+        ("warning", lambda: history(train(lambda place: falling(place) + 4.0 * (place == 30)))),
+        ("warning", lambda: history(train(loss_max=lambda place: falling(place) + 0.3 + 2.0 * (place == 30)))),
+    ],
+    "overfitting": [
+        ("warning", lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9]))),
+        ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
+    ],
+    "train-validation-overlap": [
+        ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
+        ("warning", lambda: history(train(), shared(14, samples=7000))),
+        ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
+        ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
+        ("warning", lambda: history(train(), data(overlap={"held-out": passages(10)}))),
+        ("error", lambda: history(train(), data(overlap={"held-out": passages(50)}))),
+        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"looked_at": 100, "found": 2}}))),
+    ],
+    "constant-targets": [
+        ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
+        ("warning", lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95}))),
+    ],
+    "dead-units": [
+        ("warning", lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.5}))),
+        ("error", lambda: history(train(), layers(saturated=lambda _: {"1": 1.0}))),
+    ],
+    "saturated-units": [("warning", lambda: history(train(), layers(saturated=lambda _: {"3": 0.5})))],
+    "vanishing-gradient": [
+        ("warning", lambda: history(train(), layers(gradient=lambda name, place: 9e-5 if name[0] == "0" else 1.0))),
+        ("error", lambda: history(train(flat, norm=lambda _: 0.0))),
+    ],
+    "growing-gradient": [("warning", lambda: history(train(norm=lambda place: 0.1 * 1.1**place)))],
+    "often-clipped": [
+        ("note", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 2.0))),
+        ("warning", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 10.0))),
+    ],
+    "never-updated": [
+        ("warning", lambda: history(train(), layers(never_updated=lambda _: ["9.weight"]))),
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 0.0 if name[0] == "2" else 0.01))),
+    ],
+    "unusual-updates": [
+        ("note", lambda: history(train(), layers(update=lambda name, place: 1.01 if name[0] == "2" else 0.01))),
+        ("warning", lambda: history(train(), layers(update=lambda name, place: 0.01 if name[0] == "2" else 9e-5))),
+    ],
+    "batch-too-small": [
+        ("note", lambda: history(train(), noisy(8, 81.0))),
+        ("warning", lambda: history(train(), noisy(8, 8000.0))),
+    ],
+    "smoothed-perplexity": [
+        (
+            "warning",
+            lambda: history(
+                train(),
+                scores([3.0, 2.0, 1.5], perplexity=[20.1, 7.4, 4.5]),
+                program="file",
+                settings={"loss": {"label_smoothing": 0.1}},
+            ),
+        )
+    ],
+    "growing-memory": [
+        ("warning", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
+        (
+            "error",
+            lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000),
+        ),
+        ("warning", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
+    ],
+    "data-bound": [
+        ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
+        ("warning", lambda: history(train(waiting_s=lambda _: 0.4))),
+    ],
+    "evaluating-too-long": [("warning", lambda: history(train(evaluating_s=lambda _: 0.3)))],
+    "saving-too-long": [("warning", lambda: history(train(saving_s=lambda _: 0.1)))],
+    "falling-throughput": [("warning", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
+    "jittering-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))],
+    "ended-early": [
+        ("warning", lambda: history(train(count=40))),
+        ("note", lambda: history(train(count=40), event("stopped by SIGTERM", 400))),
+        ("note", lambda: history(train(count=40), written={"stop_after": "400 steps"})),
+    ],
+    "long-warm-up": [("warning", lambda: history(train(), schedule={"shape": "cosine", "warmup": 151}))],
+    "high-rate-at-end": [
+        ("note", lambda: history(train(learning_rate=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
+    ],
+    "still-improving": [("note", lambda: history(train(), scores([2.0 - 0.1 * place for place in range(10)])))],
+}
+
+CASES = [(name, severity, make) for name, cases in FAULTS.items() for severity, make in cases]
+
+
+def test_there_is_a_fault_for_every_finding() -> None:
+    assert list(FAULTS) != []
+    assert {check(healthy()).name for check in CHECKS} == set(FAULTS)
+
+
+@in_one
+@pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
+def test_a_fault_is_found_with_evidence_causes_and_what_to_try(
+    name: str, severity: str, make: Callable[[], History]
+) -> None:
+    finding = found(name, make())
+    assert finding is not None
+    assert finding.severity == severity
+    assert finding.evidence
+    assert finding.causes
+    assert finding.try_
+    assert finding.message.endswith(".")
+    assert all(math.isfinite(number) or number > 0 for number in finding.numbers.values() if not math.isnan(number))
+
+
+def test_nothing_is_found_in_a_healthy_run() -> None:
+    assert findings(healthy()) == []
+    assert findings(healthy(standing="running")) == []
+
+
+# --- and at the borders what must not ------------------------------------------------------------------------------
+
+BORDERS: dict[str, list[Callable[[], History]]] = {
+    "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
+    "rate-too-high": [
+        lambda: history(train(), layers(update=lambda name, place: 0.99)),
+        lambda: history(
+            train(), layers(zero_rows=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
+        ),  # it may be well
+        lambda: history(train(below_zero)),
+        lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
+        lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
+        lambda: history(
+            train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 20) - 0.1 * (place >= 20))
+        ),
+    ],
+    "rate-too-low": [
+        lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),
+        lambda: history(train(), layers(update=lambda name, place: 1.6e-3)),
+        lambda: history(train(flat), layers(update=lambda name, place: 1.7e-3)),
+        lambda: history(train(lambda place: 2.3 - 0.02 * place, learning_rate=lambda _: 1e-5)),  # a line, but it learns
+        lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), learning_rate=lambda _: 1e-5)),
+    ],
+    "diverged": [
+        lambda: history(
+            train(lambda place: falling(place) + 0.9 * (place >= 40))
+        ),  # lost a third of what it had gained
+        lambda: history(train(lambda place: falling(place) + 5 * (place == 40))),  # and came back
+        lambda: history(train(skipped=lambda place: 3 if place == RECORDS - 1 else 0)),
+    ],
+    "non-finite-steps": [lambda: history(train())],
+    "loss-spikes": [
+        lambda: history(train(lambda place: falling(place) + 0.2 * (place == 40))),  # below a quarter
+        lambda: history(train(lambda place: 9.0 if place == 0 else falling(place))),  # the start
+    ],
+    "overfitting": [
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.5, 1.9])),  # of the last two the last one alone
+        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.9, 1.5])),
+        lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
+        lambda: history(train(), scores(noisy_scores())),
+    ],
+    "train-validation-overlap": [
+        lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
+        lambda: history(train(), data(overlap={"train_data": {"looked_at": 100, "found": 100, "same": True}})),
+    ],
+    "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
+    "dead-units": [
+        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.49})),
+        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}),
+        lambda: history(train(), layers(saturated=lambda _: {"1": 0.95})),  # sparse
+        lambda: history(
+            train(), layers(zero_rows=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
+        ),  # a head from 0
+    ],
+    "saturated-units": [lambda: history(train(), layers(saturated=lambda _: {"3": 0.49, "1": 0.6}))],
+    "vanishing-gradient": [
+        lambda: history(train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)),
+        lambda: history(
+            train(),
+            layers(watched=12, weight=lambda name, place: 1e-5 if name[0] == "0" and place < 7 else 10.0),
+            schedule={"shape": "linear", "warmup": 700},
+        ),  # a projection that starts at 0
+        lambda: history(
+            train(),
+            layers(
+                names=("0.weight", "0.bias"),
+                gradient=lambda name, place: 1e-9 if "bias" in name else 1.0,
+                zero_rows=lambda _: {},
+            ),
+        ),
+    ],
+    "growing-gradient": [lambda: history(train(norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
+    "often-clipped": [
+        lambda: history(train(clipped=lambda _: 0.89, norm=lambda _: 2.0)),
+        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 1.9)),
+        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 9.0), clip="auto 0.9"),
+    ],
+    "never-updated": [lambda: history(train(), layers(update=lambda name, place: 0.01 * (place == 5)))],
+    "unusual-updates": [
+        lambda: history(train(), layers(update=lambda name, place: 0.99 if name[0] == "2" else 1.1e-4)),
+        lambda: history(
+            train(), layers(weight=lambda name, place: 0.01 if name[0] == "2" and place < 4 else 10.0)
+        ),  # began at 0
+        lambda: history(
+            train(learning_rate=lambda place: 1e-3 if place < 31 else 1e-6),
+            layers(update=lambda name, place: 0.01 if place < 4 else 1e-7),
+        ),
+    ],
+    "batch-too-small": [lambda: history(train(), noisy(8, 79.0))],
+    "smoothed-perplexity": [
+        lambda: history(train(), scores([3.0], perplexity=[20.1]), settings={"label_smoothing": 0.1}),  # a recipe's
+        lambda: history(train(), scores([3.0], perplexity=[20.1]), program="file"),
+        lambda: history(
+            train(),
+            data(targets={"distinct": 1000}),
+            scores([0.5], perplexity=[1.65]),
+            program="file",
+            settings={"label_smoothing": 0.1},
+        ),  # below what a smoothed one can be
+    ],
+    "growing-memory": [
+        lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e5 * place)),
+        lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))),  # one step up
+        # a process that began at record 20, and took what it needs until 32
+        lambda: history(
+            train(host_memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
+            [{"kind": "resumed", "step": 200}],
+        ),
+    ],
+    "data-bound": [
+        lambda: history(train(waiting_s=lambda _: 0.088)),
+        lambda: history(train(waiting_s=lambda place: 60.0 * (place == 0))),
+    ],
+    "evaluating-too-long": [lambda: history(train(evaluating_s=lambda _: 0.26))],
+    "saving-too-long": [lambda: history(train(saving_s=lambda _: 0.09))],
+    "falling-throughput": [lambda: history(train(targets_per_s=lambda place: 100 - 0.25 * place))],
+    "jittering-throughput": [lambda: history(train(targets_per_s=lambda place: 100 + 20 * wobble(place)))],
+    "ended-early": [
+        lambda: history(train()),
+        lambda: history(train(count=40), event("finished", 400)),
+        lambda: history(train(count=40), standing="running"),
+    ],
+    "long-warm-up": [
+        lambda: history(train(), schedule={"shape": "cosine", "warmup": 150}),
+        lambda: history(train(), schedule={"shape": "one-cycle", "warmup": 180}),
+    ],
+    "high-rate-at-end": [lambda: history(train(learning_rate=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
+    "still-improving": [
+        lambda: history(train(), scores([2.0 - 0.1 * place for place in range(8)] + [1.29, 1.28])),  # by 1.6 %
+        lambda: history(train(count=40), scores([2.0 - 0.1 * place for place in range(10)])[:6]),
+    ],
+}
+
+
+@in_one
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, cases in BORDERS.items() for make in cases])
+def test_what_is_just_not_so_is_not_found(name: str, make: Callable[[], History]) -> None:
+    assert found(name, make()) is None
+
+
+def test_every_finding_has_a_border() -> None:
+    assert set(BORDERS) == set(FAULTS)
+
+
+@in_one
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("standing", ["running", "over", "unknown"])
+def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> None:
+    few = history(
+        train(flat, count=count, host_memory_bytes=lambda place: 1e8 * place),
+        layers(watched=count // 2),
+        length=f"{EVERY * count} steps",
+        standing=standing,
+    )
+    assert findings(few) == []
+
+
+@in_one
+@pytest.mark.parametrize(
+    "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "host_memory_bytes", "waiting_s"]
+)
+@pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
+def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
+    values = {"null": None, "nan": math.nan, "inf": math.inf}
+    records = [
+        {key: value for key, value in record.items() if key != name} | ({name: values[how]} if how in values else {})
+        for record in train()
+    ]
+    assert len(verdicts(history(records, layers()))) == len(CHECKS)
+    some = [
+        record | ({name: values[how]} if how in values else {}) if place % 3 == 0 else record
+        for place, record in enumerate(train())
+    ]
+    assert [finding.severity for finding in findings(history(some, layers()))].count("error") == 0
+
+
+def test_nothing_is_needed_of_the_settings() -> None:
+    bare = healthy(
+        **dict.fromkeys(("length", "schedule_of_steps", "schedule", "optimizer", "batch_size", "clip", "data")),
+        kinds={},
+        program="script",
+    )
+    assert findings(bare) == []
+
+
+# --- what the findings say -----------------------------------------------------------------------------------------
+
+
+def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
+    def gradient(name: str, place: int) -> float:
+        return 100.0 if (name == "2.weight" and place >= 4) or place >= 5 else 1.0
+
+    finding = found(
+        "diverged", history(train(lambda place: falling(place) if place < 40 else 9.0), layers(gradient=gradient))
+    )
+    assert finding is not None
+    assert finding.evidence[-1] == "first to grow: the gradient of 2.weight, 100 times its median before, at step 400"
+    assert finding.step is not None
+    assert 340 <= finding.step <= 400
+
+
+def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
+    records = train(lambda place: falling(place) if place < 50 else math.nan)
+    for record in records[50:]:
+        record.update({"skipped": EVERY, "loss_of_applied": 0.0})
+    lost = history(records, event("diverged", RECORDS * EVERY), length="1000 steps")
+    assert len(lost.loss) == 50
+    finding = found("diverged", lost)
+    assert finding is not None
+    assert "the last loss before: 1." in finding.evidence[0]
+    assert found("ended-early", lost) is None  # of which all is said
+
+
+def test_before_the_first_update_no_rate_is_the_cause() -> None:
+    records = train(lambda place: math.nan)[:1]
+    records[0].update({"skipped": EVERY, "skipped_steps": list(range(EVERY))})
+    finding = found("diverged", history(records, event("diverged", EVERY)))
+    assert finding is not None
+    assert finding.step == 0
+    assert not [each for each in (*finding.causes, *finding.try_) if "rate" in each or "lr" in each]
+
+
+def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() -> None:
+    spike = train(lambda place: falling(place) + 4.0 * (place == 30))
+    for program, replay, test in (
+        ("recipe", "surefoot replay runs/a --step 309", "surefoot find-lr runs/a --checkpoint 0"),
+        ("script", "print(surefoot.load(run).replay(309))", "print(surefoot.tune.find_lr(run))"),
+    ):
+        jumped, still = found("loss-spikes", history(spike, program=program)), history(train(flat), program=program)
+        not_falling = found("loss-not-falling", still)
+        assert jumped is not None
+        assert not_falling is not None
+        assert jumped.try_[0].startswith(replay)
+        assert not_falling.try_[-1].startswith(test)
+
+
+def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
+    indexes = [33, 160, 288, 333, 487, 555]  # passes of 100 steps
+    records = train(
+        skipped=lambda place: sum(10 * place <= index < 10 * (place + 1) for index in indexes),
+        skipped_steps=lambda place: [index for index in indexes if 10 * place <= index < 10 * (place + 1)],
+    )
+    finding = found("non-finite-steps", history(records))
+    assert finding is not None
+    assert "one in each pass over the 800 samples: it is one sample that comes again" in finding.evidence
+    assert "6 of 600 steps, 1% of them, were not applied" in finding.evidence
+    assert finding.step == 33
+    assert finding.try_[0] == "surefoot replay runs/a --step 33  # names samples, module and tensor"
+
+
+@pytest.mark.parametrize(
+    ("indexes", "expected"),
+    [([33], False), ([33, 133], True), ([33, 133, 288], True), ([33, 77], False), ([33, 433], False)],
+)
+def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(indexes: list[int], expected: bool) -> None:
+    def within(place: int) -> list[int]:
+        return [index for index in indexes if 10 * place <= index < 10 * (place + 1)]
+
+    records = train(skipped=lambda place: len(within(place)), skipped_steps=within)  # passes of 100 steps
+    finding = found("non-finite-steps", history(records))
+    assert finding is not None
+    assert any("it is one sample that comes again" in line for line in finding.evidence) == expected
+
+
+def test_a_jump_as_high_as_one_just_before_it_is_not_told_again() -> None:
+    finding = found("loss-spikes", history(train(lambda place: 5.0 if place in (30, 34) else 1.0)))
+    assert finding is not None
+    assert finding.numbers["spikes"] == 1
+
+
+def test_of_unusual_updates_the_farthest_are_named_first() -> None:
+    sizes = {"0.weight": 2.0, "2.weight": 30.0, "4.weight": 5.0, "6.weight": 5e-5, "8.weight": 1e-6}
+    updates = layers(names=tuple(sizes), update=lambda name, place: sizes[name])
+    finding = found("unusual-updates", history(train(), updates))
+    assert finding is not None
+    assert "above 0.1: 2.weight (3), 4.weight (0.5), 0.weight (0.2)" in finding.evidence
+    assert "below 1e-05: 8.weight (1e-07), 6.weight (5e-06)" in finding.evidence
+
+
+def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first() -> None:
+    """Without the first record: the levels of 20 records each."""
+    falling_speed = {"targets_per_s": lambda place: 100 / (1 + place / 30)}
+    finding = found(
+        "falling-throughput",
+        history(train(count=61, training_s=lambda place: 1.0 + place, waiting_s=lambda place: 2.0, **falling_speed)),
+    )
+    assert finding is not None
+    assert finding.evidence[1] == (
+        f"training took {(1 + 50.5) / (1 + 10.5):.2g} times as long in the last third as in the first, waiting 1 times"
+    )
+
+
+@pytest.mark.parametrize(
+    ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
+)
+def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
+    limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
+    assert isinstance(limited, Well)
+    assert limited.message.startswith(message)
+
+
+def test_settings_to_try_are_typed_with_their_present_values() -> None:
+    finding = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0)))
+    assert finding is not None
+    assert finding.try_[0] == "--optimizer.lr 0.0001 (now 0.001)"
+    of_a_script = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0), program="script"))
+    assert of_a_script is not None
+    assert of_a_script.try_[0] == "adamw(lr=0.0001) (now 0.001)"
+
+
+@pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
+def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
+    died = layers(update=lambda name, place: 1.01, zero_rows=lambda place: {"2.weight": killed if place == 1 else 0.5})
+    finding = found("rate-too-high", history(train(), died))
+    assert finding is not None
+    assert any("2.weight (10%, then 50%)" in line for line in finding.evidence) == told
+
+
+@pytest.mark.parametrize(("started_at", "severity"), [(0.12, "warning"), (2.3, "error")])
+def test_a_loss_that_stays_where_it_is_good_is_no_error(started_at: float, severity: str) -> None:
+    targets = data(targets={"distinct": 10, "most_common_fraction": 0.1})
+    finding = found("loss-not-falling", history(targets, train(lambda place: started_at + 0.01 * wobble(place))))
+    assert finding is not None
+    assert finding.severity == severity
+    assert ("weights that were trained before" in " ".join(finding.causes)) == (severity == "warning")
+
+
+def test_overfitting_tells_what_other_scores_did() -> None:
+    accuracy = [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]
+    finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy)))
+    assert finding is not None
+    assert "held-out/accuracy 0.7 then, 0.76 now" in finding.evidence
+
+
+def test_overfitting_names_its_best_step() -> None:
+    finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])))
+    assert finding is not None
+    assert finding.step == 300
+    assert finding.numbers["best"] == 1.5
+
+
+def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least() -> None:
+    for told_of, begun in (({}, "At least 14%"), ({"among_all": True}, "14%")):
+        finding = found("train-validation-overlap", history(train(), shared(14, samples=700, **told_of)))
+        assert finding is not None
+        assert finding.message.startswith(f"{begun} of held-out")
+
+
+def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
+    lost = verdict("ended-early", history(saved_step=600))
+    assert isinstance(lost, Unclear)
+    assert "the records end at step 0: some are missing (surefoot verify runs/a)" in lost.message
+    killed_at_once = found("ended-early", history())
+    assert killed_at_once is not None
+    assert all("0 steps" not in one for one in killed_at_once.try_)
+
+
+def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
+    hint = 'a run like this one tells more with --log-every "4 steps"'
+    few, enough = history(train(count=11)), history(train(count=12))
+    assert hint in told(few, verdicts(few), every=True)
+    assert hint not in told(enough, verdicts(enough), every=True)
+
+
+def test_workers_to_try_are_those_that_keep_up() -> None:
+    finding = found("data-bound", history(train(waiting_s=lambda _: 2.4), processors=8))
+    assert finding is not None
+    assert finding.numbers["workers"] == 3  # 2.4 s of reading for 0.8 s of training
+
+
+def test_memory_is_told_by_the_step_and_until_when() -> None:
+    finding = found(
+        "growing-memory",
+        history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place), memory_bytes=2_000_000_000),
+    )
+    assert finding is not None
+    assert finding.numbers["bytes_per_step"] == pytest.approx(1e5)
+    assert finding.numbers["full_at_step"] == pytest.approx(600 + (2e9 - 559e6) / 1e5, abs=2)
+
+
+def test_errors_come_first() -> None:
+    severities = [
+        finding.severity
+        for finding in findings(
+            history(train(flat, waiting_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
+        )
+    ]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    assert {"error", "warning", "note"} <= set(severities)
+
+
+def test_noise_scale_is_that_of_gradients_of_which_it_is_known() -> None:
+    """Of samples whose gradients are a fixed vector and noise: the trace of the covariance over the squared norm."""
+    generator = np.random.default_rng(0)
+    truth, deviation, size = np.full(50, 0.2), 1.5, 4000
+    rows = []
+    for _ in range(size):
+        samples = truth + deviation * generator.standard_normal((8, 50))
+        rows.append([2.0, (samples[:2].mean(0) ** 2).sum(), 8.0, (samples.mean(0) ** 2).sum()])
+    assert noise_scale(np.array(rows)) == pytest.approx(50 * deviation**2 / (50 * 0.2**2), rel=0.1)
+
+
+@pytest.mark.parametrize(("smoothing", "classes"), [(0.1, 10), (0.1, 1000), (0.3, 5)])
+def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, classes: int) -> None:
+    torch = pytest.importorskip("torch")
+    target = torch.full((classes,), smoothing / classes)
+    target[0] += 1 - smoothing
+    best = torch.nn.functional.cross_entropy(target.log()[None], torch.tensor([0]), label_smoothing=smoothing)
+    assert smoothed_floor(smoothing, classes) == pytest.approx(float(best), rel=1e-5)
+
+
+def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end() -> None:
+    marker: Record = {"kind": "resumed", "step": 300}
+    records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
+    going = history(records, standing="running")
+    assert verdict("ended-early", going).message == "the run goes on"
+    assert going.step == 500
+    dead = found("ended-early", history(records))
+    assert dead is not None
+    assert dead.evidence[0] == "500 of 600 steps; killed, or lost with its machine"
+    assert found("ended-early", history([*records, *train()[50:]])) is None
+
+
+def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> None:
+    ending = history(train(learning_rate=lambda _: 1e-3), event("finished"), standing="running")
+    assert found("high-rate-at-end", ending) is not None
+
+
+def test_while_it_trains_nothing_is_said_of_its_end() -> None:
+    going = history(train(count=40, learning_rate=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
+    for name in ("ended-early", "high-rate-at-end", "still-improving"):
+        assert isinstance(verdict(name, going), Unclear), name
+
+
+def test_a_finding_as_json_has_its_numbers() -> None:
+    finding = findings(history(train(flat)))[0]
+    assert isinstance(finding, Finding)
+    assert finding.as_json()["numbers"]["start"] == pytest.approx(2.3, abs=0.02)
+
+
+_AT_STEP = re.compile(r"(?<!full )at step (\d+(?:,\d{3})*)")
+
+
+@in_one
+@pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
+def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
+    name: str, severity: str, make: Callable[[], History]
+) -> None:
+    """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
+    past = make()
+    records = [*past.train, *past.scores, *past.layers, *past.events]
+    steps = {record[key] for record in records for key in ("step", "loss_max_step", "watched_step") if key in record}
+    finding = next(finding for finding in findings(past) if (finding.name, finding.severity) == (name, severity))
+    for line in finding.evidence:
+        for step in _AT_STEP.findall(line):
+            assert int(step.replace(",", "")) in steps, line
+
+
+def test_scores_of_odd_steps_are_told_at_those() -> None:
+    past = history(train(), scores([2.0 - 0.1 * place for place in range(13)]))
+    measured = [str(record["step"]) for record in past.scores]
+    (line,) = next(finding for finding in findings(past) if finding.name == "still-improving").evidence
+    assert [step in measured for step in _AT_STEP.findall(line)] == [True, True]
+
+
+def test_no_bad_step_in_a_row_is_a_limit_too() -> None:
+    assert Described(made={"max_bad_steps": 0}).max_bad_steps == 0
+    assert Described(made={"max_bad_steps": 3}).max_bad_steps == 3
+    assert Described().max_bad_steps == 5

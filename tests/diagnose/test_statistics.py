@@ -1,0 +1,43 @@
+"""The statistics that findings are made with, against what defines them; under a second."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from surefoot.diagnose.statistics import level, noise, slope, spread, trend
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_the_trend_of_values_in_any_order_has_mean_0_and_deviation_1(count: int) -> None:
+    """Over all orders, each as likely: so says Kendall 1975."""
+    trends = np.array([trend(np.array(order, dtype=np.float64)) for order in permutations(range(count))])
+    assert trends.mean() == pytest.approx(0.0, abs=1e-12)
+    assert trends.std() == pytest.approx(1.0, rel=1e-12)
+    assert trends.max() == trend(np.arange(float(count))) == -trend(-np.arange(float(count)))
+
+
+def test_of_normal_values_spread_and_noise_are_the_standard_deviation() -> None:
+    values = 3.0 * np.random.default_rng(0).standard_normal(200_000)
+    assert spread(values) == pytest.approx(3.0, rel=0.01)
+    assert noise(values) == pytest.approx(3.0, rel=0.01)
+    assert noise(values + np.linspace(0, 1e6, len(values))) == pytest.approx(3.0, rel=0.01)  # a slow course is none
+
+
+def test_a_few_strange_values_move_no_statistic() -> None:
+    values = np.arange(50.0)
+    values[[7, 20, 33]] = [1e9, math.nan, -math.inf]
+    assert level(values) == pytest.approx(24.5, abs=2)
+    assert slope(np.arange(50.0), values) == pytest.approx(1.0)
+    assert trend(values) > 8
+
+
+@pytest.mark.parametrize("count", [199, 200, 201, 5000])
+def test_of_many_values_some_are_looked_at_the_first_and_the_last_among_them(count: int) -> None:
+    steps = np.arange(float(count))
+    assert slope(steps, 3 * steps + 1) == pytest.approx(3.0)
+    used = min(count, 200)
+    assert trend(steps) == pytest.approx(used * (used - 1) / 2 / math.sqrt(used * (used - 1) * (2 * used + 5) / 18))

@@ -1,0 +1,543 @@
+"""Every threshold of a finding: its number as it is published, and that it decides at 0.9 and 1.1 times itself; 1 second."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import surefoot.diagnosis
+
+from diagnose.histories import RECORDS, falling, found, history, layers, scores, train, verdict
+from in_one import in_one
+from surefoot.diagnose.finding import Unclear
+from surefoot.tracking.record import Record
+
+LAST = RECORDS - 1
+OF_THREE = 1.4826 * 3 / math.sqrt(6)  # the noise of a series that goes +1, 0, -1 and again
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A constant `MODULE.NAME` with its published number; `decides(x)` is true from it on, or up to it (`above=False`).
+
+    `x` is the quantity that is compared with it. A count (`counted`) is tested one below and at itself.
+    """
+
+    name: str
+    published: float
+    decides: Callable[[Any], bool]
+    above: bool = True
+    counted: bool = False
+    entry: int | None = None  # of a tuple
+
+    @property
+    def constant(self) -> float:
+        """The number in the source."""
+        module, _, name = self.name.partition(".")
+        constant = getattr(importlib.import_module(f"surefoot.diagnosis.{module}"), name)
+        return float(constant if self.entry is None else constant[self.entry])
+
+
+def is_told(name: str, *parts: Sequence[Record], **changes: Any) -> bool:
+    return found(name, history(*parts, **changes)) is not None
+
+
+def is_clear(name: str, *parts: Sequence[Record], **changes: Any) -> bool:
+    return not isinstance(verdict(name, history(*parts, **changes)), Unclear)
+
+
+def is_as_bad_as(severity: str, name: str, *parts: Sequence[Record], **changes: Any) -> bool:
+    finding = found(name, history(*parts, **changes))
+    assert finding is not None
+    return finding.severity == severity
+
+
+def then(first: float, after: float, *, at: int = RECORDS // 4) -> Callable[[int], float]:
+    """One level, and from a record on another."""
+    return lambda place: first if place < at else after
+
+
+def with_spike(height: float, *, at: int = 30, around: float = 1.0) -> list[Record]:
+    return train(lambda place: height if place == at else around)
+
+
+def cycle(place: int) -> float:
+    """+1, 0, -1 and again: any three in a row, and whole quarters, have the median 0."""
+    return 1.0 - place % 3
+
+
+def data(**fields: Any) -> list[Record]:
+    return [{"kind": "data", "step": 0, **fields}]
+
+
+def overlap(count: int, **fields: Any) -> list[Record]:
+    return data(overlap={"held-out": {"looked_at": 1000, "found": count, **fields}})
+
+
+def noisy(scale: float, *, batch: int = 8) -> list[Record]:
+    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
+    half = batch // 2
+    norms = {
+        "small_count": half,
+        "small_squared": 1 + scale / half,
+        "big_count": batch,
+        "big_squared": 1 + scale / batch,
+    }
+    return layers(watched=8, noise=lambda _: norms)
+
+
+def with_trend(deviations: float) -> list[float]:
+    """60 levels that go from 1 to 11, with a trend (Mann-Kendall) as near to so many deviations as it can be.
+
+    Of the middle third the first `ups` are 11 and the others 20: concordant less discordant pairs are 400 + 40 ups - ups^2.
+    """
+    one_deviation = math.sqrt(60 * 59 * 125 / 18)
+    ups = min(range(21), key=lambda ups: abs(400 + 40 * ups - ups**2 - deviations * one_deviation))
+    return [1.0] * 20 + [11.0] * ups + [20.0] * (20 - ups) + [11.0] * 20
+
+
+def memory(values: Sequence[float]) -> list[Record]:
+    """Records of which the last have these bytes; the others have none."""
+    first = RECORDS - len(values)
+    return train(host_memory_bytes=lambda place: values[place - first] if place >= first else None)
+
+
+def rising_memory(deviations: float) -> list[float]:
+    """12 sizes that rise, of which neighbours are swapped (first ones first) until the trend is as low as that."""
+    swaps = min(5, round((66 - deviations * math.sqrt(12 * 11 * 29 / 18)) / 2))
+    sizes = [100e6 * place for place in range(1, 13)]
+    for swap in range(swaps):
+        sizes[2 * swap], sizes[2 * swap + 1] = sizes[2 * swap + 1], sizes[2 * swap]
+    return sizes
+
+
+def stretched(levels: Sequence[float]) -> list[float]:
+    """45 sizes in as many equal stretches as there are levels."""
+    parts = np.array_split(np.arange(45), len(levels))
+    return [100e6 + 100e6 * level for level, part in zip(levels, parts, strict=True) for _ in part]
+
+
+def spent(**seconds: float) -> list[Record]:
+    """Records of nothing but these seconds each."""
+    none = dict.fromkeys(("training_s", "waiting_s", "evaluating_s", "saving_s"), 0.0)
+    return train(**{name: (lambda _, amount=amount: amount) for name, amount in (none | seconds).items()})
+
+
+def noisy_splits(count: int) -> list[Record]:
+    """Scores that go up and down by a tenth, the lowest in the middle, the last two between them."""
+    losses = [1.0 + 0.1 * (-1) ** place for place in range(count)]
+    losses[count // 2], losses[-2:] = 0.85, [1.0, 1.0]
+    return scores(losses)
+
+
+def risen_by(deviations: float) -> list[Record]:
+    """20 noisy scores, the last two worse than the best by so many deviations of the noise."""
+    losses = [1.0 + 0.1 * (-1) ** place for place in range(20)]
+    losses[5] = 0.85
+    losses[-2:] = [0.85 + deviations * 1.4826 * 0.4 / math.sqrt(6)] * 2
+    return scores(losses)
+
+
+def share_after_the_tip(limit: float) -> bool:
+    """Whether evaluating as seldom as is proposed takes at most this share of the time; half of it is taken before."""
+    finding = found(
+        "evaluating-too-long",
+        history(spent(training_s=1.0, evaluating_s=1.0), scores([1.0] * 10), length="1000000 steps"),
+    )
+    assert finding is not None
+    proposed = re.search(r"evaluate_every='(\d+) steps'|--evaluate-every \"(\d+) steps\"", finding.try_[0])
+    assert proposed is not None
+    as_seldom = int(proposed[1] or proposed[2]) / 60  # against the steps between two evaluations
+    return 1 / (1 + as_seldom) <= limit
+
+
+def diverging(place: int) -> float:
+    return falling(place) if place < 40 else 9.0
+
+
+def half_as_fast(second: float) -> list[Record]:
+    """Two straight lines at a constant rate: the loss gains 0.1 in the first half of the run, and `second` times it then."""
+    middle = LAST / 2
+    return train(
+        lambda place: 2.3 - 0.1 * (min(place, middle) + second * max(place - middle, 0)) / middle,
+        learning_rate=lambda _: 1e-5,
+    )
+
+
+CONSTANT_RATE: dict[str, Any] = {"learning_rate": lambda _: 1e-5}
+NO_WARMUP: dict[str, Any] = {"schedule": {"shape": "linear", "warmup": 0}}
+
+PUBLISHED = [
+    Threshold("breaking.FEWEST", 12, lambda count: is_clear("diverged", train(count=count)), counted=True),
+    Threshold(
+        "breaking.LOST",
+        0.5,
+        lambda x: is_told("diverged", train(lambda p: 4.0 if p < 9 else 1.0 if p < 40 else 1 + 3 * x)),
+    ),
+    Threshold("breaking.RISEN", 1.2, lambda x: is_told("diverged", train(then(2.0, 2 * x)))),
+    Threshold(
+        "breaking.GREW",
+        5.0,
+        lambda x: (
+            "first to grow"
+            in str(
+                found(
+                    "diverged", history(train(diverging), layers(gradient=lambda name, place: x if place > 3 else 1.0))
+                )
+            )
+        ),
+    ),
+    Threshold(
+        "breaking.MANY",
+        0.05,
+        lambda x: is_as_bad_as("error", "non-finite-steps", train(skipped=lambda p: round(600 * x) * (p == 7))),
+    ),
+    Threshold(
+        "breaking.FP16",
+        0.01,
+        lambda x: is_as_bad_as(
+            "note",
+            "non-finite-steps",
+            train(count=600, skipped=lambda p: round(6000 * x) * (p == 7)),
+            precision="fp16",
+        ),
+        above=False,
+    ),
+    Threshold(
+        "breaking.NEIGHBOURS",
+        10,  # a level before it that is higher hides it up to this distance
+        lambda count: not is_told("loss-spikes", train(lambda p: {2: 9.0, 2 + count: 8.9}.get(p, 1.0))),
+        above=False,
+        counted=True,
+    ),
+    Threshold(
+        "breaking.SIGMAS",
+        8.0,
+        lambda x: is_told(
+            "loss-spikes", train(lambda p: 1 + 0.1 * (x * 1.4826 if p == 30 else (-1) ** (p + (p > 30))))
+        ),
+    ),
+    Threshold(
+        "breaking.NOTHING",
+        0.01,
+        lambda x: is_told("loss-spikes", train(lambda p: 100.0 if p == 0 else 1.0 + 100 * x * (p == 30))),
+    ),
+    Threshold("breaking.ABOVE", 0.25, lambda x: is_told("loss-spikes", with_spike(1 + x))),
+    Threshold(
+        "generalising.EVALUATIONS",
+        4,
+        lambda count: is_clear("overfitting", train(), scores([1.0] * count)),
+        counted=True,
+    ),
+    Threshold(
+        "generalising.WORSE",
+        0.02,
+        lambda x: is_told("overfitting", train(), scores([1.6, 1.55, 1.5, 1.5 * (1 + x), 1.5 * (1 + x)])),
+    ),
+    Threshold(
+        "generalising.MANY_EVALUATIONS",
+        12,
+        lambda count: not is_told("overfitting", train(), noisy_splits(count)),
+        counted=True,
+    ),
+    Threshold("generalising.BY_CHANCE", 3.0, lambda x: is_told("overfitting", train(), risen_by(x))),
+    Threshold(
+        "generalising.NOTHING",
+        0.01,
+        lambda x: is_told("overfitting", train(), scores([100.0, 10.0, 1.0, 1 + 100 * x, 1 + 100 * x])),
+    ),
+    Threshold(
+        "generalising.NEARLY_ALL",
+        0.95,
+        lambda x: is_told(
+            "constant-targets", train(), data(targets={"distinct": 9, "most_common_fraction": min(x, 1.0)})
+        ),
+    ),
+    Threshold(
+        "generalising.SHARED",
+        0.01,
+        lambda x: is_as_bad_as("warning", "train-validation-overlap", overlap(round(1000 * x))),
+    ),
+    Threshold(
+        "generalising.PASSAGES_SHARED",
+        0.1,
+        lambda x: is_as_bad_as("warning", "train-validation-overlap", overlap(round(1000 * x), passages=True)),
+    ),
+    Threshold(
+        "generalising.MOSTLY_SHARED",
+        0.5,
+        lambda x: is_as_bad_as("error", "train-validation-overlap", overlap(round(1000 * x))),
+    ),
+    Threshold(
+        "gradients.FEWEST",
+        12,
+        lambda count: is_clear("growing-gradient", train(count=count), **NO_WARMUP),
+        counted=True,
+    ),
+    Threshold(
+        "gradients.OFTEN", 0.9, lambda x: is_told("often-clipped", train(clipped=lambda _: x, norm=lambda _: 2.5))
+    ),
+    Threshold(
+        "gradients.FAR_BELOW", 2.0, lambda x: is_told("often-clipped", train(clipped=lambda _: 1.0, norm=lambda _: x))
+    ),
+    Threshold(
+        "gradients.FAR_ABOVE",
+        10.0,
+        lambda x: is_as_bad_as("warning", "often-clipped", train(clipped=lambda _: 1.0, norm=lambda _: x)),
+    ),
+    Threshold("gradients.GREW", 10.0, lambda x: is_told("growing-gradient", train(norm=then(1.0, x, at=30)))),
+    Threshold(
+        "gradients.GREW",
+        10.0,
+        lambda x: (
+            "most in 0.weight"
+            in str(
+                found(
+                    "growing-gradient",
+                    history(
+                        train(norm=then(1.0, 90.0, at=30)),
+                        layers(watched=9, gradient=lambda name, p: x if p > 5 else 1.0),
+                    ),
+                )
+            )
+        ),
+    ),
+    Threshold(
+        "gradients.SURE",
+        3.0,
+        lambda x: is_told("growing-gradient", train(norm=lambda p: with_trend(x)[p]), **NO_WARMUP),
+    ),
+    Threshold(
+        "gradients.GONE",
+        1e-4,
+        lambda x: is_told("vanishing-gradient", train(), layers(gradient=lambda name, _: x if name[0] == "0" else 1.0)),
+        above=False,
+    ),
+    Threshold("gradients.NOISY", 10.0, lambda x: is_told("batch-too-small", train(), noisy(8 * x))),
+    Threshold("gradients.NOISY", 10.0, lambda x: is_as_bad_as("warning", "batch-too-small", train(), noisy(8 * x**2))),
+    Threshold("learning.FEWEST", 12, lambda count: is_clear("loss-not-falling", train(count=count)), counted=True),
+    Threshold("learning.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))),
+    Threshold(  # a fall by so many standard errors of the difference of two quarters
+        "learning.CERTAIN",
+        2.0,
+        lambda x: (
+            not is_told(
+                "loss-not-falling",
+                train(
+                    lambda p: 2.0 + 0.1 * cycle(p) - x * (p >= 15) * math.sqrt(2 / 15) * 1.2533 * 0.1 * OF_THREE,
+                ),
+            )
+        ),
+    ),
+    Threshold(
+        "learning.LITTLE",
+        0.25,
+        lambda x: is_told("rate-too-low", train(lambda p: 2.0 * (1 - x * p / LAST), **CONSTANT_RATE)),
+        above=False,
+    ),
+    Threshold(
+        "learning.LITTLE",
+        0.25,
+        lambda x: is_told(
+            "rate-too-low",
+            train(lambda p: 2.0 * (1 - x * (1 - math.exp(-p / 12))), **CONSTANT_RATE),
+            layers(update=lambda name, _: 1.6e-3),
+        ),
+        above=False,
+    ),
+    Threshold("learning.STRAIGHT", 0.6, lambda x: is_told("rate-too-low", half_as_fast(x))),
+    Threshold("learning.WILD", 0.1, lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x))),
+    Threshold(
+        "learning.TIMID",
+        1e-5,
+        lambda x: is_told("rate-too-low", train(), layers(update=lambda name, _: 10 * x)),
+        above=False,
+    ),
+    Threshold(
+        "learning.MOVED",
+        0.1,
+        lambda x: is_told("rate-too-low", train(lambda _: 2.3), layers(update=lambda name, _: 10 * x / 600)),
+        above=False,
+    ),
+    Threshold(
+        "learning.REBOUND",
+        0.03,
+        lambda x: is_told("rate-too-high", train(lambda p: 4.0 - 0.1 * min(p, 10) + 3.0 * x * (p > 17))),
+    ),
+    Threshold("learning.ABOVE_START", 1.05, lambda x: is_told("rate-too-high", train(then(2.0, 2 * x)))),
+    Threshold(
+        "length.LONG_WARMUP",
+        0.25,
+        lambda x: is_told("long-warm-up", train(), schedule={"shape": "cosine", "warmup": round(600 * x)}),
+    ),
+    Threshold(
+        "length.HIGH",
+        0.5,
+        lambda x: is_told("high-rate-at-end", train(learning_rate=lambda p: 1e-3 * (x if p == LAST else 1))),
+    ),
+    Threshold(
+        "length.LEAST_STEPS",
+        50,
+        lambda count: is_clear(
+            "high-rate-at-end",
+            train(count=4),
+            [{"kind": "event", "step": count, "what": "finished"}],
+            length=f"{count} steps",
+        ),
+        counted=True,
+    ),
+    Threshold(
+        "length.STILL", 0.02, lambda x: is_told("still-improving", train(), scores([2.0] * 8 + [2 * (1 - x)] * 2))
+    ),
+    Threshold(
+        "length.EVALUATIONS",
+        4,
+        lambda count: is_clear("still-improving", train(), scores([1.0] * count)),
+        counted=True,
+    ),
+    Threshold("memory.FEWEST", 12, lambda count: is_clear("growing-memory", memory([1e8] * count)), counted=True),
+    Threshold(
+        "memory.STRETCHES",
+        6,  # stairs: as many as there are stretches rise in each of them, one fewer do not
+        lambda count: is_told("growing-memory", memory(stretched(range(count)))),
+        counted=True,
+    ),
+    Threshold(  # of five rises one is x times their mean
+        "memory.STEADY",
+        0.3,
+        lambda x: is_told("growing-memory", memory(stretched(np.cumsum([0, 4 * x / (5 - x), 1, 1, 1, 1]).tolist()))),
+    ),
+    Threshold("memory.SURE", 4.0, lambda x: is_told("growing-memory", memory(rising_memory(x)))),
+    Threshold(  # the middles of the first and the last third of 45 records are 30 apart
+        "memory.LEAST_BYTES",
+        16e6,
+        lambda x: is_told("growing-memory", memory([100e6 + x / 30 * place for place in range(45)])),
+    ),
+    Threshold(
+        "memory.LEAST_SHARE",
+        0.02,
+        lambda x: is_told("growing-memory", memory([10e9 * (1 + x / 30 * (place - 7)) for place in range(45)])),
+    ),
+    Threshold("timing.FEWEST", 12, lambda count: is_clear("falling-throughput", train(count=count + 1)), counted=True),
+    Threshold(
+        "timing.FEWEST", 12, lambda count: is_clear("jittering-throughput", train(count=count + 1)), counted=True
+    ),
+    Threshold("timing.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
+    Threshold("timing.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
+    Threshold("timing.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
+    Threshold("timing.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
+    Threshold("timing.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),
+    Threshold(
+        "timing.MUCH_WAITING",
+        0.3,
+        lambda x: is_as_bad_as("warning", "data-bound", spent(waiting_s=x, training_s=1 - x)),
+    ),
+    Threshold(
+        "timing.EVALUATING", 0.25, lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x))
+    ),
+    Threshold("timing.SAVING", 0.1, lambda x: is_told("saving-too-long", spent(saving_s=x, training_s=1 - x))),
+    Threshold("timing.WANTED", 0.05, share_after_the_tip),
+    Threshold(
+        "timing.FELL",
+        0.8,
+        lambda x: is_told("falling-throughput", train(targets_per_s=then(100, 100 * x, at=30))),
+        above=False,
+    ),
+    Threshold(
+        "timing.SURE",
+        3.0,
+        lambda x: is_told(
+            "falling-throughput",
+            train(count=61, targets_per_s=lambda p: 100 - 4 * with_trend(x)[max(p - 1, 0)]),
+        ),
+    ),
+    Threshold(
+        "timing.UNEVEN",
+        0.25,
+        lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
+    ),
+    Threshold("units.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))),
+    Threshold(
+        "units.ALIVE",
+        0.1,
+        lambda x: (
+            "units that were alive"
+            in str(
+                found(
+                    "rate-too-high",
+                    history(
+                        train(),
+                        layers(update=lambda name, _: 1.01, zero_rows=lambda p: {"2.weight": x if p == 1 else 0.5}),
+                    ),
+                )
+            )
+        ),
+        above=False,
+    ),
+    Threshold(
+        "units.ALL_FLAT", 0.99, lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)}))
+    ),
+    Threshold("units.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))),
+    Threshold(
+        "weights.USUAL",
+        1e-4,
+        lambda x: is_told("unusual-updates", train(), layers(update=lambda name, _: x if name[0] == "2" else 0.01)),
+        above=False,
+        entry=0,
+    ),
+    Threshold(
+        "weights.USUAL",
+        1e-2,
+        lambda x: is_told(
+            "unusual-updates", train(), layers(update=lambda name, _: 100 * x if name[0] == "2" else 0.01)
+        ),
+        entry=1,
+    ),
+    Threshold(
+        "weights.FAR",
+        10.0,
+        lambda x: is_told(
+            "unusual-updates", train(), layers(update=lambda name, _: 0.1 * x if name[0] == "2" else 0.01)
+        ),
+    ),
+    Threshold(
+        "weights.WATCHED", 3, lambda count: is_clear("never-updated", train(), layers(watched=count)), counted=True
+    ),
+]
+
+
+@in_one
+@pytest.mark.parametrize("threshold", PUBLISHED, ids=lambda threshold: threshold.name)
+def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(threshold: Threshold) -> None:
+    assert threshold.constant == threshold.published
+    if threshold.counted:
+        first = int(threshold.published) + (not threshold.above)
+        below, above = first - 1, first
+    else:
+        below, above = 0.9 * threshold.constant, 1.1 * threshold.constant
+    assert (threshold.decides(below), threshold.decides(above)) == (not threshold.above, threshold.above)
+
+
+def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:
+    numbers = set()
+    for file in Path(surefoot.diagnosis.__file__).parent.glob("*.py"):
+        for line in ast.parse(file.read_text()).body:
+            names = (
+                [target.id for target in line.targets if isinstance(target, ast.Name)]
+                if isinstance(line, ast.Assign)
+                else []
+            )
+            for name in names:
+                constant = getattr(importlib.import_module(f"surefoot.diagnosis.{file.stem}"), name)
+                first = constant[0] if isinstance(constant, tuple) and constant else constant
+                if name.isupper() and not name.startswith("_") and isinstance(first, int | float):
+                    numbers.add(f"{file.stem}.{name}")
+    assert numbers == {threshold.name for threshold in PUBLISHED}

@@ -1,0 +1,128 @@
+"""FSDP2 around models of many kinds: gradients, norms, evaluation, and what cannot be sharded. (25 s)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sharded_models
+from rank_processes import Ranks
+from surefoot.distributed.blocks import by_themselves, refuse_unshardable
+from surefoot.distributed.shards import Rows, Shard, class_name, rows_of, rows_of_state
+from surefoot.errors import ConfigError
+
+
+def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks) -> None:
+    kinds = [{"kind": kind} for kind in sharded_models.MODELS]
+    for kind, found in zip(kinds, ranks.each(3, sharded_models.differences, kinds), strict=True):
+        assert max(map(max, found)) < 1e-12, kind
+
+
+@pytest.mark.slow
+def test_so_they_are_with_every_setting(ranks: Ranks) -> None:
+    settings: list[dict[str, Any]] = [{"synchronise": "last"}, {"reshard": False}, {"offload": True}]
+    settings += [{"unused": True}, {"replicas": 2}, {"void": True}]
+    for setting, found in zip(settings, ranks.each(2, sharded_models.differences, settings, kind="gpt"), strict=True):
+        assert max(map(max, found)) < 1e-12, setting
+
+
+def test_a_loss_inside_forward_is_found_in_its_mean_and_void_passes_give_zeros(ranks: Ranks) -> None:
+    for differences in ranks(2, sharded_models.cross_entropy_in_forward):
+        assert max(differences) < 1e-12
+
+
+def test_gathered_in_bfloat16_outputs_and_gradients_are_float32(ranks: Ranks) -> None:
+    kinds = [{"kind": kind} for kind in ("gpt", "gpt2", "recurrent", "counting")]
+    for kind, by_rank in zip(kinds, ranks.each(2, sharded_models.in_halves, kinds), strict=True):
+        for found in by_rank:
+            assert (found["loss"], found["gradients"]) == ("torch.float32", {"torch.float32"}), kind
+            assert 0 < found["error"] < 0.1, kind
+
+
+@pytest.mark.slow
+def test_blocks_of_torchs_own_classes_are_compiled_too(ranks: Ranks) -> None:
+    ((operations, difference),) = ranks(1, sharded_models.compiled_graphs)
+    assert operations >= 6
+    assert difference < 1e-6
+
+
+def test_running_statistics_stay_float32_where_weights_are_gathered_in_bfloat16(ranks: Ranks) -> None:
+    assert max(ranks(2, sharded_models.normalised)) < 1e-2
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.kernel = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+        self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.small = nn.Parameter(torch.ones(2, dtype=torch.float16))
+
+
+def test_all_that_cannot_be_sharded_is_named_at_once_in_five_lines() -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_unshardable(Odd())
+    said = str(caught.value).splitlines()
+    assert len(said) <= 5
+    assert said[0] == "parallel = fsdp: Odd cannot be sharded as it is"
+    assert said[1].startswith("  scale is a single number without dimension")
+    assert said[2].startswith("  phase holds complex numbers")
+    assert said[3:] == ["  and 2 more like these", "  or use --parallel ddp"]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "weight does not lie row by row in memory"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "several types, float32, float64"),
+    ],
+)
+def test_each_reason_names_the_parameter(part: nn.Module, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        refuse_unshardable(part)
+
+
+def test_blocks_are_gathered_by_themselves_innermost_first_unless_they_share_a_parameter() -> None:
+    inner, outer = nn.Linear(2, 2), nn.Linear(2, 2)
+    block = nn.Sequential(inner, nn.Tanh())
+    tied = nn.Sequential(nn.Linear(2, 2))
+    model = nn.Sequential(block, outer, tied, nn.Tanh())
+    tied[0].weight = outer.weight
+    assert by_themselves(model, [block, inner, tied, model[3], model]) == [inner, block]
+
+
+def test_a_part_that_two_blocks_share_is_gathered_around_both() -> None:
+    shared = nn.Linear(2, 2)
+    blocks = [nn.Sequential(nn.Linear(2, 2), shared) for _ in range(2)]
+    model = nn.Sequential(nn.Sequential(*blocks), nn.Linear(2, 2))
+    assert by_themselves(model, [*blocks, model[0]]) == [model[0]]
+
+
+def test_a_class_has_its_own_name() -> None:
+    assert class_name(Odd()) == "Odd"
+
+
+class Ranked:
+    """A group of four, of which this is the third."""
+
+    def size(self) -> int:
+        return 4
+
+    def rank(self) -> int:
+        return 2
+
+
+def test_rows_lie_as_torch_cuts_them_and_state_lies_as_its_parameter() -> None:
+    rows = Rows((5, 3, 2), 4, 5, Ranked())  # type: ignore[arg-type]
+    chunks = torch.arange(5).chunk(4)
+    assert rows.starts == [int(chunk[0]) for chunk in chunks] + [5] * (5 - len(chunks))
+    shard = Shard(torch.zeros(1, 3, 2), rows, called="kernel")
+    momentum = rows_of_state(shard, torch.zeros(1, 6))
+    assert momentum is not None
+    assert (momentum.shape, momentum.start, momentum.stop) == ((5, 6), 4, 5)
+    assert rows_of_state(shard, torch.zeros(())) is None
+    assert rows_of(torch.zeros(5)) is None
+    assert rows.numbers == 30

@@ -1,0 +1,333 @@
+"""What several ranks agree on, what they refuse, and what they find out about each other. (30 s)"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from identities import world_runs
+from rank_processes import Outcome, Ranks
+from surefoot.distributed.consistency import checksums
+from surefoot.distributed.world import joined
+from surefoot.tracking.jsonl import records
+
+
+def refused(ranks: Ranks, size: int, function: Any, **arguments: Any) -> list[Outcome]:
+    return ranks.outcomes(ranks.start(size, function, **arguments))
+
+
+# --- what is said ------------------------------------------------------------------------------------------------
+
+
+def told() -> list[Any]:
+    world = joined("cpu")
+    own = {"rank": world.rank, "text": "é" * world.rank * 1000, "number": [float("inf"), 0.1]}
+    return [world.gathered(own), world.from_main(own if world.is_main else None)]
+
+
+def test_ranks_tell_each_other_json_of_any_length(ranks: Ranks) -> None:
+    wanted = [{"rank": rank, "text": "é" * rank * 1000, "number": [float("inf"), 0.1]} for rank in range(3)]
+    for gathered, from_main in ranks(3, told):
+        assert gathered == wanted
+        assert from_main == wanted[0]
+
+
+def left_over() -> list[bool]:
+    world = joined("cpu")
+    first = world.mailbox("checkpoint")
+    first.set("1/outcome", "of the first run")
+    world.barrier()
+    second = world.mailbox("checkpoint")
+    found = second.check(["1/outcome"])
+    world.barrier()
+    return [found]
+
+
+def test_what_a_run_left_in_its_mailbox_the_next_one_of_the_process_does_not_find(ranks: Ranks) -> None:
+    assert ranks(2, left_over) == [[False], [False]]
+
+
+def judged_by(*, out: str) -> list[Any]:
+    def judge(outputs: list[Any]) -> dict[str, float]:
+        raise sf.DivergedError("the model's logits are not finite")
+
+    data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
+    split = sf.Split(data, loss=False, outputs=lambda model, batch: [0] * len(batch[0]), judge=judge)
+    run = world_runs.built(out=out, steps=4, evaluate={"judged": split}, evaluate_every="2 steps")
+    run.train()
+    return [run.state.step]
+
+
+@pytest.mark.slow
+def test_what_the_judge_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, judged_by, out=str(tmp_path / "run")) == [[4], [4]]
+
+
+class Counted(world_runs.Augmented):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+
+    def __getitem__(self, sample: int) -> Any:
+        self.read.add(sample)
+        return super().__getitem__(sample)
+
+
+def read_before_the_first_step() -> list[list[int]]:
+    data = Counted()
+    run = world_runs.built(train_data=data, evaluate={})
+    with run:
+        before = sorted(data.read - {0, len(data) // 2, len(data) - 1})  # which are looked at
+        step = next(iter(run))
+        return [before, [int(sample) for part in step.micro_batches for sample in part.ids]]
+
+
+def test_a_rank_reads_only_its_own_micro_batches_ahead(ranks: Ranks) -> None:
+    for before, own in ranks(2, read_before_the_first_step):
+        assert before
+        assert set(before) <= set(own)
+
+
+class Following(world_runs.Net):
+    """With a slow copy of a weight, moved in each pass and no buffer, on which the loss depends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, *inputs: Any) -> Any:
+        logits, mask = super().forward(*inputs)
+        with torch.no_grad():
+            self.slow.lerp_(next(self.parameters()).flatten()[0] + 1, 0.1)
+        return logits * (1 + self.slow.detach().clone()), mask
+
+
+def followed(*, out: str) -> list[Any]:
+    runs = []
+    for place, stop_after in (("whole", None), ("cut", "3 steps"), ("cut", None)):
+        run = world_runs.built(model=Following, out=f"{out}/{place}", steps=6, evaluate={}, stop_after=stop_after)
+        run.train()
+        runs.append([each.tolist() for each in run.state.models["model"].parameters()])
+    return [runs[0] == runs[2], runs[0] != runs[1]]
+
+
+@pytest.mark.slow
+def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, followed, out=str(tmp_path)) == [[True, True]] * 2
+
+
+# --- stopping, saving --------------------------------------------------------------------------------------------
+
+
+def stopped(*, out: str, how: str) -> dict[str, Any]:
+    run = world_runs.built(out=out, steps=500, evaluate={})
+    rank, steps = run.parts.world.rank, 0
+    with run:
+        for step in run:
+            steps = step.index
+            if how == "stop" and step.index == 5 and rank == 1:
+                run.stop()
+            if how == "save" and step.index == 5 and rank == 1:
+                run.save()
+            if how == "save" and step.index == 12:
+                break
+            if how == "signal" and step.index == 5 and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+    return {"steps": steps}
+
+
+@pytest.mark.fast("stop")
+@pytest.mark.parametrize("how", ["stop", "save", "signal"])
+def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: Path, how: str) -> None:
+    out = tmp_path / "run"
+    found = refused(ranks, 2, stopped, out=str(out), how=how)
+    assert [outcome.status for outcome in found] == ([143, 143] if how == "signal" else [0, 0])
+    saved = sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir())
+    match how:
+        case "stop":
+            assert found[0].result == found[1].result
+            assert saved == [0, found[0].result["steps"] + 1]
+            assert saved[1] - 5 <= 4
+        case "save":
+            assert len(saved) == 3
+            assert 6 <= saved[1] <= 8
+        case "signal":
+            assert len(saved) == 2
+            assert 6 <= saved[1] <= 9
+
+
+def limited(*, out: str) -> int:
+    run = world_runs.built(out=out, steps=100_000, evaluate={}, time_limit="2 s" if os.environ["RANK"] == "1" else None)
+    run.train()
+    return run.state.step
+
+
+def test_a_time_limit_that_is_over_on_one_rank_ends_all_at_the_same_step(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(2, limited, out=str(tmp_path / "run"))
+    assert first == second < 100_000
+
+
+def limited_and_scored(*, out: str) -> int:
+    run = world_runs.built(out=out, steps=100_000, evaluate_every="1 steps", time_limit="2 s")
+    run.train()
+    return run.state.step
+
+
+@pytest.mark.slow
+def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.outcomes(ranks.start(2, limited_and_scored, out=str(tmp_path / "run")))
+    assert [outcome.status for outcome in found] == [0, 0]
+    assert found[0].result == found[1].result < 100_000
+
+
+def answering(*, out: str) -> None:
+    run = world_runs.built(out=out, steps=500, evaluate={}, console=True)
+    with run:
+        for step in run:
+            if step.index == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_rank_0_answers_a_signal_and_the_others_in_their_logs(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = refused(ranks, 2, answering, out=str(tmp_path / "run"))
+    assert first.status == second.status == 143
+    answer = "SIGTERM: finishing this step, then saving"
+    assert answer in first.text
+    assert second.text == ""
+    assert answer in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+
+
+def told_on_one(*, out: str) -> None:
+    run = world_runs.built(out=out, steps=500, evaluate={}, console=True)
+    with run:
+        for step in run:
+            if step.index == 5 and run.parts.world.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) -> None:
+    first, _ = refused(ranks, 2, told_on_one, out=str(tmp_path / "run"))
+    assert first.status == 143
+    assert "stopped by SIGTERM on rank 1 at step" in first.text
+
+
+def early(*, out: str) -> dict[str, Any]:
+    stopping = sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=10.0)
+    run = world_runs.built(out=out, steps=100, early_stopping=stopping, evaluate_every="3 steps")
+    run.train()
+    assert run.parts.whole.watch is not None
+    return {"step": run.state.step, "watch": run.parts.whole.watch.state()}
+
+
+def test_early_stopping_and_the_best_are_the_same_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    (alone,) = ranks(1, early, out=str(tmp_path / "alone"))
+    first, second = ranks(2, early, out=str(tmp_path / "run"))
+    assert first == second
+    assert (first["step"], first["watch"]["step"]) == (alone["step"], alone["watch"]["step"]) == (6, 3)
+
+
+# --- who writes what ---------------------------------------------------------------------------------------------
+
+
+def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ranks(2, world_runs.trained, out=str(out), console=True, steps=10)
+    assert [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"] == [5, 10]
+    assert sorted(path.name for path in (out / "logs").iterdir()) == ["rank-1.log"]
+    assert "2 ranks (ddp)" in (out / "logs" / "rank-1.log").read_text()
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def plainly(**changes: Any) -> None:
+    world_runs.built(**changes)
+
+
+@pytest.mark.fast("3-changes0-3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly")
+@pytest.mark.parametrize(
+    ("size", "changes", "said"),
+    [
+        (3, {}, "3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly"),
+        (3, {}, "nearest that can: 2 or 4 ranks"),
+        (3, {"micro_batch_size": None}, "batch_size = 16 cannot be shared evenly by 3 ranks"),
+        (2, {"parallel": "none"}, "each would train a model of its own"),
+        (2, {"parallel": "dpd"}, "one of auto, none, ddp, fsdp"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_before_anything_starts(
+    ranks: Ranks, size: int, changes: dict[str, Any], said: str
+) -> None:
+    outcomes = refused(ranks, size, plainly, **changes)
+    assert [outcome.status for outcome in outcomes] == [1] * size
+    assert said in outcomes[0].text
+
+
+@pytest.mark.slow
+def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
+    settings = {"micro_batch_size": None, "out": str(tmp_path / "run")}
+    ranks(4, world_runs.trained, **settings, stop_after="5 steps")
+    (resumed,) = ranks(1, world_runs.trained, **settings)
+    (alone,) = ranks(1, world_runs.trained, micro_batch_size=4)
+    assert resumed["steps"][0]["samples"] == alone["steps"][5]["samples"]
+
+
+# --- weights that drift apart ------------------------------------------------------------------------------------
+
+
+def spoiled() -> None:
+    run = world_runs.built(log_every="2 steps", compare_ranks_every="4 steps", evaluate={})
+    with run:
+        for step in run:
+            if step.index == 4 and run.parts.world.rank == 1:
+                with torch.no_grad():
+                    run.state.models["model"].get_parameter("hidden.weight")[0, 0] += 1e-3
+
+
+def diverging(*, out: str) -> None:
+    world_runs.built(out=out, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps").train()
+
+
+@pytest.mark.slow
+def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+    refused(ranks, 2, diverging, out=str(tmp_path / "run"))
+    kept = sorted(path.name for path in (tmp_path / "run" / "crash").iterdir())
+    assert kept == ["step-00000006-rank-1.json", "step-00000006.json", "step-00000006.txt"]
+
+
+def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:
+    first, second = refused(ranks, 2, spoiled)
+    assert first.status == second.status == 1
+    assert "after step 8 rank 1 holds other weights than rank 0: hidden.weight is the first" in first.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+def test_any_number_that_differs_changes_the_checksum(dtype: torch.dtype) -> None:
+    held = torch.ones(3, 2, dtype=dtype)
+    other = held.clone()
+    other[1, 1] = 0
+    assert checksums({"a": held}) != checksums({"a": other})
+    assert checksums({"a": held.T}) == checksums({"a": held})
+
+
+def test_a_module_built_outside_the_seed_is_the_same_on_all_ranks(ranks: Ranks) -> None:
+    first, second = ranks(2, handed_over)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def handed_over() -> torch.Tensor:
+    torch.manual_seed(1000 + int(os.environ["RANK"]))
+    run = world_runs.built(model=world_runs.Net().double(), steps=3)
+    run.train()
+    return run.state.models["model"].get_parameter("hidden.weight").detach()

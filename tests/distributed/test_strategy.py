@@ -1,0 +1,85 @@
+"""How several processes work together, as a setting: what it means, and what is refused. (1 s)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.config import parallel
+from surefoot.config.parallel import Sharding, Strategy, strategy_for, strategy_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "meant"),
+    [
+        ("auto", 1, ("none", "last")),
+        ("auto", 2, ("ddp", "last")),
+        ("ddp", 1, ("ddp", "last")),
+        ("fsdp", 1, ("fsdp", "every")),
+        ("none", 1, ("none", "last")),
+    ],
+)
+def test_auto_is_ddp_among_several_and_fsdp_alone_adds_up_with_every_micro_batch(
+    kind: Any, ranks: int, meant: tuple[str, str]
+) -> None:
+    found = strategy_for(kind, ranks=ranks)
+    assert (found.kind, found.synchronise) == meant
+
+
+OTHER: dict[str, Any] = {
+    "synchronise": "every",
+    "unused": True,
+    "blocks": ("head",),
+    "reshard": False,
+    "offload": True,
+    "gather": "bf16",
+    "replicas": 2,
+}
+
+
+def test_every_setting_is_tried_here() -> None:
+    assert OTHER.keys() == vars(Sharding()).keys()
+
+
+@in_one
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("kind", parallel.KINDS)
+def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: str) -> None:
+    given = Sharding(**{name: OTHER[name]})
+    of_both = name in ("synchronise", "unused")
+    if kind == "fsdp" or (of_both and kind != "none"):
+        for ranks in (
+            (2, 4) if name == "replicas" else (1, 2)
+        ):  # the same settings, whatever number of processes is there
+            assert vars(strategy_for(strategy_of(kind, given), ranks=ranks))[name] == OTHER[name]
+        return
+    with pytest.raises(sf.ConfigError, match=f"^sharding.{name} = .*, and parallel is {kind}") as refused:
+        strategy_for(strategy_of(kind, given), ranks=1)
+    assert ("several processes" in str(refused.value)) == of_both
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(sf.ConfigError) as refused:
+        Strategy(kind="dpd", synchronise="never", gather="fp8", replicas=0)  # type: ignore[arg-type]
+    assert [line.split(" = ")[0] for line in str(refused.value).splitlines()[:4]] == [
+        "parallel",
+        "synchronise",
+        "gather",
+        "replicas",
+    ]
+
+
+def test_replicas_that_do_not_divide_the_ranks_are_refused_with_numbers_that_do() -> None:
+    assert strategy_for(sf.fsdp(replicas=3), ranks=6).replicas == 3
+    with pytest.raises(
+        sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*sharding.replicas 3, or 8 ranks"
+    ):
+        strategy_for(sf.fsdp(replicas=4), ranks=6)
+
+
+def test_several_processes_without_a_strategy_are_refused() -> None:
+    with pytest.raises(sf.ConfigError, match="each would train a model of its own"):
+        strategy_for("none", ranks=2)

@@ -1,0 +1,233 @@
+"""Sampling: what it draws, and that training cannot notice it; 1 second."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from in_one import in_one
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.generate.sampling import sample, samples, stream
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
+from surefoot.seeding import fold
+
+VOCABULARY = 5
+CHANCES = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+
+
+class Fixed(nn.Module):
+    """The same chances whatever came before; remembers what it was called with, and draws as dropout would."""
+
+    def __init__(self, logits=None):
+        super().__init__()
+        self.logits = nn.Parameter(CHANCES.log() if logits is None else logits)
+        self.frozen, self.dropout = nn.Dropout(0.5).eval(), nn.Dropout(0.5)
+        self.seen, self.modes = [], set()
+
+    def forward(self, tokens_BT):
+        self.seen.append(tokens_BT.tolist())
+        self.modes.add((self.training, self.dropout.training, torch.is_grad_enabled()))
+        random.random()
+        np.random.random()
+        torch.rand(1)
+        return self.logits.clamp(min=-50).expand(*tokens_BT.shape, VOCABULARY)
+
+
+def draw(model=None, tokens=(0,), **options):
+    settings = {"count": 20, "context": 4, **options}
+    return sample(model or Fixed(), list(tokens), **settings)
+
+
+def test_result_starts_with_the_prompt_and_is_count_longer():
+    drawn = draw(tokens=[3, 1, 2], count=7)
+    assert (drawn[:3], len(drawn)) == ([3, 1, 2], 10)
+
+
+def test_prompt_may_be_a_tensor():
+    assert draw(tokens=[3, 1]) == sample(Fixed(), torch.tensor([3, 1]), count=20, context=4)
+
+
+def test_same_seed_draws_the_same_tokens_whatever_the_global_generators_hold():
+    torch.manual_seed(1)
+    first = draw(seed=8)
+    torch.manual_seed(2)
+    assert draw(seed=8) == first
+
+
+def test_other_seeds_draw_other_tokens():
+    assert len({tuple(draw(seed=seed)) for seed in range(8)}) > 1
+
+
+def test_temperature_zero_takes_the_likeliest():
+    assert draw(temperature=0) == [0] * 21
+
+
+@pytest.mark.parametrize("likeliest", range(VOCABULARY))
+def test_top_k_of_one_takes_the_likeliest(likeliest):
+    logits = torch.zeros(VOCABULARY)
+    logits[likeliest] = 1.0
+    assert draw(Fixed(logits), top_k=1) == [0] + [likeliest] * 20
+
+
+def test_top_k_leaves_k_tokens_even_where_all_are_equally_likely():
+    assert len(set(draw(Fixed(torch.zeros(VOCABULARY)), count=200, top_k=2)[1:])) == 2
+
+
+def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
+    assert set(draw(count=400, top_k=99)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))])
+def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
+    drawn = torch.tensor(draw(count=4000, temperature=temperature)[1:])
+    expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)
+    found = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
+    assert (found - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5  # four standard errors of a fraction
+
+
+def test_tiny_temperature_does_not_overflow():
+    assert draw(Fixed(torch.tensor([1e30, 0.0, 0.0, 0.0, 0.0])), temperature=1e-10) == [0] * 21
+
+
+def test_model_sees_at_most_context_tokens_and_goes_on_from_half_of_them():
+    model = Fixed()
+    drawn = draw(model, tokens=[1, 2, 3], count=6, context=4)
+    shown = [(0, 3), (0, 4), (3, 5), (3, 6), (3, 7), (6, 8)]
+    assert model.seen == [[drawn[first:end]] for first, end in shown]
+
+
+def test_of_a_prompt_longer_than_the_context_the_model_sees_its_end():
+    model = Fixed()
+    draw(model, tokens=[0, 1, 2, 3, 4], count=1, context=3)
+    assert model.seen == [[[2, 3, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "left"), [(0.01, {0}), (0.5, {0}), (0.51, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})]
+)
+def test_top_p_leaves_the_likeliest_that_together_reach_it(top_p, left):
+    """Chances of 0.5, 0.3, 0.15, 0.05 and 0."""
+    assert set(draw(count=600, top_p=top_p)[1:]) == left
+
+
+def test_nothing_is_drawn_after_the_end():
+    drawn = draw(count=400, end=1)
+    assert 1 not in drawn
+    assert len(drawn) < 401
+
+
+def test_a_stream_gives_the_tokens_of_sample_one_by_one():
+    assert list(stream(Fixed(), [3, 1], count=20, context=4)) == sample(Fixed(), [3, 1], count=20, context=4)[2:]
+
+
+def gpt(family="modern", **changes):
+    torch.manual_seed(3)
+    model = GPT(GPTShape(layers=2, heads=2, width=16, context=12, vocabulary=20, family=family, **changes))
+    for parameter in model.parameters():  # as if it had been trained
+        nn.init.normal_(parameter, std=0.3)
+    return model.double()
+
+
+every_kind = pytest.mark.parametrize(
+    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": True, "ngrams": 4, "ngram_rows": 50}], ids=str
+)
+
+
+@every_kind
+@pytest.mark.parametrize("prompt", [[3], list(range(11)), list(range(15))], ids=len)
+def test_a_cache_changes_no_token_even_past_the_context(kind, prompt):
+    settings = {"count": 40, "context": 12, "temperature": 0.9, "seed": 4}
+    assert sample(gpt(**kind), prompt, caching=True, **settings) == sample(gpt(**kind), prompt, **settings)
+
+
+@every_kind
+def test_logits_through_a_cache_are_those_without(kind):
+    model, tokens_BT = gpt(**kind).eval(), torch.randint(20, (3, 12))
+    cache = model.new_cache(3)
+    parts = [model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BT), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+def test_prompts_together_give_the_same_texts_as_each_alone(batch_size, caching):
+    prompts = [[1, 2, 3], [4], [5, 6, 7], [8, 9], [10, 11, 12], [13]]
+    settings = {"count": 20, "context": 12, "temperature": 0.9, "end": 0, "seed": 4, "caching": caching}
+    together = samples(gpt(), prompts, batch_size=batch_size, **settings)
+    expected = [sample(gpt(), prompt, **(settings | {"seed": fold(4, place)})) for place, prompt in enumerate(prompts)]
+    assert together == expected
+    assert len({len(text) for text in together}) > 1  # some ended earlier
+
+
+def test_model_runs_in_evaluation_mode_without_gradients():
+    model = Fixed().train()
+    draw(model)
+    assert model.modes == {(False, False, False)}
+
+
+def test_every_module_is_left_in_the_mode_it_was_in():
+    model = Fixed().train()
+    model.frozen.eval()
+    draw(model)
+    assert (model.training, model.dropout.training, model.frozen.training) == (True, True, False)
+
+
+def test_modes_are_left_as_found_when_the_model_fails():
+    model = Fixed(torch.full((VOCABULARY,), float("nan"))).train()
+    with pytest.raises(DivergedError, match="not finite"):
+        draw(model)
+    assert model.training
+
+
+def test_global_generators_are_left_as_found():
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    draw()
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tokens": []}, "no token"),
+        ({"count": -1}, "count = -1"),
+        ({"context": 0}, "context = 0"),
+        ({"temperature": -0.5}, "temperature = -0.5"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"top_k": 0}, "top_k = 0"),
+        ({"top_p": 0.0}, "top_p = 0"),
+        ({"top_p": 1.5}, "top_p = 1.5"),
+        ({"seed": -1}, "seed = -1"),
+        ({"seed": 1 << 64}, "seed = 18446744073709551616"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(options, named):
+    with pytest.raises(ConfigError, match=named):
+        draw(**options)
+
+
+def test_all_wrong_settings_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)count = -1.*top_k = 0"):
+        draw(count=-1, top_k=0)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_no_prompt_is_refused(batch_size):
+    """It would never come to an end."""
+    with pytest.raises(ConfigError, match=f"batch_size = {batch_size}"):
+        samples(Fixed(), [[0]], count=2, context=8, batch_size=batch_size)
+
+
+def test_a_stream_refuses_its_settings_before_it_is_read():
+    with pytest.raises(ConfigError, match="temperature = -1"):
+        stream(Fixed(), [0], count=2, context=8, temperature=-1)
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-300, 5e-324])
+def test_the_coldest_temperatures_take_the_likeliest(temperature):
+    assert draw(temperature=temperature) == draw(temperature=0)

@@ -1,0 +1,97 @@
+"""What a schedule comes to over a run, against closed forms; 1 second."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.config.durations import Length
+from surefoot.plan import schedule_plot
+from surefoot.plan.schedule_plot import Trace, table, traced
+from surefoot.schedules.curves import SHAPES
+from surefoot.schedules.lr_schedule import Joined, Schedule
+
+
+def of_steps(steps: int) -> Length:
+    return Length(steps=steps, samples_per_epoch=1, batch_size=1)
+
+
+def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
+    (found,) = traced({"it": schedule}, of_steps(steps))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "mean"),
+    [
+        (sf.constant(), 1.0),
+        (sf.linear(), (1000 + 1) / 2 / 1000),  # 1, 0.999, ..., 0.001
+        (sf.linear(floor=0.5), 0.75),
+        (sf.warmup_cosine(), (1000 + 1) / 2 / 1000),  # half a cosine is odd about its middle, as a line is
+        (sf.constant(99), (99 * 50 / 100 + 901) / 1000),  # 0.01, 0.02, ..., 0.99
+        (sf.step_decay(drops=("50%",), drop_factor=0.25), 0.625),
+        (sf.join(sf.constant(), sf.linear(floor=0.5)), (500 + 375) / 1000),
+    ],
+)
+def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: float) -> None:
+    assert trace(schedule).mean == pytest.approx(mean, rel=1e-12)
+
+
+@in_one
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("steps", [7, 200])
+def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, steps: int) -> None:
+    schedule = Schedule(shape, warmup=2)  # type: ignore[arg-type]  # the shapes are those that there are
+    factor = schedule.factors(of_steps(steps))
+    factors = [factor(step) for step in range(steps)]
+    found = trace(schedule, steps)
+    peak = factors.index(max(factors))
+    later = factors[peak:]
+    assert found.peak == (peak, max(factors))
+    assert found.lowest == (peak + later.index(min(later)), min(later))
+    assert found.mean == pytest.approx(math.fsum(factors) / steps, rel=1e-12)
+    assert found.warmup == 2
+
+
+def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = sf.warmup_cosine("3%", floor=0.1)
+    whole = trace(schedule, 99_991)
+    monkeypatch.setattr(schedule_plot, "_LOOKED_AT", 1000)
+    few = trace(schedule, 99_991)
+    assert len(few.steps) <= 1002 < len(whole.steps)
+    assert (few.peak, few.lowest, few.warmup) == (whole.peak, whole.lowest, whole.warmup)
+    assert few.mean == pytest.approx(whole.mean, rel=2e-3)
+
+
+def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() -> None:
+    found = traced({"flat": sf.constant(), "linear": sf.linear(10, floor=0.5)}, of_steps(100))
+    lines = table(found, rate=0.02).splitlines()
+    assert lines[0].split() == ["schedule", "warm-up", "ends", "peak", "lowest", "mean", "factor"]
+    assert lines[1].split() == ["flat", "none", "0.02,", "step", "0", "0.02,", "step", "0", "1.000"]
+    assert lines[2].split()[:10] == [
+        "linear",
+        "step",
+        "10",
+        "0.02,",
+        "step",
+        "10",
+        "0.01,",
+        "step",
+        "99",
+        lines[2][-5:],
+    ]
+    assert "1, step 0" in table(found)
+
+
+def test_all_schedules_that_do_not_fit_are_named() -> None:
+    with pytest.raises(sf.ConfigError) as refused:
+        traced(
+            {"one": sf.constant(30), "two": sf.linear(), "three": sf.warmup_stable_decay(15, cooldown=10)}, of_steps(20)
+        )
+    said = [line.partition(":")[0] for line in str(refused.value).splitlines() if not line.startswith(" ")]
+    assert said == ["one", "three"]

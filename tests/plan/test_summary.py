@@ -1,0 +1,445 @@
+"""`surefoot plan`: its numbers against closed forms, that it trains and writes nothing, and the loss contract; 3 seconds."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import small_runs
+import surefoot as sf
+from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean, tokens
+from rank_processes import Ranks
+from surefoot.cli.main import main
+from surefoot.distributed.world import planned_for
+from surefoot.plan import measure, summary
+from surefoot.train import scorer
+from surefoot.train.loss_contract import loss_contract
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def run_of(**changes: Any) -> sf.Run:
+    generator = torch.Generator().manual_seed(0)
+    settings: dict[str, Any] = {
+        "model": mlp,
+        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        "train_data": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "batch_size": 40,
+        "micro_batch_size": 10,
+        "length": "12 epochs",
+        "optimizer": sf.adamw(lr=1e-2, weight_decay=0.1),
+        "schedule": sf.warmup_cosine("10%", floor=0.1),
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def said(run: sf.Run) -> str:
+    return "\n".join(str(section) for section in summary.sections(run.parts))
+
+
+def test_parameters_add_up_by_module_and_by_group() -> None:
+    text = said(run_of())
+    words = [line.split() for line in text.splitlines()]
+    assert ["0", "Linear", "2,112"] in words
+    assert ["2", "Linear", "650"] in words
+    assert ["all", "2,762"] in words
+    assert "group 0: 2 tensors, 2,688 numbers, lr 0.01, weight decay 0.1" in text
+    assert "group 1: 2 tensors, 74 numbers, lr 0.01, weight decay 0" in text
+
+
+def test_the_split_between_muon_and_adamw_is_printed() -> None:
+    model = lambda: sf.models.GPT(sf.models.GPTShape(layers=3, heads=2, width=8, context=8, vocabulary=16))  # noqa: E731
+    run = run_of(model=model, optimizer=sf.muon(1e-2, adamw_lr=1e-3), loss=None)
+    lines = summary.parameters_by_group(run.parts)
+
+    assert lines[1].endswith(
+        "lr 0.01, weight decay 0.1, by Muon: blocks.0-2.attention.qkv.weight, blocks.0-2.attention.out.weight, "
+        "blocks.0-2.mlp.up.weight, blocks.0-2.mlp.down.weight"
+    )
+    assert lines[2].endswith("lr 0.001, weight decay 0.1, by AdamW: head.weight")
+    assert "by AdamW: embedding.weight, norm.weight" in lines[3]
+
+
+def test_batches_steps_and_passes_are_those_of_the_run() -> None:
+    text = said(run_of())
+    assert "40 samples a step = 1 rank x 4 micro-batches x 10" in text
+    assert "200 samples a pass = 5.00 steps; 60 steps = 12.00 passes" in text
+    assert "40 targets a step" in text
+
+
+def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
+    with planned_for(2):
+        parts = small_runs.build(None, micro_batch_size=None).parts
+    whole = parts.supply.sizes.batch_size
+    assert (
+        summary.batch_arithmetic(parts, None)[0] == f"{whole} samples a step = 2 ranks x 1 micro-batch x {whole // 2}"
+    )
+
+
+def test_targets_are_those_that_the_loss_counts() -> None:
+    data = tokens(12, seed=0)
+    run = run_of(
+        model=lambda: nn.Linear(FEATURES, CLASSES),
+        loss=counted_mean,
+        train_data=data,
+        batch_size=12,
+        micro_batch_size=12,
+    )
+    assert f"{counted_targets(data)} targets a step" in said(run)
+
+
+def test_learning_rates_are_those_of_the_schedule() -> None:
+    factors = run_of().parts.task.factors
+    lines = summary.learning_rates(run_of().parts)
+    assert lines[0] == "cosine, warmup 6, floor 0.1"
+    found = {line.split()[0]: (int(line.split()[2]), float(line.split()[3])) for line in lines[1:]}
+    assert {name: step for name, (step, _) in found.items()} == {"first": 0, "fastest": 6, "middle": 30, "last": 59}
+    for step, rate in found.values():
+        assert rate == pytest.approx(1e-2 * factors(step), rel=1e-3)
+
+
+def test_memory_is_that_of_weights_gradients_state_and_what_the_backward_pass_holds() -> None:
+    text = said(run_of())
+    assert "weights 11 kB, gradients 11 kB, optimizer 22.1 kB" in text
+    small, large = (
+        measure.measure(run_of(micro_batch_size=size, batch_size=40).parts).activation_bytes for size in (10, 40)
+    )
+    # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8 bytes; and the sums
+    assert small >= 10 * (32 + 64 + 10) * 4
+    assert large == pytest.approx(4 * small, rel=0.05)
+    assert "known after its first step" in said(run_of(optimizer=lambda groups: torch.optim.Rprop(groups, lr=0.1)))
+    assert "averages 11 kB" in said(run_of(ema=0.9))
+
+
+def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    run = small_runs.build(tmp_path / "run")
+    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    said(run)
+    assert loss_contract(run.parts)[0]
+    after = run.state.models["model"].state_dict()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == generators  # type: ignore[index]
+    assert all(parameter.grad is None for parameter in run.state.parameters)
+    assert run.state.models["model"].training
+    assert list(tmp_path.iterdir()) == []
+    run.train()
+    plain = small_runs.build(None)
+    plain.train()
+    weights, expected = (each.state.models["model"].state_dict() for each in (run, plain))
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+def test_a_run_that_is_there_already_is_said_to_go_on_or_not(tmp_path: Path) -> None:
+    small_runs.build(tmp_path / "run", stop_after="4 steps").train()
+    assert "holds this run at step 4: train goes on from there" in said(small_runs.build(tmp_path / "run"))
+    another = said(small_runs.build(tmp_path / "run", seed=5))
+    assert "holds a run that train would not go on with" in another
+    assert "seed was" in another
+
+
+def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    lines = summary.parameters_by_module({"a": tied(), "b": tied()})
+    numbers = [int(line.split()[-1].replace(",", "")) for line in lines]
+    assert sum(numbers[:-1]) == numbers[-1] == 30
+
+
+def test_the_fastest_step_of_a_long_run_is_found() -> None:
+    run = run_of(length="1000003 steps", schedule=sf.one_cycle("30%"))
+    (line,) = [line for line in summary.learning_rates(run.parts) if line.startswith("fastest")]
+    assert line.split() == ["fastest", "step", "300,001", "0.01"]
+
+
+# --- the loss contract -------------------------------------------------------------------------------------------------
+
+
+def summed(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "count", "holds"),
+    [
+        (plain_mean, counted_targets, True),
+        (counted_mean, None, True),
+        (plain_mean, None, False),  # a mean over targets, counted as one over samples
+    ],
+)
+def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(loss: Any, count: Any, holds: bool) -> None:
+    run = run_of(
+        model=lambda: nn.Linear(FEATURES, CLASSES),
+        loss=loss,
+        count=count,
+        train_data=tokens(12, seed=0),
+        batch_size=12,
+        micro_batch_size=12,
+    )
+    found, words = loss_contract(run.parts)
+    assert found == holds
+    assert holds or "Run(count=lambda batch: ...)" in words
+
+
+def test_a_sum_is_no_mean() -> None:
+    assert loss_contract(run_of(loss=summed).parts)[0] is False
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 10])
+def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) -> None:
+    class Texts:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, sample: int) -> Any:
+            return {"x": torch.full((32,), float(sample)), "label": sample % 10}
+
+    run = run_of(
+        train_data=Texts(),
+        collate=lambda rows: [rows],
+        count=lambda batch: len(batch[0]),
+        micro_batch_size=micro_batch_size,
+        loss=lambda model, batch: model(torch.stack([row["x"] for row in batch[0]])).square().mean(),
+    )
+    holds, words = loss_contract(run.parts)
+    assert holds
+    assert words.startswith("not checked")
+
+
+class Normalised(nn.Sequential):
+    """Batch statistics and dropout, of which a check in evaluation mode knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def contrastive(model: Any, batch: Any) -> Tensor:
+    """Each sample is told from all others of its batch."""
+    outputs = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(outputs @ outputs.T / 0.1, torch.arange(len(outputs)))
+
+
+def noisy(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0] + torch.randn_like(batch[0])), batch[1])
+
+
+def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+    """What the start of a run says of the contract."""
+    run_of(**({"console": True, "length": "2 steps", "precision": "fp32"} | changes)).train()
+    lines = capsys.readouterr().out.splitlines()
+    of_contract = [
+        place for place, line in enumerate(lines) if line.startswith(("loss    contract", "warning: the loss"))
+    ]
+    return "\n".join(lines[of_contract[0] : of_contract[0] + 4]) if of_contract else ""
+
+
+def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(loss=contrastive)
+    model, inputs = run.state.models["model"], run.parts.supply.again(0)[0].batch[0]
+    with torch.no_grad():
+        whole = float(contrastive(model, (inputs, None)))
+        halves = sum(float(contrastive(model, (half, None))) for half in inputs.split(5)) / 2
+    assert whole > 2 * halves
+    text = started(capsys, loss=contrastive)
+    assert text.startswith(
+        f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
+    )
+    assert "count=lambda batch" in text
+    assert "leave micro_batch_size out" in text
+
+
+@pytest.mark.parametrize("loss", [contrastive, None])
+def test_a_batch_that_is_not_cut_has_no_contract(loss: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(capsys, micro_batch_size=None, **({} if loss is None else {"loss": loss})) == ""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_batch_statistics_and_dropout_break_no_contract(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(capsys, model=Normalised, precision=precision).startswith("loss    contract holds: ")
+
+
+def test_a_loss_that_draws_in_evaluation_mode_too_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not checked: the loss draws random numbers" in started(capsys, loss=noisy)
+    assert loss_contract(run_of(loss=noisy).parts)[0]
+
+
+def test_the_contract_is_looked_at_once_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"out": tmp_path / "run", "length": "3 steps", "console": True}
+    run_of(**settings, stop_after="2 steps").train()
+    assert "loss    contract holds" in capsys.readouterr().out
+    run_of(**settings).train()
+    assert "loss    contract" not in capsys.readouterr().out
+
+
+def test_looking_at_the_contract_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = 0
+
+    def counted(model: Any, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        batch[0].mul_(2)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    assert started(capsys, loss=counted).startswith("loss    contract holds: ")
+    assert calls == 2 * 4
+
+
+class Remembers(nn.Linear):
+    """A pass moves a parameter, a persistent buffer and another, in evaluation mode too; the loss depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 10)
+        self.teacher = nn.Parameter(torch.zeros(10), requires_grad=False)
+        self.register_buffer("calls", torch.ones(()))
+        self.register_buffer("last", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher += self.calls
+            self.calls += 1
+            self.last += 1
+        return super().forward(x) / self.last + self.teacher / self.calls
+
+
+def test_looking_at_the_contract_changes_neither_weights_nor_buffers(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[list[float]] = []
+
+    def noting(model: Any, batch: Any) -> Tensor:
+        seen.append([float(model.teacher[0]), float(model.calls), float(model.last)])
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    assert started(capsys, model=Remembers, loss=noting).startswith("loss    contract holds: ")
+    assert len(seen) == 2 * 4, "what was noted before the first step was put back too"
+    assert seen[0] == [0.0, 1.0, 1.0]
+
+
+def begun_on_ranks(out: str) -> str:
+    import contextlib
+    import io
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        run_of(loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, out=out).train()
+    return text.getvalue()
+
+
+def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(2, begun_on_ranks, out=str(tmp_path / "run"))
+    assert "warning: the loss of a batch is" in first
+    assert "(counting 10 and 10)" in first
+    assert second == ""
+
+
+# --- on the command line -----------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch
+import torch.nn.functional as F
+import surefoot as sf
+
+def build():
+    data = torch.arange(40.0)[:, None], torch.arange(40.0)[:, None]
+    def loss(model, batch):
+        return F.mse_loss(model(batch[0]), batch[1], reduction="REDUCTION")
+    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=8, length="3 steps",
+                  optimizer=sf.adamw(lr=0.1), out="runs/a")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def test_a_program_without_settings_is_planned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("program.py").write_text(PROGRAM.replace("REDUCTION", "mean"))
+    main(["plan", "program.py:build"])
+    text = capsys.readouterr().out
+    assert "parameters by module" in text
+    assert "loss contract\n  holds" in text
+    assert not Path("runs").exists()
+
+
+def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("program.py").write_text(PROGRAM.replace("REDUCTION", "sum"))
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "program.py:build"])
+    assert end.value.code == 2
+    assert "count=lambda batch" in capsys.readouterr().err
+
+
+def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 400)
+    Path("mine.toml").write_text('length = "7 steps"\n')
+    flags = ["--data.path=text.txt", "--data.held-out-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
+    main(["plan", "gpt", "--config", "mine.toml", *flags])
+    lines = capsys.readouterr().out.splitlines()
+    assert "  length = '7 steps'  [file]" in lines
+    assert "  data.tokenizer = 'characters'  [preset]" in lines
+    assert "  model.context = 32  [flag]" in lines
+    assert "  seed = 0  [default]" in lines
+    assert sorted(path.name for path in here.iterdir()) == ["mine.toml", "text.txt"]
+
+
+def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[int]()
+    monkeypatch.setattr(scorer, "perf_counter", lambda: 0.05 * len(seen))  # 50 ms a batch
+
+    def slow(model: Any, batch: Any) -> sf.Mean:
+        seen.append(int(batch[0][0, 0]))
+        return sf.Mean(torch.zeros(()), len(batch[0]))
+
+    splits = {"often": sf.Split(data, scores=slow, batch_size=10), "once": sf.Split(data, scores=slow, at_end=True)}
+    run = run_of(evaluate=splits, evaluate_every="3 epochs")
+    assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
+    assert seen == [30, 100, 160]
+    text = said(run)
+    assert "about 1 s an evaluation of often, 4 s for 4 of them (measured with a few batches)" in text
+    assert "for once, scored once, at the end" in text
+
+
+def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
+    def right(model: Any, batch: Any) -> float:
+        return 0.5
+
+    split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), scores=right)
+    with pytest.raises(sf.ConfigError, match=r"the score 'right' returned a float.*\n  return surefoot\.Mean"):
+        said(run_of(evaluate={"held-out": split}))
+
+
+def test_a_plan_says_which_data_these_are() -> None:
+    about = ["text of somebody", "a tenth of it is held out"]
+    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(run_of(about_data=about))
+
+
+def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("the cat sat on the mat; " * 500)
+    main(["plan", "gpt", "--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--cloze-questions=0"])
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("data") + 1
+    assert lines[first : first + 2] == [
+        "  text of text.txt",
+        "  1 file, 12,000 characters; 5.0% of them are held out: the end of it",
+    ]
+    assert lines[first + 2].endswith("tokens to train on, 601 held out; 257 different ones in the vocabulary")

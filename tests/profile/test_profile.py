@@ -1,0 +1,428 @@
+"""Where a step goes: phases that add up, arithmetic by closed forms, memory, and gains that are there; 6 seconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import small_runs
+import surefoot as sf
+from in_one import in_one
+from surefoot.cli.main import main
+from surefoot.models.gpt import GPT
+from surefoot.models.gpt_layers import GPTShape
+from surefoot.profile.ab_timing import Tried, interval, ranked, tried
+from surefoot.profile.flops import Flops, counted
+from surefoot.profile.memory_timeline import gradients_seen, memory_line
+from surefoot.profile.result import _suggestion
+from surefoot.profile.trace import profiled
+from surefoot.profile.variants import NAMES, stepping, variants
+from surefoot.run.unchanged import unchanged
+from waiting import HANG_S, LogicalClock
+
+
+def slept(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+class Slow(nn.Module):
+    """A layer that takes its time, forward and back."""
+
+    def __init__(self, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.layer, self.forward_s, self.backward_s = nn.Linear(small_runs.FEATURES, 3), forward_s, backward_s
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        slept(self.forward_s)
+        outputs: Tensor = self.layer(inputs)
+        if outputs.requires_grad:
+            outputs.register_hook(lambda _: slept(self.backward_s))  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class SlowlyRead(small_runs.Augmented):
+    """Samples of which each takes a moment."""
+
+    def __init__(self, each_s: float = 0.004) -> None:
+        super().__init__()
+        self.each_s = each_s
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
+        slept(self.each_s)
+        return super().__getitem__(sample)
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        slept(0.03)
+        return super().step(closure)
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    slept(0.012)
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def plain(**changes: Any) -> sf.Run:
+    """A run without anything that could be slow."""
+    data = small_runs.Augmented()
+    settings: dict[str, Any] = {
+        "train_data": (data.inputs, data.labels),
+        "evaluate": {},
+        "early_stopping": None,
+        "ema": None,
+        "precision": "fp32",
+    }
+    return small_runs.build(None, **(settings | changes))
+
+
+def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = plain(
+        model=lambda: Slow(0.003, 0.006),
+        loss=loss,
+        train_data=SlowlyRead(),
+        micro_batch_size=8,
+        optimizer=lambda groups: SlowSGD(groups, lr=0.1),
+    )
+    with unchanged(run) as parts:
+        steps = stepping(parts)
+        clock = LogicalClock()
+        steps.watch.now = clock
+        monkeypatch.setattr(time, "sleep", clock.advance)
+        laps = [steps.make() for _ in range(3)]
+    planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
+    for lap in laps[1:]:  # the first reads one batch ahead
+        assert {name: seconds for name, seconds in lap.items() if seconds} == pytest.approx(planted)
+    assert steps.watch.stack == []  # each phase that was begun was ended
+    assert clock() == pytest.approx(sum(sum(lap.values()) for lap in laps))
+
+
+@pytest.fixture(scope="module")
+def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.profile.Profile, Path]:
+    """A profile of a run that waits for its samples, with its files."""
+    place = tmp_path_factory.mktemp("profile")
+    run = plain(train_data=SlowlyRead(), batch_size=4, micro_batch_size=4)
+    return sf.profile.measure(run, what="slow", out=place, steps=8, tries=("precision",), peak=1e10, limit_s=3.0), place
+
+
+def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
+    phases = of_slow_data[0].phases
+    assert phases.seconds["waiting"] > 4 * 0.004
+    assert phases.share("waiting") > 0.5
+    assert math.isclose(sum(phases.seconds.values()), phases.step_s)
+    assert phases.low_s <= phases.step_s <= phases.high_s
+
+
+@pytest.mark.timing
+def test_workers_are_found_to_help_where_samples_are_slow() -> None:
+    run = plain(train_data=SlowlyRead(0.015), batch_size=4, micro_batch_size=4)
+    with unchanged(run) as parts:
+        base = stepping(parts)
+        (two,) = [variant for variant in variants(parts, ["workers"]) if variant.workers == 2]
+        found = tried(two, base, limit_s=0.0)
+    assert found.problem is None
+    assert found.flag == "--workers 2"
+    assert found.speedup > 1.2  # two sleep at the same time
+
+
+def test_what_is_written_can_be_read(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
+    found, place = of_slow_data
+    with gzip.open(place / "trace.json.gz", "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {f"surefoot: {phase}" for phase in ("waiting", "forward", "loss", "backward", "optimizer")} <= names
+    held = json.loads((place / "profile.json").read_text())
+    assert held["phases"]["seconds"] == found.phases.seconds
+    assert held["mfu"] == found.flops.model / found.phases.step_s / 1e10
+    text = (place / "profile.txt").read_text()
+    assert text == f"{found}\n"
+    assert max(map(len, text.partition("written")[0].splitlines())) <= 100
+    assert "waiting for data" in text
+    assert (place / "memory.svg").read_text().startswith("<?xml")
+    assert sorted(path.name for path in place.iterdir()) == sorted(Path(name).name for name in found.files)
+
+
+def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
+    def trained(*, profiled: bool) -> sf.Run:
+        run = small_runs.build(None, length="4 steps", precision="fp32")
+        if profiled:
+            sf.profile.measure(
+                run,
+                steps=4,
+                tries=[name for name in NAMES if name not in ("compile", "workers")],
+                peak=1e9,
+                limit_s=0.5,
+            )
+        run.train()
+        return run
+
+    one, other = trained(profiled=True), trained(profiled=False)
+    torch.testing.assert_close(
+        {**one.state.models["model"].state_dict()}, {**other.state.models["model"].state_dict()}, rtol=0, atol=0
+    )
+    (first,), (second,) = one.state.trained.values(), other.state.trained.values()
+    states = [[*held.optimizer.state_dict()["state"].values()] for held in (first, second)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def flops(run: sf.Run) -> Flops:
+    with unchanged(run) as parts:
+        micro_batches = list(parts.supply.again(0))
+        return counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
+
+
+def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
+    run = plain(model=lambda: nn.Linear(small_runs.FEATURES, 3), loss=small_runs.loss)
+    once = 2 * 8 * small_runs.FEATURES * 3  # backward: the weights' gradient alone, the inputs have none
+    assert flops(run) == Flops({"forward": once, "backward": once}, again=0)
+
+
+SHAPE = GPTShape(layers=3, heads=2, width=16, context=32, vocabulary=50)
+
+
+def gpt(shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
+    tokens = torch.randint(shape.vocabulary, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
+    settings: dict[str, Any] = {
+        "model": lambda: GPT(shape),
+        "loss": lambda model, batch: model(
+            batch[0], loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, batch[1])
+        ),
+        "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
+        "count": lambda batch: batch[1].numel(),
+    }
+    return plain(**(settings | changes))
+
+
+@pytest.mark.parametrize("context", [32, 160])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(precision: str, context: int) -> None:
+    """Attention is 4 T D a token and layer forward, and 8 back: of tiles, as in bf16 here, and by the kernel of fp32."""
+    weights = 3 * 12 * 16**2 + 50 * 16  # four matrices for attention and eight for the MLP in each layer; the head
+    found = flops(gpt(replace(SHAPE, context=context), precision=precision))
+    assert found.model == found.formula == 8 * context * (6 * weights + 12 * 3 * context * 16)
+
+
+def test_what_is_computed_again_is_told_apart() -> None:
+    usual, again = flops(gpt()), flops(gpt(activation_checkpointing="blocks"))
+    assert again.by_phase == usual.by_phase
+    last = 3 * 2 * 8 * 32 * 4 * 16**2  # the last product of each block: no backward pass needs what it gives
+    assert again.again == usual.by_phase["forward"] - last  # the head is in the loss
+    assert again.done == again.model + again.again
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_told_by_what_holds_it() -> None:
+    class Wide(nn.Module):
+        """Two small matrices and a large result between them, which the backward pass needs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 4096, bias=False), nn.Linear(4096, 3, bias=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.down(self.up(inputs).sin())
+            return outputs
+
+    run = plain(model=Wide, loss=small_runs.loss, micro_batch_size=8)
+    weights, between = 4 * (8 + 3) * 4096, 4 * 8 * 4096
+    with unchanged(run) as parts:
+        steps = stepping(parts)
+        for _ in range(2):
+            steps.make()
+        with gradients_seen(parts.state.parameters) as gradients:
+            seen = profiled(steps.make, parts.device, shapes=False)
+        line = memory_line(seen, parts.state, gradients, parts.device, standing_bytes=0)
+    assert line.peak.parameters == weights
+    assert 2 * weights <= line.peak.optimizer <= 2 * weights + 64  # two averages, and the steps
+    assert 2 * between <= line.phases["forward"].activations <= 2.2 * between
+    assert line.phases["optimizer"].gradients == weights
+    assert line.phases["backward"].gradients <= weights
+    assert max(held for _, held, _ in line.curve) == line.peak.total
+
+
+# --- suggestions ------------------------------------------------------------------------------------------------------
+
+
+class Pictures(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+
+
+def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
+    pictures, labels = torch.randn(24, 3, 8, 8), torch.arange(24) % 3
+    run = plain(
+        model=Pictures,
+        loss=small_runs.loss,
+        train_data=[(picture, label) for picture, label in zip(pictures, labels, strict=True)],
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=False),
+        micro_batch_size=4,
+    )
+    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+    strides = [parameter.stride() for parameter in run.state.parameters]
+    with unchanged(run) as parts:
+        base = stepping(parts)
+        found = [
+            tried(variant, base, limit_s=0.0) for variant in variants(parts, [*NAMES[:-1]]) if variant.workers is None
+        ]
+        offered = [variant.flag for variant in variants(parts, NAMES)]
+        trained = {name: held.clone() for name, held in run.state.models["model"].named_parameters()}
+    assert [one.problem for one in found] == [None] * len(found)
+    assert all(torch.equal(held, before[name]) for name, held in trained.items())  # not even meanwhile
+    assert [one.flag for one in found] == [
+        "--precision bf16",
+        "AdamW(..., fused=True)",
+        "model.to(memory_format=torch.channels_last), and the pictures too",
+        "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too",
+        "--micro-batch-size 2",
+        "--micro-batch-size 8",
+    ]
+    assert "--compile" in offered
+    assert {"batch normalisation sees so many at once"} == {one.changes for one in found if "micro" in one.flag}
+    torch.testing.assert_close({**run.state.models["model"].state_dict()}, before, rtol=0, atol=0)
+    assert [parameter.stride() for parameter in run.state.parameters] == strides
+
+
+def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
+    run = plain(loss=small_runs.loss)
+    with unchanged(run) as parts:
+        base = stepping(parts)
+        (variant,) = variants(parts, ["precision"])
+
+        def fail() -> Any:
+            raise RuntimeError("not on this device")
+
+        assert tried(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
+        base.make()
+
+
+def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
+    def one(name: str, speedup: float, low: float, high: float, problem: str | None = None) -> Tried:
+        return Tried(name, f"--{name}", "", speedup, low, high, 9, 0.0, problem)
+
+    given = [
+        one("slower", 0.5, 0.4, 0.6),
+        one("broken", math.nan, math.nan, math.nan, "cannot"),
+        one("noise", 1.3, 0.9, 1.6),
+        one("little", 1.01, 1.005, 1.015),
+        one("some", 1.2, 1.1, 1.3),
+        one("most", 2.0, 1.9, 2.1),
+    ]
+    assert [held.name for held in ranked(given)] == ["most", "some", "noise", "little", "slower", "broken"]
+
+
+def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
+    flag = "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too"
+    lines = _suggestion(Tried("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
+    assert max(map(len, lines)) <= 100
+    assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
+
+
+@in_one
+@pytest.mark.parametrize("number", range(6, 26))
+def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrower_one(number: int) -> None:
+    low, high = interval(list(range(number)))
+    assert low == number - 1 - high
+    outside = [2 * sum(math.comb(number, k) for k in range(int(spared) + 1)) / 2**number for spared in (low, low + 1)]
+    assert outside[0] <= 0.05 < outside[1]
+
+
+def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
+    found = sf.profile.measure(plain(), steps=4, tries=("precision",), peak=1e10, limit_s=0.0)
+    assert (found.tries, found.not_tried) == ([], ["--precision bf16"])
+    assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --limit 120"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
+def test_compiling_is_tried_when_asked_for() -> None:
+    found = sf.profile.measure(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=HANG_S)
+    assert [one.problem for one in found.tries] == [None]
+    assert "first step" in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
+def test_every_recipe_can_be_profiled(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["profile", recipe, "--out", str(tmp_path), "--limit", "5"])
+    said = capsys.readouterr().out
+    assert "suggestions, each measured" in said
+    assert max(map(len, said.partition("written")[0].splitlines())) <= 100
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch, surefoot as sf
+
+def build(loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean()):
+    data = torch.zeros(8, 4), torch.zeros(8, 1)
+    sgd = lambda groups: torch.optim.SGD(groups, lr=0.1)
+    return sf.Run(model=lambda: torch.nn.Linear(4, 1), loss=loss, train_data=data, batch_size=4,
+        optimizer=sgd, length="9 steps", console=False)
+
+def run() -> sf.Run:
+    return build()
+
+def own_loop() -> sf.Run:
+    return build(None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "profile of what?"),
+        (["--tries", "wrokers"], "did you mean workers?"),
+        (["--tries", "colour"], "there are: none, usual, all, workers"),
+        (["--steps", "2"], "4 or more"),
+        (["--peak", "much"], "as in --peak 989e12"),
+        (["--limit", "long"], "is not a number"),
+        (["--out", "there"], "there is the directory of a run"),
+        (["--stpes", "9"], "stpes"),
+        (["own_loop"], "no loss of its own"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
+)
+def test_mistakes_are_answered_in_few_lines(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "there" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    function = "own_loop" if arguments == ["own_loop"] else "run"
+    given = [argument for argument in arguments if argument != "own_loop"]
+    with pytest.raises(SystemExit) as end:
+        main(["profile", *([f"program.py:{function}"] if arguments else []), *given])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) <= 5
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    main(["profile", "program.py:run", "--tries", "none", "--peak", "1e9", "--steps", "4", "--shapes"])
+    said = capfd.readouterr()
+    assert "profile of program.py:run: 4 samples a step" in said.out
+    assert "suggestions: nothing was tried" in said.out
+    assert "    [[" in said.out  # shapes
+    assert said.err == ""
+    assert (tmp_path / "runs" / "profile" / "profile.txt").read_text() == said.out

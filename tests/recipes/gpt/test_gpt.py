@@ -1,0 +1,412 @@
+"""The gpt recipe: its configurations, what it scores, and that watching it changes nothing; 15 seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import typing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import surefoot as sf
+from surefoot.config.tree import layered
+from surefoot.recipes import gpt
+
+SENTENCE = "the cat sat on the mat and the dog ran to the cat while a bird sang in the old tree by the river bank"
+WORDS = SENTENCE.split()
+
+
+def text(words: int = 4000) -> str:
+    generator = np.random.default_rng(0)
+    return " ".join(WORDS[place] for place in generator.integers(len(WORDS), size=words)) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(text())
+    return file
+
+
+def config(path: Path | None, **changes: Any) -> gpt.Config:
+    small = {
+        "out": None,
+        "length": "6 steps",
+        "data.path": None if path is None else str(path),
+        "data.vocabulary": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
+        "model.layers": 1,
+        "model.width": 16,
+        "model.heads": 2,
+        "model.context": 32,
+        "sample_tokens": 8,
+        "cloze_questions": 12,
+    }
+    return layered(gpt.Config, [("test", small | changes)])[0]
+
+
+def trained(asked: gpt.Config) -> sf.Run:
+    run = gpt.build(asked)
+    run.train()
+    return run
+
+
+def weights(run: sf.Run) -> dict[str, torch.Tensor]:
+    return run.state.models["model"].state_dict()
+
+
+# --- scores ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bytes", "characters"])
+def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: str, path: Path) -> None:
+    """From the model's own logits, window by window, in float64."""
+    asked = config(path, **{"data.tokenizer": tokenizer})
+    run = trained(asked)
+    scores = run.scores()
+
+    held_out = text()[-round(0.05 * len(text())) :]
+    corpus = gpt.texts.corpus(str(path), tokenizer=tokenizer, vocabulary=300, held_out_fraction=0.05, saved=None)
+    tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
+    nats = 0.0
+    model = run.state.models["model"].eval()
+    with torch.no_grad():
+        for first in range(0, len(tokens) - 1, 32):
+            window = tokens[first : first + 33]
+            logits = model(window[None, :-1]).double()
+            nats += float(F.cross_entropy(logits[0], window[1:], reduction="sum"))
+    first_bytes = int(corpus.tokenizer.byte_counts[int(tokens[0])])
+    size = len(held_out.encode()) - first_bytes  # the first token is predicted from nothing
+    assert scores["held-out/loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert scores["held-out/perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-4)
+    assert scores["held-out/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_that_has_learned_something_answers_the_questions(path: Path) -> None:
+    """Eight languages of eight letters each take turns every 200 words: an ending is mostly in the language before it."""
+    generator = np.random.default_rng(0)
+    letters = "".join(chr(code) for code in range(ord("A"), ord("A") + 64))
+    stretches = [
+        " ".join("".join(generator.choice(list(letters[8 * kind : 8 * kind + 8]), size=3)) for _ in range(200))
+        for kind in generator.integers(8, size=60)
+    ]
+    path.write_text(" ".join(stretches))
+    changes = {"length": "150 steps", "cloze_questions": 60, "optimizer.lr": 1e-2, "data.held_out_fraction": 0.3}
+    scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
+    assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
+
+
+# --- law 5 with everything that the recipe can watch ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sample_every": "1 steps"},
+        {"cloze_questions": 0, "sample_tokens": 0},
+        {"evaluate_every": "1 steps", "log_every": "1 steps"},
+    ],
+    ids=str,
+)
+def test_sampling_and_scoring_change_no_bit(changes: dict[str, Any], path: Path) -> None:
+    noisy = {"model.dropout": 0.2}
+    plain, watched = weights(trained(config(path, **noisy))), weights(trained(config(path, **noisy, **changes)))
+    assert [name for name in plain if not torch.equal(plain[name], watched[name])] == []
+
+
+def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(config(path, sample_every="2 steps"))
+    said = capsys.readouterr().out
+    assert [step for step in range(1, 7) if f"sample at step {step} " in said] == [2, 4, 6]
+
+
+# --- the tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Path) -> None:
+    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps")
+    trained(asked)
+    saved = tmp_path / "run" / "tokenizer.json"
+    before = saved.read_text()
+    other = sf.BpeTokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    saved.write_text(other.to_json())
+    with pytest.raises(sf.CheckpointError, match="cannot resume"):
+        trained(dataclasses.replace(asked, stop_after=None))
+    saved.write_text("{")
+    with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is damaged"):
+        gpt.build(asked)
+    saved.write_text(before)
+    trained(dataclasses.replace(asked, stop_after=None))
+
+
+def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path: Path) -> None:
+    """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
+    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
+        trained(config(path, out=str(tmp_path / "run"), **{"data.vocabulary": 280}))
+
+
+@pytest.mark.fast(".")
+@pytest.mark.parametrize("where", [".", "checkpoints/step-00000006", "checkpoints/step-00000006/model.safetensors"])
+def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
+    where: str, path: Path, tmp_path: Path
+) -> None:
+    trained(config(path, out=str(tmp_path / "first")))
+    other = tmp_path / "other.txt"
+    other.write_text("a quite different text, " * 900)
+    changes = {"init": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocabulary": None}
+    asked = config(other, out=str(tmp_path / "second"), **changes)
+    trained(dataclasses.replace(asked, stop_after="2 steps"))
+    held = (tmp_path / "first" / "tokenizer.json").read_text()
+    assert (tmp_path / "second" / "tokenizer.json").read_text() == held
+    shutil.rmtree(tmp_path / "first")  # a run goes on without the one it began from
+    trained(asked)
+    own = dataclasses.replace(asked.data, tokenizer="bpe", vocabulary=300)
+    assert gpt.build(dataclasses.replace(asked, data=own, out=None)).parts.files["tokenizer.json"] != held
+
+
+def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
+    trained(config(path, out=str(tmp_path / "first")))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocabulary = 280: the weights of --init have a tokenizer"):
+        gpt.build(config(path, init=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocabulary": 280}))
+
+
+def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "characters.json"
+    file.write_text(sf.CharacterTokenizer.of(text() + "!").to_json())
+    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
+    file.write_text(sf.CharacterTokenizer.of(text() + "?").to_json())
+    with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
+        trained(dataclasses.replace(asked, stop_after=None))
+
+
+def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: Path) -> None:
+    """Its own copy is what it uses."""
+    file = tmp_path / "characters.json"
+    file.write_text(sf.CharacterTokenizer.of(text() + "!").to_json())
+    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    trained(asked)
+    file.unlink()
+    assert trained(dataclasses.replace(asked, stop_after=None)).state.step == 6
+
+
+def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = trained(config(path, out="first"))
+    Path("deep/weights").mkdir(parents=True)
+    weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
+    shutil.copy(weights_file, "deep/weights/x.safetensors")
+    Path("tokenizer.json").write_text(sf.CharacterTokenizer.of("abc").to_json())  # of something else
+    changes = {"data.tokenizer": None, "data.vocabulary": None}
+    built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
+    assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
+    library = json.dumps(json.loads(run.parts.files["tokenizer.json"])["tokenizer"])
+    Path("deep/weights/tokenizer.json").write_text(library)  # as others write it
+    built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
+    assert built.parts.files["tokenizer.json"] == run.parts.files["tokenizer.json"]
+
+
+def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("ab" * 9000)
+    built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
+    assert list(built.parts.scoring.splits) == ["held-out"]
+    with pytest.raises(sf.DataError, match="repeats itself"):
+        gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
+
+
+def test_evaluate_scores_with_the_run_s_own_tokenizer(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte pairs trained again on a text that has changed would be other ones; and that the text has changed is said."""
+    from surefoot.cli.main import main
+
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocabulary=300"]
+    asked = [f"--data.path={path}", f"--out={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
+    main(["train", "gpt", *asked])
+    capsys.readouterr()
+    main(["evaluate", str(tmp_path / "run")])
+    before = capsys.readouterr()
+    assert before.err == f"scoring step 6 of {tmp_path / 'run'} on held-out\n"
+    cut = len(text()) - round(0.05 * len(text()))  # what is held out stays
+    path.write_text("q" * cut + text()[cut:])
+    main(["evaluate", str(tmp_path / "run")])
+    after = capsys.readouterr()
+    assert after.out == before.out
+    assert after.err.count("the data are others than the run was trained on") == 1
+
+
+def test_a_sample_of_a_model_that_overflows_is_a_warning_and_the_run_ends_saved(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowed(*arguments: Any, **settings: Any) -> list[int]:
+        raise sf.DivergedError("the model's logits after 3 tokens are not finite")
+
+    monkeypatch.setattr(sf.generate, "sample", overflowed)
+    trained(config(path, out=str(tmp_path / "run"), sample_every="2 steps"))
+    said = capsys.readouterr().out
+    assert said.count("warning: no sample: the model's logits") == 3
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
+
+
+def test_the_last_step_is_saved_before_a_sample_is_tried(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **settings: Any) -> list[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sf.generate, "sample", broken)
+    with pytest.raises(ZeroDivisionError):
+        trained(config(path, out=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
+
+
+def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    other = sf.BpeTokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
+    run = trained(config(path, out=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
+
+
+def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None:
+    path.write_text(text() + "zzqzzq " * 200)  # only in the held-out end
+    run = gpt.build(config(path))
+    assert "zzq" not in run.parts.files["tokenizer.json"]
+
+
+def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp_path: Path) -> None:
+    sf.write_shards(sf.ByteTokenizer().encode(text()), tmp_path / "shards", vocabulary=257, shard_tokens=7000)
+    shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
+    whole = config(path, **{"data.tokenizer": "bytes"})
+    assert trained(shards).scores()["held-out/bits_per_byte"] == pytest.approx(
+        trained(whole).scores()["held-out/bits_per_byte"], abs=0.5
+    )
+    with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
+        gpt.build(config(tmp_path / "shards"))
+
+
+def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
+    trained_here = sf.BpeTokenizer.trained([text()], vocabulary=300)
+    sf.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "tokenizer.json").write_text(sf.BpeTokenizer.trained([text()], vocabulary=310).to_json())
+    plain = {"data.vocabulary": None, "cloze_questions": 0}
+    for other in ({"data.tokenizer": str(weights)}, {"init": str(weights)}):
+        with pytest.raises(sf.ConfigError, match="is another\n") as caught:
+            gpt.build(config(tmp_path / "shards", **plain, **other))
+        assert len(str(caught.value).splitlines()) <= 5
+    for same in ({}, {"data.tokenizer": str(tmp_path / "shards")}):
+        run = gpt.build(config(tmp_path / "shards", **plain, **same))
+        assert run.parts.files["tokenizer.json"] == trained_here.to_json()
+
+
+@pytest.mark.parametrize("left", ["prepare.json", "shard-00000.bin"])
+def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) -> None:
+    sf.prepare_shards(tmp_path / "shards", [path], tokenizer=sf.ByteTokenizer(), processes=1)
+    for file in (tmp_path / "shards").iterdir():
+        if file.name != left:
+            file.unlink()
+    with pytest.raises(sf.DataError, match=r"unfinished token shards: it has no tokens\.json"):
+        gpt.build(config(tmp_path / "shards"))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:
+    wrong = {
+        "data.tokenizer": "bytes",
+        "data.vocabulary": 512,
+        "model.heads": 3,
+        "optimizer.momentum": 0.9,
+        "schedule.power": 2.0,
+        "clip": "norm -1",
+    }
+    with pytest.raises(sf.ConfigError) as caught:
+        gpt.build(config(tmp_path / "no such file", **wrong))
+    said = str(caught.value)
+    assert [name for name in ("vocabulary", "heads", "momentum", "power", "clip") if name not in said] == []
+    assert len(said.splitlines()) <= 12
+
+
+@pytest.mark.parametrize(("shape", "percent"), [("one-cycle", 30), ("cosine", 5), ("constant", 5)])
+def test_a_warmup_that_is_not_given_is_that_of_the_shape(shape: str, percent: int, path: Path) -> None:
+    run = gpt.build(config(path, **{"length": "100 steps", "schedule.name": shape}))
+    assert run.parts.schedule.warmup == percent
+
+
+def test_other_weights_to_start_from_are_another_run(path: Path, tmp_path: Path) -> None:
+    """A run that has begun does not load them again: without an error they would be ignored."""
+    trained(config(path, out=str(tmp_path / "first")))
+    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    with pytest.raises(sf.CheckpointError, match="init was None, now"):
+        trained(config(path, out=str(tmp_path / "run"), init=str(tmp_path / "first")))
+
+
+def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path) -> None:
+    run = trained(config(path, **{"length": "60 steps", "schedule.warmup": "1 epochs"}))
+    assert 1 < run.parts.schedule.warmup < 60
+
+
+@pytest.mark.parametrize(("tokenizer", "prompt"), [("bytes", ""), ("characters", "Q")])
+def test_a_prompt_that_cannot_be_is_refused_before_training(tokenizer: str, prompt: str, path: Path) -> None:
+    with pytest.raises((sf.ConfigError, sf.DataError), match=r"sample_prompt is empty|'Q' at position 0"):
+        gpt.build(config(path, sample_prompt=prompt, **{"data.tokenizer": tokenizer}))
+
+
+def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(path: Path, tmp_path: Path) -> None:
+    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is missing"):
+        gpt.build(config(path, out=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("name", gpt.PRESETS)
+def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str) -> None:
+    asked = layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0]
+    shape = gpt.network_shape(asked, vocabulary=50257)
+    with torch.device("meta"):
+        model = sf.models.GPT(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    asked.optimizer.spec()
+    asked.schedule.spec()
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "gpt2-124m", "gpt2-1558m", "modern-124m"])
+def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: str) -> None:
+    asked = layered(gpt.Config, [("preset", gpt.PRESETS[name]), ("flag", {"preset": name})])[0]
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+        gpt.build(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.5)],
+)
+def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float) -> None:
+    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocabulary=50257)
+    assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+def test_the_names_of_presets_are_those_that_help_shows() -> None:
+    hint = typing.get_type_hints(gpt.Config)["preset"]
+    assert {*typing.get_args(typing.get_args(hint)[0])} == {*gpt.PRESETS}
+
+
+def test_rows_of_tables_that_are_not_there_are_refused() -> None:
+    with pytest.raises(
+        sf.ConfigError, match=r"model.ngram_rows = 100 is of tables that are not there\n  --model.ngrams 2"
+    ):
+        gpt.check(gpt.Config(model=gpt.Model(ngram_rows=100)))
+    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocabulary=500).ngram_rows == 32768

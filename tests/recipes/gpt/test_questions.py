@@ -1,0 +1,167 @@
+"""Files of questions in a gpt run and for `surefoot evaluate --on`: the same scores both ways, and no bit of the run; 8 seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.cli.main import main
+from surefoot.recipes import gpt
+from surefoot.recipes.gpt.questions import named, question_split
+from surefoot.tracking.jsonl import records
+
+SENTENCE = "the cat sat on a mat and the dog ran to it while birds sang in old trees by the river"
+WORDS = SENTENCE.split()
+SMALL = ["--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16", "--model.heads=2"]
+SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--out=runs/a"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    generator = np.random.default_rng(0)
+
+    def text(words: int) -> str:
+        return " ".join(generator.choice(WORDS, size=words))
+
+    Path("text.txt").write_text(text(3000))
+    swag = [{"ctx": text(9), "endings": [text(3) for _ in range(4)], "label": place % 4} for place in range(30)]
+    last = [{"context": text(9), "continuation": "the"} for _ in range(20)]
+    for name, held in (("swag", swag), ("last", last)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in held))
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return {name: float(value) for name, _, value in (line[1].partition("=") for line in lines)}
+
+
+def logged() -> dict[str, float]:
+    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "scores"][-1]
+
+
+def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL, "--multiple-choice", "hellaswag=swag.jsonl", "last.jsonl"])
+    capsys.readouterr()
+    Path("text.txt").unlink()  # a file alone needs no training data
+    main(["evaluate", "a", "--on", "hellaswag=swag.jsonl", "--on=last=last.jsonl"])
+    found, before = printed(capsys), logged()
+    assert {*found} == {
+        "hellaswag/acc", "hellaswag/acc_norm", "hellaswag/acc_per_byte", "last/acc", "last/loss", "last/perplexity"
+    }  # fmt: skip
+    assert found == pytest.approx({name: before[name] for name in found}, rel=1e-6)
+    assert found["last/perplexity"] == pytest.approx(np.exp(found["last/loss"]), rel=1e-9)
+
+
+def test_averaged_weights_are_scored_where_the_run_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--ema=0.5"])
+    capsys.readouterr()
+    main(["evaluate", "a", "--on", "last=last.jsonl"])
+    assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
+
+
+def test_a_file_alone_is_called_after_itself_in_both_places(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl"])
+    capsys.readouterr()
+    main(["evaluate", "a", "--on", "last.jsonl"])
+    assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
+
+
+def test_files_are_scored_in_the_precision_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(*arguments: Any, precision: str, **settings: Any) -> dict[str, float]:
+        asked.append(precision)
+        return scores(*arguments, precision=precision, **settings)
+
+    asked, scores = list[str](), sf.split_scores
+    monkeypatch.setattr(sf, "split_scores", noted)
+    main(["train", "gpt", *SMALL])
+    capsys.readouterr()
+    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["described"]["precision"]
+    found = {}
+    for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
+        main(["evaluate", "a", "--on", "last=last.jsonl", *flags])
+        found[*flags] = printed(capsys)["last/loss"]
+    assert asked == [settled, "fp32", "bf16"]
+    assert found["--precision=fp32",] != found["--precision=bf16",]
+
+
+def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"])
+    main(["train", "gpt", *SMALL, "--out=runs/b"])
+    weights = [Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes() for run in "ab"]
+    assert weights[0] == weights[1]
+    capsys.readouterr()
+    main(["evaluate", "a", "--on", "last"])  # the run's own part of it, not the whole
+    assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
+
+
+def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "gpt", *SMALL, "--multiple-choice", "swag.jsonl"])
+    capsys.readouterr()
+    main(["evaluate", "a", "--on", "held-out"])
+    assert {name.partition("/")[0] for name in printed(capsys)} == {"held-out"}
+
+
+@pytest.mark.parametrize(
+    ("on", "status", "says"),
+    [
+        (["nothing"], 2, "no split of this run, which has: held-out, nor a file here\n"),
+        (["missing.jsonl"], 2, "no split of this run"),
+        (["=swag.jsonl"], 2, "write NAME=FILE"),
+        (["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
+        (["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
+        (["a=missing.jsonl"], 3, "no file missing.jsonl"),
+        (["a=text.txt"], 3, "text.txt, line 1 is no JSON"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    on: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "gpt", *SMALL])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", "a", *(part for one in on for part in ("--on", one))])
+    said = capsys.readouterr().err
+    assert end.value.code == status
+    assert says in said
+    assert len(said.splitlines()) <= 5
+
+
+@pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["held-out=b"], ["x/y=b"], [""]])
+def test_names_that_no_split_can_have_are_refused(given: list[str]) -> None:
+    with pytest.raises(sf.ConfigError, match="multiple_choice"):
+        named(given, taken=("held-out",))
+
+
+def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    question_split("last", Path("last.jsonl"), tokenizer=sf.ByteTokenizer(), context=20)
+    assert "note: last: 20 of 20 questions are longer than the context of 20 tokens" in capsys.readouterr().err
+
+
+def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings() -> None:
+    torch.manual_seed(0)
+    shape = sf.models.GPTShape(layers=1, heads=2, width=16, context=64, vocabulary=257, family="gpt2")
+    model = sf.models.GPT(shape)
+    for name, score in (("swag", sf.choice_accuracy), ("last", sf.continuation_accuracy)):
+        split = question_split(name, Path(f"{name}.jsonl"), tokenizer=sf.ByteTokenizer(), context=64)
+        whole = sf.split_scores(model, sf.Split(split.dataset, scores=score, loss=False))
+        found = sf.split_scores(model, split)
+        assert {key: found[key] for key in whole} == pytest.approx(whole, rel=1e-6)
+
+
+def test_no_questions_of_a_file_are_refused_with_all_else_that_is_wrong() -> None:
+    wrong = gpt.Config(multiple_choice=("cloze=a",), multiple_choice_questions=0)
+    with pytest.raises(sf.ConfigError) as caught:
+        gpt.build(wrong)
+    assert "multiple_choice_questions = 0" in str(caught.value)
+    assert "two splits called 'cloze'" in str(caught.value)

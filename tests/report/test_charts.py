@@ -1,0 +1,162 @@
+"""Axes, ticks, SVG and heat maps: places, round numbers, well-formed pictures; 1 second."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from in_one import in_one
+from surefoot.report.charts import Axis, Chart, Line, Mark, axes, on_axis, ticks, written
+from surefoot.report.heatmap import grouped, heat_map, png
+from surefoot.report.svg import svg
+
+
+def chart(*lines: Line, marks: tuple[Mark, ...] = (), **settings: object) -> Chart:
+    return Chart("name", "Title", lines, marks, **settings)  # type: ignore[arg-type]
+
+
+@in_one
+@pytest.mark.parametrize("low", [0.0, -3.0, 1e-7, 12345.0])
+@pytest.mark.parametrize("wide", [1e-6, 0.37, 1.0, 42.0, 9e9])
+def test_ticks_are_inside_evenly_spaced_few_and_at_least_two(low: float, wide: float) -> None:
+    axis = Axis(low, low + wide)
+    found = ticks(axis)
+    assert 2 <= len(found) <= 8
+    room = 1e-6 * wide + 1e-3 * wide
+    assert all(axis.low - room <= value <= axis.high + room for value in found)
+    distances = [other - one for one, other in pairwise(found)]
+    assert max(distances) == pytest.approx(min(distances), rel=1e-3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-8, 1.0), (0.5, 3.0), (1.01, 1.02), (1.0, 1e30)])
+def test_logarithmic_ticks_are_inside_and_round(low: float, high: float) -> None:
+    found = ticks(Axis(low, high, logarithmic=True))
+    assert 2 <= len(found) <= 8
+    assert all(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in found)
+    assert len({on_axis(value) for value in found}) == len(found)
+
+
+def test_bytes_have_powers_of_two() -> None:
+    assert [on_axis(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), most=4)] == [
+        "0 B", "1 GiB", "2 GiB", "3 GiB",
+    ]  # fmt: skip
+
+
+def test_numbers_that_are_not_finite_can_be_written() -> None:
+    assert (written(math.nan), written(math.inf), written(-math.inf, "bytes")) == ("nan", "inf", "-inf")
+
+
+@pytest.mark.parametrize("points", [((5.0, 2.0),), ((0.0, 0.0), (9.0, 0.0)), ((1.0, 1e-300), (2.0, 1e300))])
+def test_axes_hold_every_point(points: tuple[tuple[float, float], ...]) -> None:
+    found = axes(chart(Line("a", points)))
+    assert found is not None
+    horizontal, vertical = found
+    assert horizontal.low <= min(x for x, _ in points) <= max(x for x, _ in points) <= horizontal.high
+    assert vertical.low <= min(y for _, y in points) <= max(y for _, y in points) <= vertical.high
+    assert horizontal.low < horizontal.high
+    assert vertical.low < vertical.high
+
+
+def test_what_is_marked_beyond_the_last_point_stands_where_it_happened() -> None:
+    marks = (Mark("strange", 20, None, "not finite"), Mark("event", 15, None, "stopped"))
+    root = ElementTree.fromstring(svg(chart(Line("a", ((0.0, 1.0), (10.0, 2.0))), marks=marks)))
+    (cross,) = [text for text in root.iter("text") if text.attrib.get("class") == "strange"]
+    (event,) = [line for line in root.iter("line") if line.attrib.get("class") == "near"]
+    assert (cross.attrib["x"], event.attrib["x1"]) == ("100.00%", "75.00%")
+
+
+def test_an_axis_is_logarithmic_where_one_value_would_flatten_all_others() -> None:
+    def logarithmic(last: float) -> bool:
+        found = axes(chart(Line("a", (*((float(x), 1.0) for x in range(9)), (9.0, last)))))
+        assert found is not None
+        return found[1].logarithmic
+
+    assert (logarithmic(2.0), logarithmic(1000.0), logarithmic(-1000.0)) == (False, True, False)
+
+
+def test_a_chart_without_a_point_is_no_picture() -> None:
+    assert svg(chart()) == svg(chart(Line("a", ()))) == ""
+
+
+@pytest.mark.parametrize("x_scale", ["linear", "log"])
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_a_picture_is_well_formed_and_its_lines_stay_inside(count: int, x_scale: str) -> None:
+    lines = (
+        Line("raw & <b>", tuple((float(x), math.sin(x)) for x in range(count)), faint=True),
+        Line("smooth", tuple((float(x), 0.1) for x in range(1, count + 1)), 1, 1, dots=True),
+    )
+    marks = (
+        Mark("best", 1, 0.1, "best <0.1>"),
+        Mark("event", 1, None, "resumed & so on"),
+        Mark("strange", 1, None, "not finite"),
+    )
+    root = ElementTree.fromstring(svg(chart(*lines, marks=marks, x_scale=x_scale)))
+    inner = root.find("svg")
+    assert inner is not None
+    for path in inner.iter("path"):
+        numbers = [
+            float(word) for word in path.attrib["d"].replace("M", " ").replace("L", " ").replace("h0", "").split()
+        ]
+        assert all(0 <= x <= 2000 for x in numbers[::2])
+        assert all(0 <= y <= 1000 for y in numbers[1::2])
+    titles = [title.text for title in root.iter("title")]
+    assert {"best <0.1>", "resumed & so on", "not finite"} <= set(titles)
+    assert "raw & <b>" in root.attrib["aria-label"]
+
+
+def test_the_pointer_finds_what_the_lines_are_at_a_step() -> None:
+    lines = (Line("a", ((0.0, 1.0), (10.0, 3.0))), Line("b", ((10.0, 7.5),), 1))
+    root = ElementTree.fromstring(svg(chart(*lines)))
+    tips = [text.text for text in root.iter("text") if text.attrib.get("class") == "tip"]
+    assert tips == ["step 0   a 1", "step 10   a 3   b 7.5"]
+
+
+def test_a_picture_of_palette_entries_is_a_png_that_others_read() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    palette = [(10 * n, 5 * n, n, 255) for n in range(20)] + [(0, 0, 0, 0)]
+    cells = [[(3 * row + column) % 21 for column in range(7)] for row in range(5)]
+    with Image.open(BytesIO(png(cells, palette))) as picture:
+        assert picture.size == (7, 5)
+        pixels = picture.convert("RGBA")
+        assert all(
+            pixels.getpixel((column, row)) == palette[cells[row][column]] for row in range(5) for column in range(7)
+        )
+
+
+def test_colours_of_a_heat_map_rise_with_the_logarithm() -> None:
+    found = heat_map("a", "A", {"row": [1.0, 10.0, 100.0, None, math.nan, 0.0]}, [0, 1, 2, 3, 4, 5])
+    assert found is not None
+    assert cells_of(found.picture) == [[0, 50, 99, 100, 101, 0]]
+    assert found.scale == ("1", "3.2", "10", "32", "100")
+    assert found.rows[0].title == "row: 0 at step 5, between 0 and 100"
+
+
+def cells_of(picture: str) -> list[list[int]]:
+    from base64 import b64decode
+
+    data = b64decode(picture.partition(",")[2])
+    wide, high = struct.unpack(">II", data[16:24])
+    packed = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
+    plain = zlib.decompress(packed)
+    return [list(plain[row * (wide + 1) + 1 : (row + 1) * (wide + 1)]) for row in range(high)]
+
+
+def test_there_is_no_heat_map_of_nothing() -> None:
+    assert heat_map("a", "A", {"row": [None, math.nan, 0.0]}, [1, 2, 3]) is None
+
+
+def test_many_parameters_are_grouped_by_their_modules() -> None:
+    names = [
+        f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")
+    ]
+    assert list(grouped(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
+    assert list(grouped(names, most=30)) == [f"blocks.{block}" for block in range(24)]
+    assert len(grouped([f"p{n}" for n in range(500)])) == 48

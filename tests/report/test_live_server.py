@@ -1,0 +1,101 @@
+"""The served page: to whom, of what, when it changes; and how `surefoot report --watch` ends; 2 seconds."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+
+import pytest
+
+from pages import Elements
+from surefoot.errors import ConfigError
+from surefoot.report.live_server import served
+from waiting import HANG_S
+from written_runs import falling, train, written
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("watched") / "run", falling(100))
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[ThreadingTCPServer]:
+    with served([run]) as held:
+        thread = threading.Thread(target=held.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield held
+        held.shutdown()
+        thread.join()
+
+
+def answered(
+    server: ThreadingTCPServer, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.getheaders()), answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_the_page_is_served_and_looks_for_a_newer_one(server: ThreadingTCPServer) -> None:
+    status, headers, page = answered(server)
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    scripts = [tag for tag, _ in Elements(page).found if tag == "script"]
+    assert scripts == ["script"]
+    said = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert said is not None
+    assert "connect-src &#39;self&#39;" in said[1]
+    assert "unsafe-inline" not in headers["Content-Security-Policy"].partition("script-src")[2]
+
+
+def test_only_the_page_is_served_and_only_by_a_name_of_this_machine(server: ThreadingTCPServer) -> None:
+    port = server.server_address[1]
+    assert server.server_address[0] == "127.0.0.1"
+    assert answered(server, Host=f"localhost:{port}")[0] == 200
+    for host in ("elsewhere.example", f"elsewhere.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}"):
+        assert answered(server, Host=host)[0] == 421
+    for path in ("/config.toml", "/../metrics.jsonl", "/?", "/report.html", "*"):
+        assert answered(server, path)[0] == 404
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        assert answered(server, method=method)[0] == 501
+
+
+def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(server: ThreadingTCPServer, run: Path) -> None:
+    _, headers, page = answered(server)
+    status, same, nothing = answered(server, If_None_Match=headers["ETag"])
+    assert (status, same["ETag"], nothing) == (304, headers["ETag"], "")
+    assert "step 123" not in page
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 123, "loss": 1.5, "skipped": 0}\n')
+    status, newer, page = answered(server, If_None_Match=headers["ETag"])
+    assert (status, newer["ETag"] != headers["ETag"]) == (200, True)
+    assert "step 123" in page
+
+
+def test_a_port_that_is_taken_is_refused(server: ThreadingTCPServer, run: Path) -> None:
+    with pytest.raises(ConfigError, match="another --port"):
+        served([run], port=server.server_address[1])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [train(1), train(2)], config="seed = 1")
+    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "report", str(run), "--watch"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    assert re.fullmatch(r"open http://127.0.0.1:\d+/ here; Ctrl-C ends it\n", said)
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=HANG_S)
+    assert (process.returncode, complaint) == (130, "\nno longer served\n")

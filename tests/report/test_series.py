@@ -1,0 +1,72 @@
+"""Curves in little memory: extremes, ends and means survive whatever the length; 1 second."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from surefoot.report.series import Curve, smoothed
+
+
+def curve(values: list[float], stretches: int = 300) -> Curve:
+    made = Curve(stretches)
+    for step, value in enumerate(values):
+        made.add(step, value)
+    return made
+
+
+@pytest.mark.parametrize("length", [1, 2, 599, 600, 601, 1200, 1201, 20_000])
+def test_extremes_and_ends_of_a_curve_are_kept_whatever_its_length(length: int) -> None:
+    generator = random.Random(length)
+    values = [generator.gauss(0, 1) for _ in range(length)]
+    values[generator.randrange(length)] = 1e6
+    points = dict(curve(values).points())
+    assert len(points) <= 2 * 600 + 2
+    assert all(values[step] == value for step, value in points.items())
+    assert {0, length - 1, values.index(max(values)), values.index(min(values))} <= points.keys()
+
+
+def test_a_short_curve_is_kept_as_it_is() -> None:
+    values = [math.sin(step) for step in range(600)]
+    assert curve(values).points() == list(enumerate(values))
+
+
+@pytest.mark.parametrize("stretches", [1, 7, 40])
+def test_fewer_points_can_be_asked_for_and_hold_the_extremes_too(stretches: int) -> None:
+    values = [math.sin(step / 50) for step in range(5000)]
+    points = curve(values).points(stretches)
+    assert len(points) <= 2 * stretches + 2
+    assert {max(values), min(values)} <= {value for _, value in points}
+
+
+def test_the_mean_over_stretches_is_that_of_all_values() -> None:
+    values = [float(step % 17) for step in range(3777)]
+    means = curve(values).means()
+    assert math.fsum(value * count for _, value, count in means) == pytest.approx(math.fsum(values), rel=1e-12)
+    assert sum(count for *_, count in means) == len(values)
+
+
+def test_what_is_not_finite_is_counted_and_drawn_nowhere() -> None:
+    made = curve([1.0, math.nan, 3.0, math.inf, -math.inf])
+    assert made.points() == [(0, 1.0), (2, 3.0)]
+    assert (made.strange, made.strange_count) == ([1, 3, 4], 3)
+
+
+def test_the_first_of_equal_extremes_is_the_one_that_is_told() -> None:
+    made = curve([2.0, 1.0] * 4000)
+    assert made.least == (1, 1.0)
+    assert made.largest == (0, 2.0)
+
+
+def test_smoothing_keeps_a_straight_line_straight_away_from_its_ends() -> None:
+    found = smoothed(curve([0.5 * step for step in range(600)]))
+    assert all(value == pytest.approx(0.5 * step, abs=1e-9) for step, value in found[40:-40])
+
+
+def test_smoothing_weighs_each_stretch_by_its_values() -> None:
+    generator = random.Random(0)
+    values = [generator.gauss(5, 1) for _ in range(6000)]
+    found = [value for _, value in smoothed(curve(values))]
+    assert max(abs(value - 5) for value in found) < 0.5

@@ -1,0 +1,414 @@
+"""A program that computes something else than when its run began is refused by name, or goes on with it where that is accepted. (9 s)
+
+Each run is built by a real file, which is changed between two sittings.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import surefoot as sf
+from rank_processes import forks, on_ranks
+from surefoot.checkpoint import Store
+from surefoot.cli.main import main
+from surefoot.config.user_code import names_in
+from surefoot.run import resume
+from surefoot.verify.verify import verify
+
+PROGRAM = '''
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, TensorDataset, default_collate
+
+import surefoot as sf
+
+
+def tensors(shift=0.0):
+    return torch.arange(24.0).reshape(12, 2) / 24 + shift, torch.arange(12) % 3
+
+
+LIST = [(inputs, int(label)) for inputs, label in zip(*tensors())]
+
+
+class Data:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, sample):
+        inputs, label = LIST[sample]
+        return inputs + 0.1 * torch.rand(2), label
+
+
+class Other(Data):
+    def __getitem__(self, sample):
+        inputs, label = LIST[sample]
+        return inputs - 1.0, label
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.25)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.drop(self.norm(self.linear(inputs)))
+
+
+def weighted(loss):
+    return loss * 1.0
+
+
+def loss(model, batch):
+    """A mean."""
+    return weighted(nn.functional.cross_entropy(model(batch[0]), batch[1]))
+
+
+def collate(samples):
+    return default_collate(samples)
+
+
+def count(batch):
+    return len(batch[0])
+
+
+class Plain(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step()
+
+
+def build(out: str = "runs/changed", **changes):
+    settings = dict(
+        model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate=collate,
+        optimizer=sf.sgd(lr=0.1), save_every="100 steps", report=False, precision="fp32", device="cpu",
+        check_state=False,  # the model counts its calls
+    )
+    return sf.Run(out=out, **{**settings, **changes})
+
+
+def parts(shift=0.0):
+    return ConcatDataset([TensorDataset(*tensors()), Data(), TensorDataset(*tensors(shift))])
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where the program lies; what it leaves in this process is taken away."""
+    modules, paths = dict(sys.modules), list(sys.path)
+    yield tmp_path
+    for name in sys.modules.keys() - modules.keys():
+        if name.strip("_") == "program":
+            del sys.modules[name]
+    sys.path[:] = paths
+
+
+def built(place: Path, old: str = "", new: str = "", *, own: str = "{}", folder: str = "", **changes: Any) -> sf.Run:
+    """The run of the program in which one text is another; `own` are settings as the program itself writes them."""
+    assert PROGRAM.count(old) >= 1
+    file = place / folder / "program.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(PROGRAM.replace(old, new) if old else PROGRAM)
+    names = names_in(file, function="build", form="def build() -> surefoot.Run")
+    run: sf.Run = names["build"](str(place / "run"), **{**eval(own, names), **changes})
+    return run
+
+
+def begin(place: Path, own: str = "{}", **changes: Any) -> None:
+    built(place, own=own, stop_after="4 steps", console=False, **changes).train()
+
+
+def fingerprints(place: Path, step: int) -> dict[str, Any]:
+    state = json.loads((place / "run" / "checkpoints" / f"step-{step:08d}" / "state.json").read_text())
+    found: dict[str, Any] = state["fingerprints"]
+    return found
+
+
+def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_once(place: Path) -> None:
+    begin(place)
+    shutil.rmtree(place / "run" / "checkpoints" / "step-00000000")
+    changed = ("inputs + 0.1", "inputs + 0.2")
+    with pytest.raises(sf.CheckpointError, match=r'accept_change="data"'):
+        built(place, *changed).train()
+    built(place, *changed, accept_change="data", stop_after="6 steps").train()
+    assert fingerprints(place, 6)["accepted"][0]["changed"] == ["data"]
+    built(place, *changed).train()
+
+
+CASES = {
+    "loss": (
+        "cross_entropy(model(batch[0]), batch[1])",
+        "cross_entropy(model(batch[0]), batch[1]) + 1",
+        "{}",
+        "loss() in",
+    ),
+    "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "changed: weighted() in program.py"),
+    "forward": ("self.norm(self.linear(inputs))", "self.linear(inputs)", "{}", "Net.forward() in program.py"),
+    "collate": (
+        "return default_collate(samples)",
+        "return default_collate(samples[::-1])",
+        "{}",
+        "collate() in program.py",
+    ),
+    "__getitem__": ("inputs + 0.1", "inputs + 0.2", "{}", "changed: Data.__getitem__() in program.py"),
+    "sample of a list": (
+        "LIST = [",
+        "LIST = [(torch.ones(2), 2)] * 1 + [",
+        "{'train_data': LIST[:12]}",
+        "data.sha256 was",
+    ),
+    "length of a list": ("range", "range", "{'train_data': LIST[:11]}", "data.samples was 12, now 11"),
+    "tensors of a part": ("parts(shift=0.0)", "parts(shift=0.5)", "{'train_data': parts()}", "data.parts.2.sha256 was"),
+    "a part": ("Data(), TensorDataset", "Other(), TensorDataset", "{'train_data': parts()}", "data.parts.1.type was"),
+    "code of a part": (
+        "inputs + 0.1",
+        "inputs + 0.2",
+        "{'train_data': parts()}",
+        "(part 1) of the training data is not",
+    ),
+    "count": (
+        "return len(batch[0])",
+        "return 2 * len(batch[0])",
+        "{'count': count}",
+        "counted 2 targets, and counts 4",
+    ),
+    "an optimizer of one's own": (
+        "return super().step()",
+        "return super().step(closure)",
+        "{'optimizer': lambda groups: Plain(groups, lr=0.1)}",
+        "changed: Plain.step() in program.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, place: Path) -> None:
+    old, new, own, says = CASES[case]
+    if case == "length of a list":
+        begin(place, own="{'train_data': LIST}")
+        old = new = ""
+    else:
+        begin(place, own)
+    held = {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")}
+    with pytest.raises(sf.CheckpointError, match="cannot resume step-00000004") as refused:
+        built(place, old, new, own=own, console=False).train()
+    assert says in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 5
+    assert {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")} == held
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("loss", "loss"),
+        ("forward", "model"),
+        ("collate", "collate"),
+        ("__getitem__", "data"),
+        ("sample of a list", "data"),
+    ],
+)
+def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_then_on(
+    case: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, own, _ = CASES[case]
+    begin(place, own)
+    built(place, old, new, own=own, stop_after="6 steps", accept_change=name).train()
+    assert "note: accepted: " in capsys.readouterr().out
+    sittings = json.loads((place / "run" / "environment.json").read_text())["sittings"]
+    assert [[each["changed"] for each in sitting.get("accepted_changes", [])] for sitting in sittings] == [[], [[name]]]
+    assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [(4, [name])]
+    built(place, old, new, own=own).train()
+    assert "accepted: " not in capsys.readouterr().out
+    verdict = verify(built(place, old, new, own=own))
+    assert not verdict.problems
+    assert "steps 0 to 4: another program made them; it was changed then, and the change accepted" in verdict.not_proved
+    with pytest.raises(sf.CheckpointError, match="cannot resume step-00000008"):
+        built(place, own=own, console=False).train()
+
+
+def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
+    begin(place)
+    with pytest.raises(sf.CheckpointError, match='accept_change="model"'):
+        built(place, *CASES["forward"][:2], accept_change=["loss", "data"], console=False).train()
+    with pytest.raises(sf.ConfigError, match="accept_change = 'forward' names nothing that can change"):
+        built(place, accept_change="forward")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "note"),
+    [
+        ("loss * 1.0", "1.0 * loss", "note: weighted() in program.py changed, what the first samples come to did not"),
+        ("len(batch[0])", "1 * len(batch[0])", "note: count() in program.py changed"),
+        ('    """A mean."""', '    """The mean."""  # of all', None),
+        ("0.1 * torch.rand(2), label", "(0.1\n            * torch.rand(2)), label", None),
+    ],
+)
+def test_equal_values_of_another_text_are_a_note_and_another_layout_is_nothing(
+    old: str, new: str, note: str | None, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The data draw random numbers, the model has dropout and statistics: none of that is a false alarm."""
+    begin(place, own="{'count': count}")
+    built(place, old, new, own="{'count': count}").train()
+    told = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
+    assert [note in line for line in told if note is not None] == [True] * (note is not None)
+    assert len(told) == (note is not None)
+
+
+def test_the_pass_leaves_nothing_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(run: sf.Run) -> list[Any]:
+        model = run.state.models["model"]
+        numbers = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+        held = [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())]
+        modes = [part.training for part in model.modules()]
+        return [*numbers, held, modes, [parameter.grad for parameter in model.parameters()]]
+
+    run = built(place, console=False)
+    before = state(run)
+    with run:
+        assert state(run) == before
+    assert fingerprints(place, 0)["loss"] is not None
+    assert fingerprints(place, 0)["draws"]
+
+
+def test_a_loss_that_takes_gradients_itself_is_passed_with_them(place: Path) -> None:
+    own = "{'loss': lambda model, batch: torch.autograd.grad(model(batch[0]).sum(), model.linear.weight, create_graph=True)[0].sum()}"
+    begin(place, own)
+    assert fingerprints(place, 4)["loss"] is not None
+
+
+def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text_of_its_model(place: Path) -> None:
+    def train(run: sf.Run) -> None:
+        with run:
+            for step in run.steps():
+                sf.forward_backward(step, lambda model, batch: model(batch[0]).square().mean())
+                sf.update(step)
+
+    train(built(place, loss=None, stop_after="4 steps", console=False))
+    for case, says in (
+        ("forward", "the text of the model changed, and no loss"),
+        ("__getitem__", "of the training data"),
+    ):
+        with pytest.raises(sf.CheckpointError, match=says):
+            train(built(place, *CASES[case][:2], loss=None, console=False))
+    train(built(place, *CASES["forward"][:2], loss=None, accept_change="model", console=False))
+    assert fingerprints(place, 8)["loss"] is None
+
+
+def test_of_many_weights_texts_alone_are_compared(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "_MAX_WEIGHT_BYTES", 0)
+    begin(place)
+    assert fingerprints(place, 0)["loss"] is None
+    with pytest.raises(sf.CheckpointError, match="the text of the loss changed, and no loss of it can be compared"):
+        built(place, "loss * 1.0", "1.0 * loss", console=False).train()
+    built(place, console=False).train()
+
+
+def test_where_step_0_is_damaged_texts_alone_are_compared_and_the_loss_is_remembered(place: Path) -> None:
+    begin(place)
+    before = fingerprints(place, 0)["loss"]
+    (place / "run" / "checkpoints" / "step-00000000" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(sf.CheckpointError, match="no loss of it can be compared"):
+        built(place, *CASES["loss"][:2], console=False).train()
+    built(place, console=False).train()
+    assert fingerprints(place, 8)["loss"] == before
+
+
+def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Path) -> None:
+    begin(place)
+    newest = Store(place / "run" / "checkpoints").newest_intact()
+    assert newest is not None
+    del newest[0].state["fingerprints"]
+    Store(place / "run" / "checkpoints").save(newest[0])
+    with pytest.raises(sf.CheckpointError, match=r"lacks fingerprints: was it written by another version\?$"):
+        built(place, console=False).train()
+
+
+def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "{'evaluate': {'held-out': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
+    begin(place, own.replace("PLATEAU", "None"))
+    built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
+    assert "note: held-out holds other data than before: its scores are not comparable" in capsys.readouterr().out
+    steered = own.replace("PLATEAU", "sf.Plateau('min held-out/loss', patience=5)")
+    begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
+    with pytest.raises(sf.CheckpointError, match="sample 0 of held-out, which steers the run, is not what it was"):
+        built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()
+
+
+class Graph:
+    """Nothing that is known."""
+
+
+def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [(torch.ones(2), 1, Graph()) for _ in range(12)]
+    settings: dict[str, Any] = {
+        "train_data": samples,
+        "collate": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
+    }
+    built(place, stop_after="4 steps", **settings).train()
+    assert (
+        "note: Graph in samples cannot be looked into: a resume does not notice if they change"
+        in capsys.readouterr().out
+    )
+    built(place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})).train()
+
+
+def test_the_command_line_accepts_a_change(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    text = PROGRAM.replace('(out: str = "runs/changed", **changes)', "()").replace(
+        "out=out, **{**settings, **changes}", "**settings"
+    )
+
+    def command(stop: str | None, *arguments: str, changed: str = "1.0") -> None:
+        settings = text.replace('length="8 steps"', f'out="run", length="8 steps", stop_after={stop!r}')
+        (place / "program.py").write_text(settings.replace("loss * 1.0", f"loss * {changed}"))
+        main(list(arguments))
+
+    command("4 steps", "train", "program.py:build")
+    with pytest.raises(SystemExit, match="4"):
+        command(None, "resume", "run", changed="1.5")
+    assert "else --accept-change loss" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        command(None, "resume", "run", "--accept-change", "everything", changed="1.5")
+    command(None, "resume", "run", "--accept-change", "loss", changed="1.5")
+    assert [each["changed"] for each in fingerprints(place, 8)["accepted"]] == [["loss"]]
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fast("fsdp")
+@forks
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(strategy: str, place: Path) -> None:
+    settings: dict[str, Any] = {"parallel": strategy, "micro_batch_size": 2, "console": False}
+    settings |= {"model": lambda: torch.nn.Linear(2, 3)} if strategy == "fsdp" else {}
+
+    def work(rank: int) -> None:
+        own = {**settings, "folder": f"rank-{rank}"}
+        built(place, stop_after="4 steps", **own).train()
+        with pytest.raises(sf.CheckpointError) as refused:
+            built(place, *CASES["loss"][:2], **own).train()
+        (place / f"refused-{rank}").write_text(str(refused.value))
+        built(place, **own).train()
+
+    assert on_ranks(2, work) == [0, 0]
+    told = [(place / f"refused-{rank}").read_text() for rank in range(2)]
+    assert told[0] == told[1]
+    assert "cannot resume step-00000004: the loss of the first micro-batch" in told[0]
+    assert fingerprints(place, 8)["loss"] == fingerprints(place, 0)["loss"]

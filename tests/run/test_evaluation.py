@@ -1,0 +1,230 @@
+"""Scores that are no means, and splits that are scored once, when the run is over. 8 s."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from small_runs import Augmented, build
+from surefoot.tracking.format import number
+from surefoot.tracking.jsonl import records
+
+ASKED: list[int] = []
+
+
+def guesses(model: nn.Module, batch: Any) -> list[tuple[int, int]]:
+    inputs, labels = batch
+    ASKED.append(len(labels))
+    return list(zip(labels.tolist(), model(inputs).argmax(dim=1).tolist(), strict=True))
+
+
+def confusion(outputs: list[tuple[int, int]]) -> dict[str, Any]:
+    table = [[sum(pair == (label, guess) for pair in outputs) for guess in range(3)] for label in range(3)]
+    right = sum(table[label][label] for label in range(3))
+    return {"right": right / len(outputs), "samples": len(outputs), "confusion": table, "signature": "three classes"}
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    data = Augmented()
+    return data.inputs, data.labels
+
+
+def judged(**changes: Any) -> sf.Split:
+    return sf.Split(rows(), scores=sf.accuracy, outputs=guesses, judge=confusion, **changes)
+
+
+def written(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in records(out / "metrics.jsonl") if record["kind"] == kind]
+
+
+def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
+    """A label below 0 counts nothing; outputs are (B, C) or (B, C, ...)."""
+    outputs = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 9.0], [7.0, 6.0, 8.0], [1.0, 4.0, 0.0]])
+    mean = sf.accuracy(lambda inputs: inputs, (outputs, torch.tensor([0, 1, 2, -100])))
+    assert (int(mean.total), int(mean.count)) == (2, 3)
+    positions = outputs.reshape(2, 2, 3).movedim(2, 1)
+    mean = sf.accuracy(lambda inputs: inputs, (positions, torch.tensor([[0, 1], [-1, 1]])))
+    assert (int(mean.total), int(mean.count)) == (2, 3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 52])
+def test_a_judge_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
+    run = build(None, evaluate={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
+    scores = run.scores()
+    assert scores["all/samples"] == 52
+    assert scores["all/right"] == pytest.approx(scores["all/accuracy"])
+
+
+def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = build(tmp_path / "run", evaluate={"all": judged()}, early_stopping=None, console=True)
+    run.train()
+    assert all(isinstance(value, float) for value in run.scores().values())
+    last = written(tmp_path / "run", "scores")[-1]
+    assert sum(sum(row) for row in last["all/confusion"]) == 52
+    assert last["all/signature"] == "three classes"
+    printed = capsys.readouterr().out
+    assert "all/right=" in printed
+    assert "confusion" not in printed
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    strange = sf.Split(rows(), outputs=guesses, judge=lambda outputs: {"what": {1, 2}})
+    with pytest.raises(sf.ConfigError, match="judge returned what cannot be put into a record"):
+        build(None, evaluate={"all": strange}, early_stopping=None).scores()
+
+
+def test_outputs_without_a_judge_are_refused() -> None:
+    with pytest.raises(sf.ConfigError, match="judge is missing"):
+        sf.Split(rows(), outputs=guesses)
+
+
+def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_ones_stay(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    splits = {"all": sf.Split(rows(), scores=sf.accuracy), "test": judged(at_end=True)}
+    # the worst is watched, which the last step is not
+    changes: dict[str, Any] = {"evaluate": splits, "early_stopping": None, "best": "max all/loss", "ema": None}
+    run = build(out, **changes)
+    before = len(ASKED)
+    run.train()
+    assert sum(ASKED[before:]) == 52
+    (record,) = written(out, "end")
+    best = run.parts.whole.watch
+    assert best is not None
+    assert record["weights_of_step"] == best.step != run.state.step
+    again = build(None, **changes)
+    assert run.parts.saving is not None
+    again.load(run.parts.saving.store.at(record["weights_of_step"]))
+    assert again.scores("test")["test/accuracy"] == record["test/accuracy"]
+    unscored = build(tmp_path / "other", **(changes | {"evaluate": {"all": splits["all"]}}))
+    unscored.train()
+    for one, other in zip(run.state.parameters, unscored.state.parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> None:
+    splits = {"all": sf.Split(rows(), scores=sf.accuracy), "test": judged(at_end=True)}
+    changes: dict[str, Any] = {"evaluate": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
+    run = build(tmp_path / "run", **changes)
+    run.train()
+    (record,) = written(tmp_path / "run", "end")
+    assert record["weights_of_step"] < run.state.step
+    again = build(None, **changes)
+    assert run.parts.saving is not None
+    again.load(run.parts.saving.store.at(record["weights_of_step"]))
+    assert again.scores("test")["test/loss"] == record["test/loss"]
+
+
+def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluate": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    build(tmp_path / "run", **changes).train()
+    before = len(ASKED)
+    build(tmp_path / "run", **changes).train()
+    assert sum(ASKED[before:]) == 0 or ASKED[before:] == []
+    assert len(written(tmp_path / "run", "end")) == 1
+
+
+def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Path) -> None:
+    interrupted: list[bool] = []
+
+    def interrupting(model: nn.Module, batch: Any) -> list[tuple[int, int]]:
+        if not interrupted:
+            interrupted.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return guesses(model, batch)
+
+    def changes(outputs: Any) -> dict[str, Any]:
+        split = sf.Split(rows(), outputs=outputs, judge=confusion, batch_size=5, at_end=True)
+        return {"evaluate": {"test": split}, "early_stopping": None, "best": None}
+
+    with pytest.raises(SystemExit) as left:
+        build(tmp_path / "run", **changes(interrupting)).train()
+    assert left.value.code == 143
+    assert written(tmp_path / "run", "end") == []
+    build(tmp_path / "run", **changes(guesses)).train()
+    assert len(written(tmp_path / "run", "end")) == 1
+    build(tmp_path / "run", **changes(guesses)).train()
+    assert len(written(tmp_path / "run", "end")) == 1
+
+
+def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
+    splits = {"all": sf.Split(rows(), scores=sf.accuracy), "test": judged(at_end=True)}
+    patience = sf.EarlyStopping("min all/loss", patience=1)
+    run = build(
+        tmp_path / "run", evaluate=splits, early_stopping=patience, optimizer=sf.adamw(lr=2.0), length="60 steps"
+    )
+    run.train()
+    assert run.state.step < 60
+    (record,) = written(tmp_path / "run", "end")
+    assert record["step"] == run.state.step
+
+
+def test_no_step_is_steered_by_what_is_for_the_end() -> None:
+    with pytest.raises(sf.ConfigError, match="no split of that name; there are: all"):
+        build(
+            None,
+            evaluate={"all": sf.Split(rows()), "test": judged(at_end=True)},
+            early_stopping=None,
+            best="max test/right",
+        )
+
+
+def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(
+        tmp_path / "run", evaluate={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True
+    ).train()
+    printed = capsys.readouterr().out
+    assert "scored once, with the weights of the last step" in printed
+    assert "; test/loss " in printed
+
+
+def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluate": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    changes |= {"schedule": sf.constant(), "save_every": "2 steps"}
+    for steps in (6, 6, 9):
+        build(tmp_path / "run", length=f"{steps} steps", **changes).train()
+    assert [record["step"] for record in written(tmp_path / "run", "end")] == [6, 9]
+
+
+def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
+    def failing(model: nn.Module, batch: Any) -> list[Any]:
+        raise RuntimeError("out of luck")
+
+    split = sf.Split(rows(), outputs=failing, judge=confusion, at_end=True)
+    changes: dict[str, Any] = {"evaluate": {"test": split}, "early_stopping": None, "best": None}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        build(tmp_path / "run", length="7 steps", save_every="1 h", **changes).train()
+    assert (tmp_path / "run" / "checkpoints" / "step-00000007" / "manifest.json").is_file()
+
+
+def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def overflowing(model: nn.Module, batch: Any) -> list[Any]:
+        raise sf.DivergedError("the logits are not finite")
+
+    splits = {
+        name: sf.Split(rows(), outputs=overflowing, judge=confusion, at_end=at_end)
+        for name, at_end in (("all", False), ("test", True))
+    }
+    run = build(tmp_path / "run", evaluate=splits, early_stopping=None, best=None, console=True, length="10 steps")
+    run.train()
+    assert run.state.step == 10
+    printed = capsys.readouterr().out
+    assert "warning: no scores after step 5: the logits are not finite" in printed
+    assert "warning: no scores of test: the logits are not finite" in printed
+
+
+def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain: dict[str, Any] = {"length": "12 steps", "evaluate_every": "4 steps", "early_stopping": None}
+    build(tmp_path / "run", stop_after="8 steps", **plain).train()
+    build(tmp_path / "run", console=True, **plain).train()
+    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores")
+    assert first["step"] == 4
+    assert f"from {number(first['held-out/loss'])} at step 4 to" in capsys.readouterr().out

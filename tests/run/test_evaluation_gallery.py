@@ -1,0 +1,211 @@
+"""Panels in a run: made once when it is over, written whole, never the end of a run; 3 seconds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import small_runs
+import surefoot as sf
+from surefoot.run.evaluation import made
+
+
+def matrix(title: str = "seen") -> sf.ConfusionMatrix:
+    return sf.ConfusionMatrix(title=title, classes=("a",), counts=((1,),))
+
+
+def of_model(model: nn.Module) -> list[sf.TintedText]:
+    """What the model says of given inputs, in evaluation mode, and a random number."""
+    said = float(model(torch.ones(4, 8)).exp().sum())
+    pieces = (("said", said), ("drawn", float(torch.rand(()))), ("training", float(model.training)))
+    return [sf.TintedText(title="t", legend="", unit="nats", pieces=pieces)]
+
+
+def build(out: Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **({"length": "6 steps", "early_stopping": None} | changes))
+
+
+def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", panels_fn=of_model)
+    run.train()
+    shown = sf.load(tmp_path / "run").panels()
+    assert shown is not None
+    assert shown.step == 6
+    averaged = run.state.averages["model"].model
+    (text,) = shown.panels
+    assert isinstance(text, sf.TintedText)
+    values = dict(text.pieces)
+    with torch.no_grad():
+        assert values["said"] == pytest.approx(float(averaged.eval()(torch.ones(4, 8)).exp().sum()))
+    assert values["training"] == 0.0
+    assert run.make_panels() == shown  # random numbers too: they are the step's
+
+
+def test_without_a_directory_or_before_the_end_none_are_made(tmp_path: Path) -> None:
+    called: list[nn.Module] = []
+
+    def never(model: nn.Module) -> list[Any]:
+        called.append(model)
+        return [matrix()]
+
+    build(None, panels_fn=never).train()
+    build(tmp_path / "run", panels_fn=never, stop_after="3 steps").train()
+    assert sf.load(tmp_path / "run").panels() is None
+    assert called == []
+    build(tmp_path / "run", panels_fn=of_model).train()
+    assert sf.load(tmp_path / "run").panels() is not None
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_not(
+    early: bool, tmp_path: Path
+) -> None:
+    def stopped(model: nn.Module, batch: Any) -> Any:
+        if run.state.step == 2 and not early and not told:
+            told.append(1)  # a second one would end this process
+            signal.raise_signal(signal.SIGTERM)
+        return small_runs.loss(model, batch)
+
+    told: list[int] = []
+    patience = sf.EarlyStopping("min held-out/loss", patience=1) if early else None
+    changes: dict[str, Any] = {"early_stopping": patience, "evaluate_every": "1 steps", "length": "60 steps"}
+    changes |= {"optimizer": sf.adamw(lr=2.0)} if early else {}
+    run = build(tmp_path / "run", panels_fn=of_model, loss=stopped, **changes)
+    if early:
+        run.train()
+        assert run.state.step < 60
+    else:
+        with pytest.raises(SystemExit):
+            run.train()
+    assert (sf.load(tmp_path / "run").panels() is not None) == early
+
+
+def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
+    def stopped(model: nn.Module, batch: Any) -> Any:
+        if run.state.step == 5 and not told:
+            told.append(1)  # a second one would end this process
+            signal.raise_signal(signal.SIGTERM)
+        return small_runs.loss(model, batch)
+
+    told: list[int] = []
+    called: list[int] = []
+    run = build(tmp_path / "run", panels_fn=lambda model: called.append(1) or [matrix()], loss=stopped, evaluate={})
+    with pytest.raises(SystemExit):
+        run.train()
+    assert run.state.step == 6
+    assert called == []
+
+
+def failing(model: nn.Module) -> Iterator[sf.ConfusionMatrix]:
+    yield matrix("first")
+    raise ZeroDivisionError("of no use\nand more")
+
+
+@pytest.mark.parametrize(
+    ("panels", "said", "titles"),
+    [
+        (failing, "warning: after panel 1 none: ZeroDivisionError: of no use", ["first"]),
+        (lambda model: None, "warning: no panels: TypeError: 'NoneType' object is not iterable", None),
+        (lambda model: ["text"], "warning: no panels: the run's panels hold a str: give a list of TintedText, ", None),
+        (lambda model: [matrix(), sf.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)})], "a point's step", None),
+        (
+            lambda model: [
+                matrix(),
+                sf.TintedText(title="long", legend="", unit="nats", pieces=(("x" * 19_000, None),) * 20),
+            ],
+            "warning: the panel 'long' is left out: all together may have 300,000 bytes",
+            ["seen"],
+        ),
+    ],
+)
+def test_what_goes_wrong_is_one_warning_and_ends_no_run(
+    panels: Any, said: str, titles: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(tmp_path / "run", panels_fn=panels, console=True).train()
+    printed = capsys.readouterr().out
+    (warning,) = [line for line in printed.splitlines() if line.startswith("warning")]
+    assert said in warning
+    assert "finished: 6 steps" in printed
+    shown = sf.load(tmp_path / "run").panels()
+    assert (None if shown is None else [panel.title for panel in shown.panels]) == titles
+
+
+def test_a_disk_without_room_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from surefoot.tracking.run_directory import RunDirectory
+
+    write: Callable[..., None] = RunDirectory.write_text
+
+    def full(self: RunDirectory, name: str, text: str) -> None:
+        if name == "panels.json":
+            raise sf.CheckpointError("cannot write panels.json: No space left on device")
+        write(self, name, text)
+
+    monkeypatch.setattr(RunDirectory, "write_text", full)
+    build(tmp_path / "run", panels_fn=of_model, console=True).train()
+    assert "warning: cannot write panels.json: No space left on device" in capsys.readouterr().out
+
+
+def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None:
+    def endless(model: None) -> Iterator[sf.ConfusionMatrix]:
+        while True:
+            yield matrix()
+
+    ticks = iter(range(0, 1000, 20))
+    late = made(endless, None, now=lambda: float(next(ticks)))
+    assert (len(late.panels), late.told) == (4, ("no more panels than 4: they took more than 60 seconds",))
+    told = made(endless, None, stop=lambda: True)
+    assert (len(told.panels), told.told) == (1, ("no more panels than 1: told to stop",))
+
+
+def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
+    def signalled(model: nn.Module) -> Iterator[sf.ConfusionMatrix]:
+        yield matrix()
+        signal.raise_signal(signal.SIGINT)
+        yield matrix()
+
+    with pytest.raises(SystemExit):
+        build(tmp_path / "run", panels_fn=signalled).train()
+    assert sf.load(tmp_path / "run").panels() is None
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def test_their_seconds_are_those_of_evaluating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from surefoot.train.timer import Clock
+
+    phases: list[str] = []
+    entered = Clock.enter
+
+    def enter(self: Clock, phase: Any) -> None:
+        phases.append(phase)
+        entered(self, phase)
+
+    monkeypatch.setattr(Clock, "enter", enter)
+    during: list[str] = []
+    build(tmp_path / "run", panels_fn=lambda model: during.append(phases[-1]) or []).train()
+    assert during == ["evaluating"]
+
+
+def test_a_run_without_panels_refuses_to_make_some() -> None:
+    with pytest.raises(sf.ConfigError, match=r"give Run\(panels_fn=...\)"):
+        build(None).make_panels()
+
+
+def test_panels_json_is_surefoots_own_name() -> None:
+    with pytest.raises(sf.ConfigError, match="one that surefoot uses itself"):
+        build(None, files={"panels.json": "{}"})
+
+
+def test_metrics_jsonl_holds_none_of_it(tmp_path: Path) -> None:
+    build(tmp_path / "run", panels_fn=of_model).train()
+    kinds = {json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()}
+    assert "train" in kinds
+    assert not kinds & {"panels", "outcome"}

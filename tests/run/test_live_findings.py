@@ -1,0 +1,256 @@
+"""Findings while a run trains: said once, worse ones again, at most 1 % of the time, in bounded memory; 2 seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import surefoot as sf
+from diagnose.histories import EVERY, described, falling, layers, scores, train
+from small_runs import build
+from surefoot.diagnose.checks import findings
+from surefoot.diagnose.finding import Finding
+from surefoot.diagnose.history import MOST, Collected, History, thinned
+from surefoot.run import live_findings
+from surefoot.run.live_findings import Remarks
+from surefoot.tracking.commands import diagnose_command
+from surefoot.tracking.record import Record
+from surefoot.tracking.run_directory import RunDirectory
+
+
+class Ticking:
+    """A clock that goes on by `step_s` at every look, and by what is added."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s, self.time_s = step_s, 0.0
+
+    def __call__(self) -> float:
+        self.time_s += self.step_s
+        return self.time_s
+
+
+def of(said: list[str], now: Any = None, **settings: Any) -> Remarks:
+    return Remarks(
+        described(standing="running"),
+        say=said.append,
+        command="surefoot diagnose runs/a",
+        now=now or Ticking(),
+        **settings,
+    )
+
+
+def test_a_finding_is_said_once_and_again_where_it_is_worse() -> None:
+    said: list[str] = []
+    made = of(said)
+    for record in train(skipped=lambda place: int(place >= 5) + EVERY // 2 * (place > 20)):
+        made.write(record)
+    about = [line for line in said if "non-finite" in line]
+    assert about[0] == (
+        "WARNING non-finite-steps: 1 step was skipped, for a loss or gradient that was not finite."
+        " More: surefoot diagnose runs/a"
+    )
+    assert [line.split()[0] for line in about] == ["WARNING", "ERROR"]
+
+
+def test_a_healthy_run_says_nothing_and_notes_are_left_to_diagnose() -> None:
+    said: list[str] = []
+    made = of(said)
+    for record in [*train(waiting_s=lambda _: 0.15), *layers(), *scores([3.0, 2.0, 1.5, 1.0])]:
+        made.write(record)
+    assert said == []
+
+
+def test_at_most_one_line_a_record_and_the_worst_first() -> None:
+    said: list[str] = []
+    made = of(said)
+    lines = []
+    for record in train(lambda place: 2.3, waiting_s=lambda _: 0.9, skipped=lambda _: 1):
+        before = len(said)
+        made.write(record)
+        lines.append(len(said) - before)
+    assert max(lines) == 1
+    severities = [line.split()[0] for line in said]
+    assert severities[0] == "ERROR"
+    assert len(set(said)) == len(said) >= 3
+
+
+@pytest.mark.parametrize(("gone", "times"), [(50, 1), (150, 2)])
+def test_what_was_gone_for_long_is_said_again_and_what_was_gone_for_a_moment_is_not(gone: int, times: int) -> None:
+    there = Finding("data-bound", "warning", "Steps wait.")
+    said: list[str] = []
+    made = of(said)
+    for step, found in ((400, [there]), (800, [there]), (1000 - gone, []), (1000, [there]), (1001, [there])):
+        made._asked = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
+        made.write({"kind": "train", "step": step})
+    assert len(said) == times
+
+
+def test_early_in_a_run_what_was_gone_for_a_few_steps_is_not_said_again() -> None:
+    there = Finding("data-bound", "warning", "Steps wait.")
+    said: list[str] = []
+    made = of(said)
+    for step, found in ((40, [there]), (50, []), (90, [there])):  # of 600 steps
+        made._asked = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
+        made.write({"kind": "train", "step": step})
+    assert len(said) == 1
+
+
+def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
+    clock = Ticking(0.5)  # every look at the clock takes half a second: an asking then takes half of one
+    made, asked_at = of([], now=clock), []
+    ask = made._asked
+
+    def counted() -> Any:
+        asked_at.append(clock.time_s)
+        return ask()
+
+    made._asked = counted  # type: ignore[method-assign]
+    for record in train(count=600):
+        made.write(record)
+    assert len(asked_at) > 3
+    assert min(later - earlier for earlier, later in pairwise(asked_at)) >= 50.0
+
+
+def test_a_resumed_run_does_not_repeat_what_its_records_showed_before() -> None:
+    records = train(waiting_s=lambda _: 0.9)
+    said: list[str] = []
+    made = of(said, earlier=records[:30])
+    for record in records[30:]:
+        made.write(record)
+    assert said == []
+
+
+def test_what_earlier_sittings_wrote_is_read_at_the_first_record_of_training_and_not_before() -> None:
+    records = train(waiting_s=lambda _: 0.9)
+    read: list[int] = []
+
+    def earlier() -> Iterator[Record]:
+        read.append(len(read))
+        yield from records[:30]
+
+    made = of([], earlier=earlier())
+    made.write(layers(watched=1)[0])
+    assert read == []
+    made.write(records[30])
+    assert read == [0]
+    assert made.collected.kinds["train"] == records[:31]
+    assert [len(made.collected.kinds[kind]) for kind in ("train", "layers")] == [31, 1]
+
+
+def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(history: History) -> Any:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (wrong,))
+    said: list[str] = []
+    made = of(said)
+    for record in train():
+        made.write(record)
+    assert len(said) == 1
+    assert "wrong cannot be made, which is a fault of surefoot's: ZeroDivisionError: of ours" in said[0]
+    made = of(said)
+    monkeypatch.setattr(made.collected, "history", wrong)
+    for record in train():
+        made.write(record)
+    assert len(said) == 2
+    assert "findings are no longer looked for" in said[1]
+
+
+def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
+    held = Collected()
+    records = train(
+        count=9000,
+        skipped=lambda place: int(place % 1000 == 0),
+        norm_max=lambda place: 50.0 if place == 17 else 1.0,
+        loss_max=lambda place: 9.0 if place == 17 else 2.0,
+        loss_max_step=lambda place: EVERY * place + 3,
+    )
+    for record in records:
+        held.add(record)
+    losses = [2.0 + (place - 900) ** 2 / 1e6 for place in range(3000)]
+    for record in scores(losses[:600]) * 5:
+        held.add(record)
+    for place, loss in enumerate(losses):
+        held.add({"kind": "scores", "step": place, "held-out/loss": loss})
+    assert all(len(kept) <= MOST.get(kind, 1) for kind, kept in held.kinds.items())
+    history = held.history(described())
+    assert history.total("targets") == 80 * 9000
+    assert history.total("skipped") == 9
+    assert history.column("norm_max").value.max() == 50.0
+    assert next(record["loss_max_step"] for record in history.train if record["loss_max"] == 9.0) == 173
+    assert history.splits["held-out"].value.min() == 2.0
+    whole = sum(record["loss"] for record in records) / len(records)
+    of_windows = history.loss.value @ history.column("targets").value / history.total("targets")
+    assert of_windows == pytest.approx(whole)
+
+
+def test_a_record_without_a_number_where_one_is_usual_ends_nothing() -> None:
+    said: list[str] = []
+    odd = train(count=2100, loss_max=lambda place: None if place % 2 else 2.0)
+    made = of(said, earlier=odd)
+    made.at_end()
+    assert said == []
+    assert len(made.collected.kinds["train"]) <= MOST["train"]
+
+
+def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(records: Any) -> Any:
+        raise TypeError("of ours")
+
+    monkeypatch.setattr("surefoot.diagnose.history.thinned", wrong)
+    said: list[str] = []
+    made = of(said, earlier=train(count=2100))
+    made.write(train()[0])
+    assert len(said) == 1
+    assert "findings are no longer looked for: TypeError: of ours" in said[0]
+
+
+@pytest.mark.parametrize("lost", [(True, False), (False, True), (True, True)])
+def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, bool]) -> None:
+    pair = [
+        record | ({"loss": None, "skipped": EVERY, "loss_of_applied": 0.0} if gone else {})
+        for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
+    ]
+    held = Collected()
+    held.kinds = {"train_data": thinned(pair)}
+    assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
+
+
+def test_thinned_records_have_the_same_findings() -> None:
+    records = train(lambda place: falling(place) if place < 40 else 9.0)
+    held = Collected()
+    held.kinds = {"train_data": thinned(records)}
+    assert "diverged" in [finding.name for finding in findings(held.history(described()))]
+
+
+def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_findings, "_TIMES_AS_LONG", 0)
+    settings: dict[str, Any] = {
+        "log_every": "1 steps",
+        "save_every": "40 steps",
+        "evaluate_every": "40 steps",
+        "optimizer": sf.sgd(lr=1e-9),
+        "schedule": None,
+        "length": "40 steps",
+    }
+    run = build(tmp_path / "a", console=True, **settings)
+    run.train()
+    shown = capsys.readouterr().out
+    assert shown.count("ERROR loss-not-falling") == 1
+    command = diagnose_command(RunDirectory(tmp_path / "a"))
+    assert f"More: {command}\n" in shown
+    assert shown.splitlines()[-2].endswith(f": {command}")  # as it is said at the end
+    quiet = build(tmp_path / "b", **settings)
+    quiet.train()
+    assert all(torch.equal(one, other) for one, other in zip(run.state.parameters, quiet.state.parameters, strict=True))
+    noted = json.loads((tmp_path / "a" / "environment.json").read_text())["sittings"][0]
+    assert noted["memory_bytes"] > 10**8
+    assert sf.load(tmp_path / "a").diagnose()[0].name == "loss-not-falling"

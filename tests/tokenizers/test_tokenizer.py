@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tokenizers
+from data_sets import DATA, needs
+from surefoot.errors import DataError
+from surefoot.tokenizers.bpe import BpeTokenizer
+from surefoot.tokenizers.files import load_tokenizer, tokenizer_from_json
+from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_bytes_give_back_every_text(text):
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text).tolist() == list(text.encode())
+
+
+@given(st.text(min_size=1))
+def test_characters_give_back_every_text_they_were_made_from(text):
+    tokenizer = CharacterTokenizer.of(text)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == len(text)
+    assert ids.max() < tokenizer.vocabulary == len(set(text))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_a_tokenizer_from_json_is_the_same(text):
+    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BpeTokenizer.trained([text], vocabulary=260)):
+        again = tokenizer_from_json(tokenizer.to_json())
+        assert type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
+        assert again.to_json() == tokenizer.to_json()
+
+
+@pytest.mark.parametrize("ids", [[1, 0], (1, 0), np.array([1, 0], np.uint16), torch.tensor([1, 0]), iter([1, 0])])
+def test_anything_that_holds_numbers_is_decoded(ids):
+    assert CharacterTokenizer("xy").decode(ids) == "yx"
+
+
+def test_tokens_can_be_written_to():
+    for tokenizer in (ByteTokenizer(), CharacterTokenizer("abc")):
+        tokens = tokenizer.encode("abc")
+        tokens[0] = 1
+        assert tokens[0] == 1
+
+
+def test_a_sample_that_starts_inside_a_character_is_shown_all_the_same():
+    assert ByteTokenizer().decode([0xA9, 104]) == "\ufffdh"
+
+
+@pytest.mark.parametrize("unknown", ["?", "\u00e9", "\U0001f600", "\x00"])
+def test_an_unknown_character_is_named_with_its_position(unknown):
+    with pytest.raises(DataError) as caught:
+        CharacterTokenizer("abcxyz").encode(f"abc{unknown}yz{unknown}")
+    assert f"character {unknown!r} at position 3" in str(caught.value)
+
+
+def test_half_a_surrogate_pair_has_no_bytes():
+    with pytest.raises(DataError, match="character 2 of the text is half a surrogate pair"):
+        ByteTokenizer().encode("ab\ud800")
+
+
+@pytest.mark.parametrize("token", [-1, 3, 1000])
+def test_a_token_outside_the_vocabulary_is_named(token):
+    with pytest.raises(DataError, match=f"token {token} is outside"):
+        CharacterTokenizer("abc").decode([0, token])
+
+
+@pytest.mark.parametrize("token", [-1, 257])
+def test_a_number_that_is_no_byte_is_named(token):
+    with pytest.raises(DataError, match=f"token {token} is outside"):
+        ByteTokenizer().decode([0, token])
+
+
+def test_an_empty_text_is_encoded():
+    assert len(CharacterTokenizer("abc").encode("")) == len(ByteTokenizer().encode("")) == 0
+
+
+@pytest.mark.parametrize(("characters", "what"), [("", "no characters"), ("aba", "'a' is there twice")])
+def test_a_set_that_is_none_is_refused(characters, what):
+    with pytest.raises(DataError, match=what):
+        CharacterTokenizer(characters)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "{}", "[" * 100_000, '{"kind": "words"}', '{"kind": "characters"}', '{"kind": "bytes", "x": 1}']
+)
+def test_what_describes_no_tokenizer_is_refused(text):
+    with pytest.raises(DataError, match="no description of a tokenizer"):
+        tokenizer_from_json(text)
+
+
+def test_a_description_of_another_kind_is_refused():
+    with pytest.raises(DataError, match="of characters, asked for was one of bytes"):
+        ByteTokenizer.from_json(CharacterTokenizer("ab").to_json())
+
+
+# --- byte pairs --------------------------------------------------------------------------------------------------------
+
+TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
+BPE = BpeTokenizer.trained([TEXT], vocabulary=270)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_pairs_give_back_every_text_and_count_its_bytes(text):
+    tokens = BPE.encode(text)
+    assert BPE.decode(tokens) == text
+    assert BPE.byte_counts[tokens].sum() == len(text.encode())
+
+
+def test_byte_pairs_are_fewer_than_bytes_on_the_text_they_were_made_from():
+    assert len(BPE.encode(TEXT)) < 0.5 * len(TEXT.encode())
+    assert BPE.vocabulary == 270
+
+
+def test_the_same_text_gives_the_same_byte_pairs():
+    assert BpeTokenizer.trained(iter([TEXT]), vocabulary=270).to_json() == BPE.to_json()
+
+
+def test_many_texts_are_encoded_as_each_alone():
+    texts = ["the cat", "", TEXT]
+    assert [tokens.tolist() for tokens in BPE.encode_all(texts)] == [BPE.encode(text).tolist() for text in texts]
+
+
+def test_a_text_that_looks_like_the_end_of_a_document_is_text():
+    assert BPE.end not in BPE.encode("<|endoftext|>")
+    assert BPE.decode(BPE.encode("<|endoftext|>")) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()], ids=["byte pairs", "bytes"])
+def test_the_end_of_a_document_is_no_text(tokenizer):
+    assert tokenizer.decode([tokenizer.end, *tokenizer.encode("a"), tokenizer.end]) == "a"
+    assert tokenizer.byte_counts[tokenizer.end] == 0
+
+
+def test_a_token_added_as_it_is_counts_its_bytes():
+    """What was added to a tokenizer is not written in the letters that stand for bytes."""
+    tokenizer = BpeTokenizer.from_json(BPE.to_json()).tokenizer
+    tokenizer.add_tokens(["caf\u00e9"])
+    made = BpeTokenizer(tokenizer)
+    assert made.byte_counts[made.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [BPE, ByteTokenizer(), CharacterTokenizer("ab")], ids=["byte pairs", "bytes", "characters"]
+)
+def test_a_tokenizer_of_any_kind_is_read_from_its_file_or_the_directory_of_a_run(tokenizer, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(tokenizer.to_json())
+    assert load_tokenizer(file).to_json() == load_tokenizer(tmp_path).to_json() == tokenizer.to_json()
+    BPE.tokenizer.save(str(file))  # as the library writes it
+    assert load_tokenizer(tmp_path).to_json() == BPE.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": "words"}', '{"model": 3}', "[" * 100_000])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(text, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(DataError, match="tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(DataError, match="no tokenizer at"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+def changed(**changes):
+    """What the library would write of a tokenizer with some of its parts changed."""
+    text = json.loads(json.dumps(json.loads(BPE.to_json())["tokenizer"]))
+    for name, value in changes.items():
+        if name == "model":
+            text["model"] |= value
+        else:
+            text[name] = value
+    return json.dumps(text)
+
+
+def without_letters():
+    """No letter of its alphabet stands for the bytes of capital letters."""
+    text = json.loads(changed())
+    vocabulary = {
+        token: one for token, one in text["model"]["vocab"].items() if not (len(token) == 1 and token.isupper())
+    }
+    text["model"] |= {"vocab": {token: place for place, token in enumerate(vocabulary)}, "merges": []}
+    text["added_tokens"] = []
+    return json.dumps(text)
+
+
+def with_a_hole():
+    text = json.loads(changed())
+    last = max(text["model"]["vocab"], key=text["model"]["vocab"].get)
+    text["model"]["vocab"][last] += 5
+    return json.dumps(text)
+
+
+WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+STRIPPING = {
+    "id": 270,
+    "content": "<x>",
+    "single_word": False,
+    "lstrip": True,
+    "rstrip": True,
+    "normalized": False,
+    "special": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (changed(pre_tokenizer=None), "gives every text back"),
+        (
+            changed(
+                pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+            ),
+            "gives every text back",
+        ),
+        (changed(added_tokens=[STRIPPING]), "gives every text back"),
+        (without_letters(), "gives every text back"),
+        (changed(model={"dropout": 0.1}), "drops merges at random"),
+        (with_a_hole(), "holes in its numbering"),
+    ],
+    ids=["no pre-tokenizer", "prefix space", "an added token that strips", "no alphabet", "dropout", "a hole"],
+)
+def test_a_tokenizer_that_would_change_the_text_is_refused(text, says, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(DataError, match=says):
+        load_tokenizer(tmp_path)
+
+
+def test_what_a_tokenizer_would_cut_or_fill_is_left_whole(tmp_path):
+    limited = BpeTokenizer.from_json(BPE.to_json()).tokenizer
+    limited.enable_truncation(4)
+    limited.enable_padding(length=50)
+    (tmp_path / "tokenizer.json").write_text(limited.to_str())
+    read = load_tokenizer(tmp_path)
+    assert read.encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+    assert [len(tokens) for tokens in read.encode_all(["the", TEXT])] == [len(BPE.encode("the")), len(BPE.encode(TEXT))]
+
+
+def test_the_end_of_a_document_of_gpt2_s_files_is_no_text_either(tmp_path):
+    """There it is an ordinary token, which nobody added."""
+    vocabulary = json.loads(BPE.to_json())["tokenizer"]["model"]["vocab"]
+    (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.end is not None
+    assert tokenizer.byte_counts[tokenizer.end] == 0
+    assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+def test_bytes_of_characters_are_those_of_utf8():
+    tokenizer = CharacterTokenizer.of(TEXT)
+    assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+@needs("gpt2-bpe")
+def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
+    tokenizer = BpeTokenizer.load(DATA / "gpt2-bpe")
+    assert (tokenizer.vocabulary, tokenizer.end) == (50257, 50256)
+    assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    assert BpeTokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+def test_a_tokenizer_of_the_library_is_loaded(tmp_path):
+    BPE.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert BpeTokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+
+
+def test_a_tokenizer_that_is_not_of_bytes_is_refused(tmp_path):
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
+    with pytest.raises(DataError, match=r"words\.json is no byte-level tokenizer"):
+        BpeTokenizer.load(tmp_path / "words.json")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "{}", "[" * 100_000])
+def test_what_is_no_tokenizer_is_named(content, tmp_path):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        BpeTokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_too_few_byte_pairs_are_refused():
+    with pytest.raises(DataError, match="vocabulary = 256"):
+        BpeTokenizer.trained([TEXT], vocabulary=256)

@@ -1,0 +1,133 @@
+"""Plain lines: what is in them, and how often they come; 1 second."""
+
+from __future__ import annotations
+
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
+from typing import Any
+
+import pytest
+
+from surefoot.tracking.console import Console, screen
+
+
+def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:
+    """What a console of 100 steps prints when each record comes at its second."""
+    stream = StringIO()
+    clock = [0.0]
+    console = Console(100, stream, now=lambda: clock[0])
+    for record, second in zip(records, at, strict=True):
+        clock[0] = second
+        console.write(record)
+    return stream.getvalue().splitlines()
+
+
+def train(step: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "loss": 2.5, "skipped": 0, **values}
+
+
+def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> None:
+    records = [train(step) for step in (10, 20, 30, 40, 50, 100)]
+    found = lines(*records, at=(0.0, 5.0, 9.9, 10.0, 15.0, 15.1))
+    assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
+
+
+def test_scores_and_samples_are_never_left_out() -> None:
+    scores = {"kind": "scores", "step": 20, "held-out/loss": 1.25}
+    sample = {"kind": "sample", "step": 20, "text": "so it goes"}
+    found = lines(train(10), scores, sample, train(30), at=(0.0, 0.1, 0.2, 0.3))
+    assert found == [
+        "step=10/100 loss=2.5",
+        "step=20/100 held-out/loss=1.25",
+        "--- sample at step 20 ---",
+        "so it goes",
+        "---",
+    ]
+
+
+def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
+    scores, sample = {"kind": "scores", "step": 25, "held-out/loss": 1.25}, {"kind": "sample", "step": 35, "text": "so"}
+    records = [train(10), train(20), scores, train(30), sample, train(40), train(100)]
+    found = lines(*records, at=tuple(place / 10 for place in range(len(records))))
+    assert [line.split("/")[0] for line in found if line.startswith("step")] == [
+        f"step={step}" for step in (10, 20, 25, 30, 100)
+    ]
+    assert found.index("--- sample at step 35 ---") == 4
+
+
+def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
+    record = train(10, loss_of_applied=2.25, learning_rate=1e-3, norm=0.5, targets_per_s=51234.0, warmth=3, left_s=192)
+    record["skipped"] = 2
+    (line,) = lines(record, at=(0.0,))
+    assert line == (
+        "step=10/100 loss=2.5 loss_of_applied=2.25 skipped=2 learning_rate=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+    )
+
+
+def test_plain_lines_hold_no_escape() -> None:
+    record = {"kind": "scores", "step": 20, "held-out/loss": float("nan")}
+    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 held-out/loss=nan", "step=100/100 loss=2.5"]
+
+
+def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
+    stream = StringIO()
+    console = Console(100, stream, now=lambda: 0.0)
+    for record in (train(10), train(20), train(30)):
+        console.write(record)
+    console.say("warning: something")
+    console.write(train(40))
+    console.close()
+    console.close()
+    found = [line.split()[0] for line in stream.getvalue().splitlines()]
+    assert found == ["step=10/100", "step=30/100", "warning:", "step=40/100"]
+
+
+def test_a_record_is_one_line_and_commands_nothing() -> None:
+    assert lines(train(10, **{"two\nlines": 1e300, "\x1b[31mred": 1.0}), at=(0.0,)) == [
+        "step=10/100 loss=2.5 two lines=1e+300 \ufffd[31mred=1"
+    ]
+
+
+def test_letters_that_the_stream_does_not_have_end_no_run() -> None:
+    stream = TextIOWrapper(BytesIO(), encoding="latin-1")
+    Console(100, stream).say("na\u00efve \u5bbd")
+    stream.seek(0)
+    assert stream.read().encode("latin-1") == b"na\xefve ?\n"
+
+
+class FullStream(StringIO):
+    """Where nothing can be written any more."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_stream_without_room_is_given_up_and_ends_nothing() -> None:
+    console = Console(100, FullStream())
+    console.write(train(10))
+    console.say("so it goes")
+    console.close()
+
+
+def test_a_program_without_standard_output_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started with `>&-`, or as a service of Windows."""
+    monkeypatch.setattr(sys, "stdout", None)
+    console = screen(100)
+    console.write(train(10))
+    console.say("so it goes")
+    console.close()
+
+
+def test_what_takes_more_than_a_minute_is_said_once() -> None:
+    stream, clock = StringIO(), [0.0]
+    console = Console(100, stream, now=lambda: clock[0])
+    for clock[0] in (0.0, 30.0, 59.0, 61.0, 90.0, 200.0):
+        console.doing("evaluating held-out")
+    assert stream.getvalue() == "still evaluating held-out ...\n"
+    console.write({"kind": "scores", "step": 20, "held-out/loss": 1.25})
+    for clock[0] in (300.0, 359.0):
+        console.doing("evaluating held-out")
+    assert stream.getvalue().count("still") == 1
+    clock[0] = 361.0
+    console.doing("evaluating held-out")
+    assert stream.getvalue().count("still") == 2

@@ -1,0 +1,467 @@
+"""The live view, read off the screen of a terminal emulator; a real pseudo-terminal where processes and signals matter; 16 seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.tracking import console
+from surefoot.tracking.jsonl import records
+from surefoot.tracking.live_terminal import Terminal
+from tracking.in_terminal import LIVE, Process, Screen, Warm, environment
+from waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "FORCE_COLOR", "LINES", "JPY_PARENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def train(step: int, **values: Any) -> dict[str, Any]:
+    plain = {"loss": 2.5 - step / 100, "learning_rate": 1e-3, "norm": 0.51, "targets_per_s": 15400.0, "left_s": 90}
+    return {"kind": "train", "step": step, **plain, **values}
+
+
+def scores(step: int, **values: float) -> dict[str, Any]:
+    return {
+        "kind": "scores",
+        "step": step,
+        "held-out/loss": 3.3654,
+        "held-out/perplexity": 28.946,
+        "cloze/accuracy": 0.645,
+    } | values
+
+
+def shown(*records: dict[str, Any], columns: int = 80, rows: int = 24) -> Screen:
+    screen = Screen(columns, rows)
+    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    for record in records:
+        terminal.write(record)
+    return screen
+
+
+def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below() -> None:
+    steps = range(10, 100, 10)
+    screen = shown(*(record for step in steps for record in (train(step), scores(step))), train(95))
+    assert screen.lines[0].split() == ["step", "train", "loss", "loss", "perplexity", "accuracy", "time"]
+    rows = [line.split() for line in screen.lines[1:-1]]
+    assert [row[0] for row in rows] == [str(step) for step in steps]
+    assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
+    assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51  15.4k/s")
+
+
+@pytest.mark.slow
+def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
+    screen = shown(*(record for step in range(1000) for record in ([train(step)] * (step % 10 == 0) + [scores(step)])))
+    assert sum("28.946" in line for line in screen.lines) == 1000
+    assert sum("━" in line for line in screen.lines) == 1
+
+
+@pytest.mark.parametrize("columns", [10, 20, 40, 79, 80, 200])
+def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    own = {"a_value_with_a_rather_long_name": 1.0, "two\nlines": 123456.789, "wide 宽宽宽宽": 1e300}
+    screen = shown(train(10, **own), train(20, loss=1e300, norm=float("inf"), **own), columns=columns)
+    assert len(screen.lines) == 1
+    assert screen.screen.cursor.x <= columns - 3
+
+
+@pytest.mark.parametrize("columns", [40, 79, 80, 200])
+def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    values = (1e300, -1.23456e-100, float("nan"), 123456.789, -float("inf"))
+    more = {f"split {number}/宽 score": value for number, value in enumerate(values)}
+    screen = Screen(columns)
+    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal.write(train(10, loss=1e300))
+    terminal.write(scores(10))
+    terminal.write({"kind": "scores", "step": 20, **more})
+    assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == ["10", "20"]
+    rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or "train loss" in line]
+    assert [row.split()[-1] for row in rows] == ["time", "0s", "time", "0s"]  # nothing of them has wrapped
+
+
+def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
+    terminal.write(train(19_999, loss=2.34567, learning_rate=4.98e-5, norm=0.512, targets_per_s=123456.0, left_s=5040))
+    assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
+
+
+def test_scores_for_which_there_is_no_room_are_named() -> None:
+    more = {f"split {number}/a rather long score": 1.0 for number in range(5)}
+    screen = shown(train(10), scores(10, **more))
+    assert "not shown for lack of room: split 0" in " ".join(screen.lines)
+
+
+def test_other_scores_get_a_head_of_their_own() -> None:
+    screen = shown(scores(10), {"kind": "scores", "step": 20, "test/loss": 1.0})
+    assert [line.split()[-2] for line in screen.lines if "step" in line] == ["accuracy", "loss"]
+
+
+def test_prose_and_samples_stand_above_the_live_line() -> None:
+    screen = Screen()
+    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal.write(train(10))
+    terminal.say("warning: something")
+    terminal.write({"kind": "sample", "step": 10, "text": "[bold]so it goes[/bold] :smile:"})
+    assert screen.lines[:4] == [
+        "warning: something",
+        "--- sample at step 10 ---",
+        "[bold]so it goes[/bold] :smile:",
+        "---",
+    ]
+    assert screen.lines[4].startswith("━")
+    terminal.close()
+    assert len(screen.lines) == 4
+
+
+@pytest.mark.parametrize(
+    "record",
+    [train(20), scores(10), {"kind": "sample", "step": 10, "text": "so it goes"}],
+    ids=lambda held: held["kind"],
+)
+def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) -> None:
+    screen = Screen()
+    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal.write(train(10))
+    terminal.doing("evaluating held-out")
+    assert screen.lines[-1].endswith("10/100  evaluating held-out")
+    terminal.write(record)
+    assert "evaluating" not in "".join(screen.lines)
+
+
+def test_what_a_model_writes_does_not_command_the_terminal() -> None:
+    screen = shown(train(10), {"kind": "sample", "step": 10, "text": "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"})
+    assert screen.lines[:4] == ["--- sample at step 10 ---", "so\ufffd[2J it\ufffd[?25l\ufffdgoes", "on\ufffd2J", "---"]
+    assert not screen.screen.cursor.hidden
+
+
+def test_a_terminal_that_knows_few_letters_gets_others() -> None:
+    screen = Screen(encoding="latin-1")
+    terminal = Terminal(100, screen)  # type: ignore[arg-type]
+    terminal.write(train(50))
+    terminal.say("宽")
+    assert screen.lines[0] == "?"
+    assert screen.lines[1].startswith("######----- 50/100")
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"JPY_PARENT_PID": "1"}])
+def test_plain_lines_go_where_a_line_cannot_be_redrawn(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(console.screen(100, Screen()), Terminal)  # type: ignore[arg-type]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(console.screen(100, Screen()), console.Console)  # type: ignore[arg-type]
+
+
+def test_skipped_steps_stand_out() -> None:
+    screen = shown(train(10, skipped=2, loss=float("nan"), loss_of_applied=1.5))
+    assert "2 skipped  loss 1.5" in screen.lines[-1]
+    assert "\x1b[31m" in screen.raw
+
+
+def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() -> None:
+    screen = shown(train(10, skipped=1), scores(10), train(20))
+    codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", screen.raw) for code in found.split(";")}
+    assert codes <= {"0", "1", "2", *(str(30 + colour) for colour in range(8))}
+    assert "\x1b[?25l" not in screen.raw
+
+
+# --- processes in a pseudo-terminal ------------------------------------------------------------------------------------
+
+RUN = """
+import hashlib, os, signal, time
+import small_runs
+
+def build(**changes):
+    return small_runs.build({out!r}, console=True, log_every="1 steps", **changes)
+
+def mark(name):
+    open(os.path.join(os.path.dirname({out!r}), name), "w").close()
+
+def slow_call():  # one call of two seconds and more, in which Python runs no handler
+    mark("begun")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 12_000_000)
+    mark("over")
+"""
+
+SLOW_STEP = """
+passes = [0]
+def loss(model, batch):
+    passes[0] += model.training
+    if passes[0] == 7 and model.training:
+        slow_call()
+    return small_runs.loss(model, batch)
+
+with build(loss=loss, length="2000 steps", check_state=False) as run:
+    for step in run:
+        step.log(a_value=1.2345, another=5.4321, the_third_one=6.789)  # the live line is full
+"""
+
+SLOW_EVALUATION = """
+trained, evaluated = [0], [0]
+def loss(model, batch):
+    trained[0] += model.training
+    evaluated[0] += trained[0] > 0 and not model.training  # those before the first step are the contract's
+    if evaluated[0] == 1 and not model.training:
+        slow_call()
+    return small_runs.loss(model, batch)
+
+build(loss=loss, length="2000 steps", check_state=False).train()
+"""
+
+SLEEPING_STEP = """
+passes = [0]
+def loss(model, batch):
+    passes[0] += model.training
+    if passes[0] == 7 and model.training:
+        mark("begun")
+        time.sleep(3)
+    return small_runs.loss(model, batch)
+
+build(loss=loss, length="2000 steps", check_state=False).train()
+"""
+# one that runs handlers, and says each time that it has
+ENDLESS_STEP = SLEEPING_STEP.replace("time.sleep(3)", "exec(\"while True: time.sleep(0.01); mark('awake')\")")
+
+SHORT_STEPS = """
+def loss(model, batch):
+    time.sleep(0.01)
+    return small_runs.loss(model, batch)
+
+build(loss=loss, length="2000 steps", check_state=False).train()
+"""
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with Warm() as process:
+        yield process
+
+
+@pytest.fixture
+def started(warm: Warm, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    processes: list[Process] = []
+
+    def start(program: str, *, columns: int = 80, **variables: str) -> Process:
+        whole = RUN.format(out=str(tmp_path / "run")) + program
+        processes.append(Process(warm, whole, columns=columns, environment=variables))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.close()
+
+
+def assert_sane(process: Process) -> None:
+    """No live line is left, and what comes next stands at the begin of a line, with a cursor."""
+    assert not any(LIVE.search(line) for line in process.screen.lines), process.screen.lines
+    assert process.screen.screen.cursor.x == 0
+    assert "\x1b[?25l" not in process.screen.raw
+
+
+def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Process]) -> None:
+    process = started("build(length='11 steps').train()")  # too few for a remark, whose time depends on the machine
+    assert process.end() == 0
+    lines = process.screen.lines
+    words = ("model", "data", "plan", "device", "out")  # a long line may have wrapped, and notes stand between
+    assert [line.split()[0] for line in lines[:12] if line.split()[0] in words] == list(words)
+    table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
+    assert [line.split()[0] for line in lines[table : table + 4]] == ["step", "5", "10", "11"]
+    assert lines[table + 4].startswith("finished: 11 steps")
+    assert "held-out/loss fell from" in " ".join(lines) or "held-out/loss rose from" in " ".join(lines)
+    assert_sane(process)
+
+
+@pytest.mark.slow
+def test_a_process_that_was_not_forked_shows_the_same(tmp_path: Path) -> None:
+    """Python's own end (streams flushed, threads joined) is not that of the forks of the other tests."""
+    main, side = os.openpty()
+    program = RUN.format(out=str(tmp_path / "run")) + "build(length='12 steps').train()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=side, stderr=side, env=environment())
+    os.close(side)
+    data = b""
+    with suppress(OSError):  # the end of a terminal that nobody has open any more
+        while new := os.read(main, 65536):
+            data += new
+    assert process.wait() == 0
+    os.close(main)
+    screen = Screen()
+    screen.write(data.decode().replace("\r\n", "\n"))
+    assert [line.split()[0] for line in screen.lines if re.search(r" \d+s$", line)] == ["5", "10", "12"]
+
+
+def test_a_dumb_terminal_gets_plain_lines(started: Callable[..., Process]) -> None:
+    process = started("build(length='12 steps').train()", TERM="dumb")
+    assert process.end() == 0
+    assert "\x1b" not in process.screen.raw
+    assert any(line.startswith("step=12/12 loss=") for line in process.screen.lines)
+
+
+def test_without_colour_there_is_none_and_still_a_live_line(started: Callable[..., Process]) -> None:
+    process = started("build(length='12 steps').train()", NO_COLOR="1")
+    assert process.end() == 0
+    assert set(re.findall(r"\x1b\[([0-9;]*)m", process.screen.raw)) <= {"0", "1", "2"}  # bold and dim are no colours
+    assert "━" in process.screen.raw
+
+
+def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: Callable[..., Process]) -> None:
+    process = started(SHORT_STEPS, columns=120)
+    process.until(" 2/2000")
+    process.resize(40)
+    process.screen.raw = ""
+    process.until("12/2000")
+    process.press(b"\x03")
+    assert process.end() == 130
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", process.screen.raw)
+    drawn = [line.split("\n")[0] for line in plain.split("\r\x1b[2K")[3:]]  # the first may be older than the change
+    drawn = [line for line in drawn if "loss " in line and not line.startswith("stopped by")]  # the end is prose
+    assert max(map(len, drawn)) <= 37
+
+
+@pytest.mark.parametrize(
+    ("program", "begun"),
+    [
+        (SLOW_STEP, " 2/2000"),
+        pytest.param(SLOW_EVALUATION, "evaluating held-out", marks=pytest.mark.slow),
+        pytest.param(SHORT_STEPS, " 2/2000", marks=pytest.mark.slow),
+    ],
+    ids=["step", "evaluation", "short steps"],
+)
+def test_ctrl_c_is_answered_while_a_call_goes_on_on_a_line_of_its_own(
+    program: str, begun: str, started: Callable[..., Process], tmp_path: Path
+) -> None:
+    process = started(program)
+    process.until(begun)
+    if "slow_call" in program:
+        assert wait_until((tmp_path / "begun").exists)
+    process.press(b"\x03")
+    process.until("finishing this step, then saving")
+    assert not (tmp_path / "over").exists()
+    assert process.end() == 130
+    (said,) = [line for line in process.screen.lines if "finishing this step" in line]
+    assert said == "Ctrl-C: finishing this step, then saving; once more ends at once"
+    assert "saved; go on with:  " in process.screen.raw
+    assert not any("^" in line for line in process.screen.lines)
+    assert_sane(process)
+
+
+def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(
+    started: Callable[..., Process], tmp_path: Path
+) -> None:
+    process = started(ENDLESS_STEP)
+    process.until(" 2/2000")
+    assert wait_until((tmp_path / "begun").exists)
+    process.press(b"\x03")
+    process.until("finishing this step")
+    (tmp_path / "awake").unlink(missing_ok=True)
+    assert wait_until((tmp_path / "awake").exists)  # or both would be one signal: Python's handlers do not count
+    process.press(b"\x03")
+    assert process.end() == 130
+    assert "Ctrl-C again: ending at once; the newest checkpoint is of step 0" in " ".join(process.screen.lines)
+    assert_sane(process)
+
+
+def test_what_the_user_prints_stands_on_lines_of_its_own(started: Callable[..., Process]) -> None:
+    process = started(
+        """
+import sys
+with build(length="12 steps") as run:
+    for step in run:
+        if step.scores:
+            print("the user's", step.index)
+        if step.index == 6:
+            print("no end", end="")
+        if step.index == 8:
+            print("an error", file=sys.stderr)
+print("after it")
+"""
+    )
+    assert process.end() == 0
+    lines = process.screen.lines
+    assert {"the user's 4", "the user's 9", "the user's 11", "no end", "an error"} <= set(lines)
+    assert lines[-1] == "after it"
+    assert_sane(process)
+
+
+def test_an_error_stands_on_a_line_of_its_own(started: Callable[..., Process]) -> None:
+    process = started(
+        """
+with build(length="12 steps") as run:
+    for step in run:
+        if step.index == 7:
+            raise ValueError("a mistake of the user's own")
+"""
+    )
+    assert process.end() == 1
+    assert "Traceback (most recent call last):" in process.screen.lines
+    assert process.screen.lines[-1] == "ValueError: a mistake of the user's own"
+    assert_sane(process)
+
+
+def test_a_signal_to_a_forked_child_is_not_answered_by_its_parent(started: Callable[..., Process]) -> None:
+    process = started(
+        """
+with build(length="12 steps") as run:
+    for step in run:
+        if step.index == 3:
+            child = os.fork()
+            if child == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0)
+            os.waitpid(child, 0)
+"""
+    )
+    assert process.end() == 0
+    assert "SIGTERM" not in process.screen.raw
+
+
+def test_a_run_whose_reader_has_ended_with_the_same_ctrl_c_is_saved(
+    started: Callable[..., Process], tmp_path: Path
+) -> None:
+    """`python train.py 2>&1 | tee log`"""
+    process = started(
+        """
+reader, writer = os.pipe()
+for number in (1, 2):
+    os.dup2(writer, number)
+os.close(writer)
+with build(length="2000 steps") as run:
+    for step in run:
+        if step.index == 5:
+            os.close(reader)
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+    )
+    assert process.end() == 130
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*")).name
+    assert newest in ("step-00000006", "step-00000007")
+
+
+def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(started: Callable[..., Process], tmp_path: Path) -> None:
+    """Both are due at once, and the first row has a loss too."""
+    out = str(tmp_path / "run")
+    every = "log_every='4 steps', evaluate_every='4 steps'"
+    process = started(f"small_runs.build({out!r}, console=True, length='12 steps', {every}).train()")
+    assert process.end() == 0
+    kept = records(tmp_path / "run" / "metrics.jsonl")
+    losses = {record["step"]: record["loss"] for record in kept if record["kind"] == "train"}
+    rows = [line.split() for line in process.screen.lines if re.search(r" \d+s$", line)]
+    assert [(int(row[0]), float(row[1])) for row in rows] == [
+        (step, pytest.approx(loss, rel=1e-4)) for step, loss in losses.items()
+    ]

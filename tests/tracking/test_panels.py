@@ -1,0 +1,155 @@
+"""Panels as data: what was written is read back, and nothing else is; below a second."""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.tracking.panels import MOST_BYTES, Panel, fitting, panels_from_json, written
+
+PNG = sf.picture_png(torch.full((1, 4, 4), 0.5))
+OF_EACH_KIND: tuple[Panel, ...] = (
+    sf.TintedText(title="held-out", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))),
+    sf.Examples(
+        title="said",
+        legend="BLEU",
+        examples=(sf.Example(source="a", reference="b", output="c", score=12.5, group="worst"),),
+    ),
+    sf.Curves(title="ends", legend="nats", curves={"loss": ((0, 2.0), (10, None))}),
+    sf.ConfusionMatrix(title="taken for", classes=("cat", "dog"), counts=((3, 1), (0, 4))),
+    sf.Pictures(title="wrong", pictures=(sf.Picture(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)),
+)
+
+
+def text(**changes: Any) -> sf.TintedText:
+    return sf.TintedText(**({"title": "t", "legend": "l", "unit": "nats", "pieces": (("a", 1.0),)} | changes))
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    shown = sf.Panels(step=7, panels=OF_EACH_KIND)
+    (tmp_path / "panels.json").write_text(shown.to_json())
+    assert sf.load(tmp_path).panels() == shown
+    assert len({panel.kind for panel in OF_EACH_KIND}) == 5
+
+
+def test_a_run_without_panels_has_none(tmp_path: Path) -> None:
+    assert sf.load(tmp_path).panels() is None
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"unit": "bits"}, "nats or fraction"),
+        ({"pieces": (("a", float("nan")),)}, "is nan"),
+        ({"pieces": (("a", -1.0),)}, "is -1.0"),
+        ({"unit": "fraction", "pieces": (("a", 1.5),)}, "is 1.5"),
+        ({"pieces": (("a", True),)}, "is a bool"),
+        ({"pieces": ((3, 1.0),)}, "a text is a int"),
+        ({"title": "x" * 30_000}, "30,000 characters"),
+        ({"title": "\ud800"}, "half a surrogate pair"),
+        ({"pieces": (("a", 1.0),) * 6000}, "6,000 pieces"),
+    ],
+)
+def test_a_text_that_cannot_be_shown_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(sf.ConfigError, match=why):
+        text(**changes)
+
+
+def header(wide: int, high: int) -> str:
+    begin = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + wide.to_bytes(4, "big") + high.to_bytes(4, "big")
+    return base64.b64encode(begin).decode()
+
+
+@pytest.mark.parametrize(
+    ("png", "why"),
+    [
+        ("no base64!", "no base64"),
+        ('"><script>', "no base64"),
+        ("é", "no base64"),
+        (base64.b64encode(b"<svg onload=alert(1)>" * 3).decode(), "no PNG file"),
+        (header(100_000, 1), "100000 x 1 pixels"),
+        (header(0, 1), "0 x 1 pixels"),
+    ],
+)
+def test_a_picture_that_is_no_small_png_is_refused(png: str, why: str) -> None:
+    with pytest.raises(sf.ConfigError, match=why):
+        sf.Pictures(title="wrong", pictures=(sf.Picture(png=png),))
+
+
+def test_a_matrix_that_is_not_square_is_refused() -> None:
+    with pytest.raises(sf.ConfigError, match="one row and one column for each class"):
+        sf.ConfusionMatrix(title="t", classes=("a", "b"), counts=((1, 2),))
+    with pytest.raises(sf.ConfigError, match="whole numbers from 0 on"):
+        sf.ConfusionMatrix(title="t", classes=("a",), counts=((-1,),))
+
+
+HOSTILE = [
+    "",
+    "[]",
+    "nul",
+    '{"format_version": 1, "step": 3}',
+    '{"format_version": 2, "step": 3, "panels": []}',
+    '{"format_version": 1, "step": true, "panels": []}',
+    '{"format_version": 1, "step": 3, "panels": [], "code": "import os"}',
+    '{"format_version": 1, "step": 3, "panels": 5}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "html", "text": "<script>"}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": ["tinted-text"]}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "__class__": "os.system"}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats", "pieces": "ab"}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats",'
+    ' "pieces": [["a", 1' + "0" * 400 + "]]}]}",
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats",'
+    ' "pieces": [["a", NaN]]}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "curves", "title": "t", "legend": "", "curves": [1]}]}',
+    "[" * 100_000,
+]
+
+
+@in_one
+@pytest.mark.parametrize("held", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
+    (tmp_path / "panels.json").write_text(held)
+    with pytest.raises(sf.DataError, match=r"panels\.json holds no panels of a run"):
+        sf.load(tmp_path).panels()
+
+
+def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "panels.json").write_text(sf.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES)
+    with pytest.raises(sf.DataError, match="more than 300,000 bytes"):
+        sf.load(tmp_path).panels()
+    (tmp_path / "panels.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(sf.DataError, match="holds no panels"):
+        sf.load(tmp_path).panels()
+
+
+@given(st.integers(min_value=0), st.sampled_from(["", "0", "[", '"', "null", "-", "é"]), st.integers(0, 3))
+def test_a_file_with_anything_changed_is_read_or_refused(place: int, put: str, taken: int) -> None:
+    held = sf.Panels(step=7, panels=OF_EACH_KIND).to_json()
+    at = place % len(held)
+    with suppress(sf.ConfigError):
+        assert isinstance(panels_from_json(held[:at] + put + held[at + taken :]), sf.Panels)
+
+
+def test_panels_beyond_the_room_of_a_page_are_left_out_and_the_next_still_fits() -> None:
+    large = text(title="large", pieces=(("x" * 15_000, None),) * 25)
+    kept, left_out = fitting([OF_EACH_KIND[0], large, OF_EACH_KIND[3]])
+    assert (kept, left_out) == ([OF_EACH_KIND[0], OF_EACH_KIND[3]], [large])
+    many = [text(pieces=(("x" * 9_000, None),)) for _ in range(50)]
+    shown = sf.Panels(step=2**62, panels=tuple(fitting(many)[0]))
+    assert MOST_BYTES - 10_000 < len(shown.to_json()) <= MOST_BYTES
+
+
+def test_a_panel_as_json_names_its_kind_first() -> None:
+    for panel in OF_EACH_KIND:
+        assert next(iter(json.loads(json.dumps(written(panel))).items())) == ("kind", panel.kind)

@@ -1,0 +1,239 @@
+"""What a record says besides the numbers of law 8: how a sitting ended, memory, the largest loss, which steps were skipped. (3 s)"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+
+import surefoot as sf
+from small_runs import Augmented, build
+from surefoot import memory
+from surefoot.tracking.jsonl import JsonLines, line, records
+from surefoot.tracking.record import KINDS
+
+
+def written(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in records(out / "metrics.jsonl") if record["kind"] == kind]
+
+
+def happened(out: Path) -> list[tuple[int, str]]:
+    return [(record["step"], record["what"]) for record in written(out, "event")]
+
+
+class MishapError(Exception):
+    """Something in a user's code."""
+
+
+# --- how a sitting ended ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "finished"),
+        ({"stop_after": "2 steps"}, "stopped by stop_after"),
+        ({"early_stopping": sf.EarlyStopping("max held-out/loss", patience=1)}, "stopped early"),
+        ({"time_limit": "10 min"}, "stopped by time_limit"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_how_a_sitting_ended_is_recorded(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+    settings = {"length": "6 steps", "evaluate_every": "1 steps", "save_every": "3 steps"}
+    run = build(tmp_path / "run", **(settings | changes))
+    with run:
+        assert run.sitting is not None
+        for step in run:
+            if run.sitting.wishes.deadline is not None and step.index == 2:
+                run.sitting.wishes.deadline.end -= 600.0  # it is over
+    assert happened(tmp_path / "run") == [(run.state.step, what)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_signal_that_stopped_a_run_is_recorded_by_its_name(number: signal.Signals, tmp_path: Path) -> None:
+    run = build(tmp_path / "run", length="6 steps")
+    with pytest.raises(SystemExit), run:  # noqa: PT012
+        for step in run:
+            if step.index == 2:
+                os.kill(os.getpid(), number)
+    assert happened(tmp_path / "run") == [(3, f"stopped by {number.name}")]
+
+
+@pytest.mark.parametrize(("ask", "what"), [(False, "stopped by break"), (True, "stopped by run.stop()")])
+def test_what_the_users_code_ended_is_recorded(ask: bool, what: str, tmp_path: Path) -> None:
+    run = build(tmp_path / "run", length="6 steps")
+    with run:
+        for step in run:
+            if step.index == 2 and ask:
+                run.stop()
+            elif step.index == 2:
+                break
+    assert happened(tmp_path / "run") == [(3, what)]
+
+
+def test_an_error_is_recorded_with_its_first_line(tmp_path: Path) -> None:
+    with pytest.raises(MishapError), build(tmp_path / "run", length="6 steps") as run:  # noqa: PT012
+        for step in run:
+            if step.index == 4:
+                raise MishapError("first\nsecond")
+    assert happened(tmp_path / "run") == [(5, "failed: MishapError: first")]
+
+
+def test_a_divergence_is_recorded_at_the_step_whose_weights_stand(tmp_path: Path) -> None:
+    data = Augmented()
+    data.inputs[:] = torch.nan
+    with pytest.raises(sf.DivergedError):
+        build(tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, max_bad_steps=1).train()
+    assert happened(tmp_path / "run") == [(0, "diverged")]
+
+
+def test_events_stay_where_a_resume_supersedes_the_records_around_them(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"length": "9 steps", "save_every": "4 steps"}
+    with pytest.raises(MishapError), build(tmp_path / "run", **settings) as run:  # noqa: PT012
+        for step in run:
+            if step.index == 6:
+                raise MishapError("in the seventh")
+    build(tmp_path / "run", stop_after="8 steps", **settings).train()
+    build(tmp_path / "run", **settings).train()
+    assert happened(tmp_path / "run") == [
+        (7, "failed: MishapError: in the seventh"),
+        (8, "stopped by stop_after"),
+        (9, "finished"),
+    ]
+
+
+def test_a_resume_after_an_event_misses_no_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stop in (2, 4, 6):
+        build(tmp_path / "run", length="6 steps", stop_after=f"{stop} steps", console=True).train()
+    assert "records were lost" not in capsys.readouterr().out
+    assert len(happened(tmp_path / "run")) == 3
+
+
+def test_a_finished_run_that_is_opened_again_has_one_end(tmp_path: Path) -> None:
+    for _ in range(2):
+        build(tmp_path / "run", length="3 steps").train()
+    assert happened(tmp_path / "run") == [(3, "finished")]
+
+
+def test_a_disk_that_is_full_at_the_end_breaks_no_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append = JsonLines._append
+
+    def full(self: JsonLines, data: bytes) -> None:
+        if b'"event"' in data:
+            raise OSError(28, "No space left on device")
+        append(self, data)
+
+    monkeypatch.setattr(JsonLines, "_append", full)
+    run = build(tmp_path / "run", length="3 steps", console=True)
+    run.train()
+    assert run.sitting is None
+    assert "records do not reach metrics.jsonl: No space left on device" in capsys.readouterr().out
+    assert build(tmp_path / "run", length="3 steps", console=True).parts.directory is not None
+    build(
+        tmp_path / "run", length="3 steps", console=True
+    ).train()  # whose directory is free, and whose records are whole
+    assert "records were lost" not in capsys.readouterr().out
+
+
+# --- what a record of training says -----------------------------------------------------------------------------------
+
+
+def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path) -> None:
+    data = Augmented()
+    data.inputs[5] = torch.nan  # once in each pass
+    losses: list[tuple[int, float, bool]] = []
+    run = build(tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, log_every="7 steps")
+    with run:
+        for step in run:
+            assert step.loss is not None
+            assert step.skipped is not None
+            losses.append((step.index, float(step.loss), bool(step.skipped)))
+    place = 0
+    skipped = 0
+    for record in written(tmp_path / "run", "train"):
+        window, place = losses[place : record["step"]], record["step"]
+        loss, index = max((loss, -index) for index, loss, _ in window if math.isfinite(loss))
+        assert (record["loss_max"], record["loss_max_step"]) == (loss, -index)
+        expected = [index for index, _, bad in window if bad]
+        assert record.get("skipped_steps", []) == expected
+        assert ("skipped_steps" in record) == bool(expected)
+        skipped += len(expected)
+    assert skipped == 4
+
+
+def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
+    data = Augmented()
+    data.inputs[:] = torch.nan
+    run = build(
+        tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, max_bad_steps=100, log_every="24 steps"
+    )
+    run.train()
+    first = written(tmp_path / "run", "train")[0]
+    assert first["skipped"] == 24
+    assert first["skipped_steps"] == list(range(20))
+    assert "loss_max" not in first
+    assert "loss_of_applied" not in first  # 0 would be no true number
+
+
+def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
+    held = torch.ones(1 << 24)  # 64 MiB, touched
+    build(tmp_path / "run", length="3 steps").train()
+    found = written(tmp_path / "run", "train")[-1]["host_memory_bytes"]
+    assert held.numel() * 4 < found < 1 << 36
+    assert "device_memory_peak_bytes" not in written(tmp_path / "run", "train")[-1]
+
+
+def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_resident_bytes", lambda statm: None)
+    used = memory.used_bytes(torch.device("cpu"))
+    assert used.keys() == {"host_memory_peak_bytes"}
+    assert used["host_memory_peak_bytes"] > 1e7
+
+
+def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+    data = Augmented()
+    data.inputs[5] = torch.nan
+    build(None, train_data=data, evaluate=None, early_stopping=None, length="8 steps", console=True).train()
+    said = capsys.readouterr().out
+    assert "step=8/8 loss" in said
+    assert not any(f"{name}=" in said for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps"))
+
+
+def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: Path) -> None:
+    record = {
+        "kind": "layers",
+        "step": 1,
+        "gradient_norm": {"a.weight": math.inf, "a/b": 2.0},
+        "update_norm": {"a/b": -math.inf},
+        "held-out/loss": math.inf,
+        "held-out": {"loss": 1.0},
+    }
+    raw = json.loads(line(record), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert raw["nonfinite"] == {"gradient_norm/a.weight": "inf", "update_norm/a/b": "-inf", "held-out/loss": "inf"}
+    (tmp_path / "metrics.jsonl").write_text(line(record) + "\n")
+    assert records(tmp_path / "metrics.jsonl") == [record]
+
+
+def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "Path", lambda _: Path("nothing/there"))
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert memory.used_bytes(torch.device("cpu")) == {}
+
+
+def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) -> None:
+    build(tmp_path, length="6 steps", stop_after="4 steps", watch_every="2 steps", log_every="2 steps").train()
+    build(tmp_path, length="6 steps", watch_every="2 steps", log_every="2 steps").train()
+    written = records(tmp_path / "metrics.jsonl")
+    assert {"train", "scores", "layers", "data", "event", "resumed"} <= {record["kind"] for record in written}
+    for record in written:
+        of_users = {name for name in record if "/" in name}
+        assert record.keys() - of_users <= get_type_hints(KINDS[record["kind"]]).keys()

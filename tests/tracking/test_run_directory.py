@@ -1,0 +1,719 @@
+"""A run's directory that somebody else has been in: links planted, files torn, deleted or of another shape. (15 s)"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+import forged
+import small_runs
+import surefoot as sf
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.format import Contents, DamageError, write
+from surefoot.cli.report import _could_have_panels
+from surefoot.compare.trained import read_run as read_trained
+from surefoot.compare.trials import Trials
+from surefoot.config.paths import open_no_follow, read_regular, write_whole
+from surefoot.distributed.heartbeat import Heartbeat
+from surefoot.distributed.liveness import Lost
+from surefoot.report.series import read_reported_run
+from surefoot.tracking.jsonl import JsonLines, records
+from surefoot.tracking.logger import Journal
+from surefoot.tracking.rank_log import RankLog
+from surefoot.tracking.run_directory import RunDirectory, directory_of_start
+from surefoot.tracking.tensorboard import TensorBoard
+from surefoot.verify.files import checked
+
+STEPS = 26
+
+
+def build(out: Path, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **({"report": True} | changes))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    build(out).train()
+    return out
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    build(out, stop_after="8 steps").train()
+    return out
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A run that is to go on after 8 of its steps."""
+    return Path(shutil.copytree(stopped_once, tmp_path / "run"))
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """Somebody's files; they are the same when the test is over."""
+    directory = tmp_path / "outside"
+    (directory / "deep").mkdir(parents=True)
+    (directory / "thesis.txt").write_text("years of work\n")
+    (directory / "deep" / "data.bin").write_bytes(bytes(100))
+    before = contents(directory)
+    yield directory
+    assert contents(directory) == before
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    newest = [max((out / "checkpoints").glob("step-*")) for out in (one, other)]
+    files = [
+        {file.name: sha256(file.read_bytes()).hexdigest() for file in path.glob("*.safetensors")} for path in newest
+    ]
+    return newest[0].name == newest[1].name and files[0] == files[1]
+
+
+# --- links: nothing outside of the directory is written or removed ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004"])
+def test_what_a_kill_left_is_unlinked_where_it_is_a_link(name: str, stopped: Path, outside: Path, whole: Path) -> None:
+    (stopped / "checkpoints" / name).symlink_to(outside, target_is_directory=True)
+    build(stopped).train()
+    assert not (stopped / "checkpoints" / name).is_symlink()
+    assert same_weights(stopped, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        (".lock", "thesis.txt"),
+        ("metrics.jsonl", "thesis.txt"),
+        ("checkpoints", "deep"),
+        ("tensorboard", "deep"),
+        ("logs", "deep"),
+        ("crash", "deep"),
+        ("trackers", "deep"),
+    ],
+)
+def test_a_link_where_a_run_writes_is_refused_by_name(name: str, target: str, stopped: Path, outside: Path) -> None:
+    if (stopped / name).is_dir():
+        shutil.rmtree(stopped / name)
+    (stopped / name).unlink(missing_ok=True)
+    (stopped / name).symlink_to(outside / target)
+    with pytest.raises(sf.ConfigError, match=rf"{name} is a link to .*{target}") as refused:
+        build(stopped).train()
+    assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["config.toml", "environment.json", "report.html"])
+def test_a_link_in_the_place_of_a_small_file_is_replaced(name: str, stopped: Path, outside: Path) -> None:
+    (stopped / f".{name}.partial").symlink_to(outside / "thesis.txt")
+    if name == "report.html":
+        (stopped / name).unlink()
+        (stopped / name).symlink_to(outside / "thesis.txt")
+    build(stopped).train()
+    assert not (stopped / name).is_symlink()
+    assert name == "config.toml" or not (stopped / f".{name}.partial").is_symlink()
+
+
+def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(stopped: Path, outside: Path) -> None:
+    old = stopped / "checkpoints" / "step-00000004"
+    old.rename(outside.parent / "elsewhere")
+    old.symlink_to(outside.parent / "elsewhere")
+    before = contents(outside.parent / "elsewhere")
+    build(stopped, keep_last=1).train()
+    assert contents(outside.parent / "elsewhere") == before
+    assert not old.is_symlink()
+
+
+def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
+    (stopped / "export").symlink_to(outside / "deep")
+    with pytest.raises(sf.ConfigError, match="is a link"):
+        sf.load(stopped).export()
+    (stopped / "own").mkdir()
+    (stopped / "own" / ".model.safetensors.partial").symlink_to(outside / "thesis.txt")
+    sf.load(stopped).export(stopped / "own")
+    assert (stopped / "own" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["logs/rank-1.log", "trackers/wandb.log", "trackers/wandb.lock"])
+def test_a_link_in_the_place_of_a_log_is_refused_by_name(name: str, stopped: Path, outside: Path) -> None:
+    (stopped / name).parent.mkdir(exist_ok=True)
+    (stopped / name).symlink_to(outside / "thesis.txt")
+    with pytest.raises(sf.ConfigError, match=f"{name} is a link"):
+        build(stopped).train()
+
+
+def test_a_log_of_a_rank_is_not_appended_to_through_a_link(tmp_path: Path, outside: Path) -> None:
+    log = RankLog()
+    log.open(tmp_path / "rank-1.log")
+    (tmp_path / "rank-1.log").unlink()
+    (tmp_path / "rank-1.log").symlink_to(outside / "thesis.txt")
+    log.at_once("a line that finds no place")
+    log.write("x")
+    with pytest.raises(OSError, match="a link, and nothing is written through links"):
+        log.flush()
+
+
+def test_nothing_but_a_regular_file_is_opened_and_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match=r"Is a directory|regular|device"):
+            os.close(open_no_follow(path, os.O_RDWR))
+
+
+def test_where_the_system_refuses_no_link_by_itself_it_is_found_after_opening(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.config.paths._FOLLOWS_NO_LINK", 0)
+    (tmp_path / "link").symlink_to(outside / "thesis.txt")
+    with pytest.raises(OSError, match="a link"):
+        open_no_follow(tmp_path / "link", os.O_WRONLY | os.O_APPEND)
+
+
+def test_a_file_cut_off_while_it_is_written_is_not_there(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", pieces())
+    assert [*tmp_path.iterdir()] == []
+
+
+# --- pipes and devices: nobody waits for them ---------------------------------------------------------------------------
+
+
+SMALL = [
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "panels.json",
+    "crash/step-00000003.json",
+    ".lock",
+    "tensorboard",
+]
+STATE = "checkpoints/step-00000008/state.json"
+
+
+def planted(run: Path, name: str, kind: str) -> None:
+    """Put a pipe, a directory, or a link to a device in the place of a file."""
+    place = run / name
+    place.parent.mkdir(exist_ok=True)
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero")
+
+
+def in_time(act: Callable[[], Any]) -> Any:
+    """What a call gives; the test fails if it waits for 20 s."""
+
+    def late(*_: Any) -> None:
+        pytest.fail("waits for a file")  # no Exception: a reader would answer an OSError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    try:
+        return act()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
+@pytest.mark.parametrize("name", [*SMALL, STATE, "checkpoints/step-00000008/manifest.json"])
+def test_who_looks_at_a_run_waits_for_no_file_of_it(name: str, kind: str, stopped: Path) -> None:
+    planted(stopped, name, kind)
+    in_time(lambda: sf.load(stopped).report())
+    in_time(lambda: sf.load(stopped).diagnose())
+    in_time(lambda: checked(stopped))
+    in_time(lambda: read_trained(stopped))
+    in_time(lambda: directory_of_start(stopped))
+    in_time(lambda: _could_have_panels(stopped))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    [
+        ("environment.json", "pipe", "regular file"),
+        ("environment.json", "device", "regular file"),
+        ("environment.json", "directory", "regular file"),
+        ("metrics.jsonl", "pipe", "regular file"),
+        ("metrics.jsonl", "directory", "regular file"),
+        (".lock", "pipe", "regular file"),
+        ("panels.json", "directory", "regular file"),
+        ("logs/rank-0.log", "pipe", "regular file"),
+        ("trackers/wandb.log", "pipe", "regular file"),
+        ("crash", "pipe", "directory"),
+        ("tensorboard", "pipe", "directory"),
+    ],
+)
+def test_a_run_goes_on_over_no_pipe_device_or_directory_in_the_place_of_a_file(
+    name: str, kind: str, what: str, stopped: Path
+) -> None:
+    planted(stopped, name, kind)
+    with pytest.raises(sf.ConfigError, match=rf"{name} is not a {what}\n.*\n  remove it") as refused:
+        in_time(lambda: build(stopped).train())
+    assert len(str(refused.value).splitlines()) == 3
+
+
+def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
+    planted(stopped, "environment.json", "pipe")
+    with pytest.raises(OSError, match="a pipe, not a regular file"):
+        in_time(lambda: read_regular(stopped / "environment.json"))
+    assert "environment.json cannot be read: a pipe, not a regular file" in read_reported_run(stopped).problems
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_regular(stopped / "metrics.jsonl", limit=10)
+    planted(stopped, "environment.json", "device")
+    assert "environment.json cannot be read: a device, not a regular file" in str(checked(stopped).problems)
+    with pytest.raises(OSError, match="a directory, not a regular file"):
+        read_regular(stopped)
+
+
+# --- links that appear while a run trains --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A directory that looks like the checkpoints of a run; it is the same, names and all, when the test is over."""
+    directory = tmp_path / "elsewhere"
+    for name in (".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004", "step-00000004"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "thesis.txt").write_text("years of work\n")
+    before = sorted(directory.rglob("*"))
+    yield directory
+    assert sorted(directory.rglob("*")) == before
+
+
+def plant(out: Path, name: str, target: Path) -> None:
+    """Put a link in the place of one of a run's own names, which moves aside."""
+    if (out / name).exists():
+        (out / name).rename(out.parent / f"moved-{Path(name).name}")
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "tensorboard", "crash", "logs", "trackers", "metrics.jsonl", ".lock", "logs/rank-1.log"]
+)
+def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(
+    name: str, tmp_path: Path, elsewhere: Path, outside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
+    with pytest.raises(sf.CheckpointError, match=f"step {STEPS} is not saved: a link to {target}") as refused:
+        train_and(out, 9, lambda: plant(out, name, target))
+    assert str(refused.value).splitlines()[1:] == [f"  {out / name}", f"  remove it: rm {out / name}"]
+    assert "WARNING: NOT SAVED: step 12 is not saved: a link to" in capsys.readouterr().out
+
+
+def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+    with build(out) as run:
+        for step in run:
+            if step.index == 9:
+                assert run.parts.saving is not None
+                run.parts.saving.writer.wait()
+                plant(out, "checkpoints", elsewhere)
+            elif step.index == 14:
+                run.parts.saving.writer.wait()
+                (out / "checkpoints").unlink()
+                (tmp_path / "moved-checkpoints").rename(out / "checkpoints")
+    assert same_weights(out, whole)
+
+
+def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path)
+    store = Store(directory.checkpoints, guard=directory.refuse_links)
+
+    def write_and_plant(contents: Contents, **more: Any) -> None:
+        write(contents, **more)
+        plant(tmp_path, "checkpoints", elsewhere)
+
+    monkeypatch.setattr("surefoot.checkpoint.store.write", write_and_plant)
+    with pytest.raises(sf.CheckpointError, match="step 12 is not saved: a link to"):
+        store.save(Contents(12, {"model": {"weight": torch.ones(2)}}))
+
+
+def test_a_run_that_dies_writes_no_report_through_a_link(
+    tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+
+    def die() -> None:
+        plant(out, "crash", elsewhere)
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        train_and(out, 2, die)
+    assert "a link, and nothing is written through links" in capsys.readouterr().out
+
+
+def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
+    journal, directory = Journal(None), RunDirectory(tmp_path)
+    journal.open(directory, step=0, found=None)
+    plant(tmp_path, "tensorboard", elsewhere)
+    shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
+    with pytest.raises(OSError, match="a link to"):
+        journal.make_again()
+    journal.close()
+
+
+def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+    """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of trials."""
+    log = RankLog()
+    log.open(tmp_path / "logs" / "rank-1.log")
+    plant(tmp_path, "logs", elsewhere)
+    log.at_once("a line that finds no place")
+    log.write("x")
+    with pytest.raises(OSError, match="nothing is written through links"):
+        log.flush()
+    heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
+    heart.opened(logs=tmp_path / "logs", fresh_line="")
+    heart._say(Lost(0, "rank 0 is lost"))
+    for opened in (
+        lambda: RankLog().open(tmp_path / "logs" / "rank-3.log"),
+        lambda: TensorBoard(tmp_path / "logs", from_step=0),
+        lambda: Trials(RunDirectory(tmp_path), lambda _: ["true"], threads=1, cwd=".").start("a"),
+    ):
+        with pytest.raises(OSError, match="nothing is written through links"):
+            opened()
+
+
+# --- deleted while a run trains ------------------------------------------------------------------------------------------
+
+
+def train_and(out: Path, step: int, act: Callable[[], None], **changes: Any) -> None:
+    with build(out, console=True, **changes) as run:
+        for made in run:
+            if made.index == step:
+                assert run.parts.saving is not None
+                run.parts.saving.writer.wait()
+                act()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("step", [9, STEPS - 1], ids=["in the middle", "after the last save"])
+def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
+    step: int, resumed: bool, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    if resumed:
+        build(out, stop_after="6 steps").train()
+    train_and(out, step, lambda: shutil.rmtree(out))
+    printed = capsys.readouterr().out
+    assert printed.count(f"WARNING: {out}, or a part of it, was deleted while the run trained") == 1
+    assert same_weights(out, whole)
+    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(os.listdir(out))
+    steps = [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == [*range(3, STEPS, 3), STEPS]
+    again = build(out)
+    again.train()  # finds nothing left to do, and no damage
+    assert again.state.step == STEPS
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "metrics.jsonl", "tensorboard", ".lock"])
+def test_a_part_that_was_deleted_is_made_again(
+    part: str, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+
+    def delete() -> None:
+        if (out / part).is_dir():
+            shutil.rmtree(out / part)
+        else:
+            (out / part).unlink()
+
+    train_and(out, 9, delete)
+    assert "was deleted while the run trained" in capsys.readouterr().out
+    assert same_weights(out, whole)
+    steps = [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == [*range(3, STEPS, 3), STEPS]
+
+
+def test_of_two_trainers_in_one_directory_the_first_saves_no_more(tmp_path: Path) -> None:
+    """Its lock was removed, so another process could start; the two would delete each other's checkpoints."""
+    out = tmp_path / "run"
+    others: list[subprocess.Popen[str]] = []
+    code = "\n".join(
+        [
+            "import sys, pathlib",
+            "from surefoot.tracking.run_directory import RunDirectory",
+            "directory = RunDirectory(pathlib.Path(sys.argv[1]))",
+            "directory.open()",
+            "print('open', flush=True)",
+            "sys.stdin.read()",
+        ]
+    )
+
+    def start_another() -> None:
+        (out / ".lock").unlink()
+        command = [sys.executable, "-c", code, str(out)]
+        others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert others[0].stdout is not None
+        assert others[0].stdout.readline() == "open\n"
+
+    try:
+        with pytest.raises(sf.CheckpointError, match="another process is training into"):
+            train_and(out, 9, start_another)
+        assert Store(out / "checkpoints").steps()[-1] <= 9
+    finally:
+        for other in others:
+            other.communicate()
+
+
+# --- torn, of another shape, not finite -------------------------------------------------------------------------------
+
+
+def test_a_torn_line_does_not_outlive_a_resume(stopped: Path, whole: Path) -> None:
+    with (stopped / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind": "train", "step": 9, "lo')
+    build(stopped).train()
+    lines = (stopped / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line) for line in lines)
+    assert same_weights(stopped, whole)
+    assert not [text for text in str(sf.load(build(stopped)).verify(windows=0)).splitlines() if "WRONG" in text]
+
+
+def test_a_torn_line_that_a_checkpoint_has_noted_stays(stopped: Path, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b"')
+    lines = JsonLines(path, noted_bytes=12)
+    lines.write({"kind": "x", "step": 1})
+    lines.close()
+    assert path.read_bytes().splitlines()[1:] == [b'{"b"', b'{"kind": "x", "step": 1}']
+
+
+WRONG_SHAPES: list[tuple[str, Any]] = [
+    ("clock", 3),
+    ("clock/total_s", None),
+    ("clock/window_s", {"training": [1]}),
+    ("clock/first_steps", "x"),
+    ("clock/total_s", {"training": "x"}),
+    ("described/length", "x"),
+    ("described/schedule_of_steps", None),
+    ("described/settings", []),
+    ("extra", None),
+    ("extra/model", {"x": 3}),
+    ("fingerprints", {}),
+    ("fingerprints/accepted", [{"step": 3}]),
+    ("fingerprints/loss", "x"),
+    ("fingerprints/sources", {}),
+    ("groups/model", {"list": [{"dict": {"lr": {"float": "x"}}}]}),
+    ("optimizer", {}),
+    ("optimizer/model", {"dict": {"own": {"dict": {"state": {"value": 3}}}}}),
+    ("trainable/frozen", [3]),
+    ("skipped_in_a_row", None),
+    ("skipped_in_a_row", ["x"]),
+    ("evaluating", []),
+    ("evaluating/model", 5),
+    ("aliases/model", ["x"]),
+    ("optimizer/model", 7),
+    ("groups", None),
+    ("groups/model", {"list": 3}),
+    ("described", "x"),
+    ("described/precision", 3),
+    ("described/data", None),
+    ("machine", []),
+    ("machine/torch", 2),
+    ("architecture/model", None),
+    ("scored", 1),
+    ("kept", []),
+    ("watch", {"value": 3}),
+    ("watch", 1),
+    ("seen", {"a": 1}),
+    ("first_scores", None),
+    ("evaluation_due", "x"),
+]
+
+
+def reshaped(where: str, value: Any) -> forged.Edit:
+    """What gives state.json another value at a path."""
+
+    def edit(state: dict[str, Any]) -> None:
+        *above, last = where.split("/")
+        for name in above:
+            state = state[name]
+        state[last] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(("where", "value"), WRONG_SHAPES, ids=[f"{where}={value}" for where, value in WRONG_SHAPES])
+def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
+    where: str, value: Any, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped(where, value))
+    with build(stopped, console=True, report=False) as run:
+        assert run.state.step == 5
+    printed = capsys.readouterr().out
+    assert "step-00000008 is damaged (state.json: " in printed
+    assert where.rpartition("/")[2] in printed.partition("is damaged")[2].partition("\n")[0]
+
+
+WRONG_VALUES: tuple[Any, ...] = (None, 3, "x", [], {}, ["x"], {"a": 1}, "absent")
+
+
+def places(value: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every leaf and node of JSON, by its path; of lists the first item alone."""
+    yield where
+    inner = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))[:1]
+        if isinstance(value, list)
+        else []
+    )
+    for key, held in inner:
+        yield from places(held, (*where, key))
+
+
+def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
+    """What gives state.json another value at a path, or none."""
+
+    def edit(state: dict[str, Any]) -> None:
+        held: Any = state
+        for key in where[:-1]:
+            held = held[key]
+        if value == "absent":
+            del held[where[-1]]
+        else:
+            held[where[-1]] = value
+
+    return edit
+
+
+@pytest.mark.parametrize("most", [24, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"])
+def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
+    most: int, stopped: Path
+) -> None:
+    place, untouched = forged.checkpoint(stopped, 8), stopped.parent / "untouched"
+    shutil.copytree(stopped, untouched)
+    state = json.loads((place / "state.json").read_text())
+    cases = [(where, value) for where in places(state) if where for value in WRONG_VALUES]
+    random.Random(5).shuffle(cases)
+    for where, value in cases[:most]:
+        shutil.rmtree(stopped)
+        shutil.copytree(untouched, stopped)
+        forged.state_changed(place, replaced(where, value))
+        try:
+            with suppress(sf.SurefootError):
+                sf.load(build(stopped)).verify(steps=1, windows=1)
+            with suppress(sf.SurefootError):
+                build(stopped, report=False, stop_after="9 steps").train()
+        except Exception as problem:
+            raise AssertionError(f"state.json with {'/'.join(map(str, where))} = {value!r}") from problem
+
+
+@pytest.mark.parametrize("value", [None, {}, {"step": 3}, ["x"]])
+def test_verify_calls_a_state_of_the_wrong_shape_damaged(value: Any, stopped: Path) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("fingerprints", value))
+    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in str(
+        sf.load(build(stopped)).verify(windows=0)
+    )
+
+
+def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(stopped: Path) -> None:
+    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("aliases/model", {"other": "nothing"}))
+    with pytest.raises(DamageError, match=r"step-00000008 is damaged \(state.json: KeyError: 'nothing' at ") as refused:
+        build(stopped).train()
+    assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_an_error_out_of_the_users_own_code_is_not_called_damage(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, state: Any) -> None:
+        raise KeyError("a fault of the user's own")
+
+    monkeypatch.setattr(
+        "surefoot.train.early_stopping.Watch.load_state", refuse
+    )  # a function of this file, which is not surefoot's
+    with pytest.raises(KeyError, match="a fault of the user's own"):
+        build(stopped).train()
+
+
+def test_what_is_no_number_of_an_optimizer_is_refused_by_name(stopped: Path) -> None:
+    def edit(state: dict[str, Any]) -> None:
+        state["groups"]["model"]["list"][0]["dict"]["betas"] = {"tuple": []}
+
+    forged.state_changed(forged.checkpoint(stopped, 8), edit)
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume: betas of the optimizer was \(\), and is \(0.9"):
+        build(stopped).train()
+
+
+def test_weights_that_are_not_finite_are_named_at_a_resume(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["0.weight"][0, 0] = torch.nan
+        tensors["4.bias"][0] = torch.inf
+
+    forged.tensors_changed(forged.checkpoint(stopped, 8), edit)
+    with pytest.raises(sf.DivergedError):
+        build(stopped, console=True).train()
+    printed = capsys.readouterr().out
+    assert "WARNING: step-00000008 holds weights that are not finite: 0.weight and 1 more" in printed
+
+
+def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        """A file on a disk that is full for the first ten tries."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.tries = file, 0
+
+        def write(self, content: bytes) -> int:
+            self.tries += 1
+            if self.tries <= 10:
+                raise OSError(28, "No space left on device")
+            return int(self.file.write(content[:50]))
+
+        def fileno(self) -> int:
+            return int(self.file.fileno())
+
+        def close(self) -> None:
+            self.file.close()
+
+    with build(tmp_path / "run", console=True) as run:
+        assert run.sitting is not None
+        board = next(sink for sink in run.sitting.journal.sinks if isinstance(sink, TensorBoard))
+        board.appended.file = Full(board.appended.file)  # type: ignore[assignment]
+        for _ in run:
+            pass
+    printed = "".join(capfd.readouterr())
+    assert printed.count("records do not reach tensorboard: No space left on device") == 1
+    assert "Traceback" not in printed
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    read.Reload()
+    assert [event.step for event in read.Scalars("train/loss")] == [*range(3, STEPS, 3), STEPS]

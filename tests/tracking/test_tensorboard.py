@@ -1,0 +1,122 @@
+"""What TensorBoard is given besides numbers: pictures of panels, and hparams; read back with its own reader. 3 seconds."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import nn
+
+import surefoot as sf
+from small_runs import Augmented, build
+from surefoot.tracking.panels import written
+from surefoot.tracking.tensorboard import pictured
+
+COUNTS = ((8, 2), (0, 3))
+CAT = sf.picture_png(torch.rand(3, 6, 4))
+
+
+def panels(model: nn.Module) -> list[Any]:
+    wrong = tuple(sf.Picture(png=CAT) for _ in range(9))
+    return [
+        sf.ConfusionMatrix(title="taken for", classes=("a cat", "dog"), counts=COUNTS),
+        sf.Pictures(title="wrong", pictures=wrong),
+        sf.TintedText(title="text", legend="", unit="nats", pieces=()),
+    ]
+
+
+def read(run: Path) -> EventAccumulator:
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0, "scalars": 0})
+    events.Reload()
+    return events
+
+
+def died(build_died: int) -> Any:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) > build_died:
+            raise RuntimeError("died")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return loss
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted, ended, made longer, and ended again."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.constant(), "early_stopping": None}
+    with pytest.raises(RuntimeError, match="died"):
+        build(out, length="6 steps", loss=died(9), check_state=False, **changes).train()
+    build(out, length="6 steps", **changes).train()
+    build(out, length="6 steps", **changes).train()  # nothing to do
+    build(out, length="8 steps", **changes).train()
+    return out
+
+
+def test_each_end_has_its_pictures_once(run: Path) -> None:
+    events = read(run)
+    assert sorted(events.Tags()["images"]) == ["panels/taken for", "panels/wrong"]
+    for tag in events.Tags()["images"]:
+        assert [image.step for image in events.Images(tag)] == [6, 8]
+
+
+def test_the_pictures_are_those_of_the_panels(run: Path) -> None:
+    events = read(run)
+    for panel, tag in zip(panels(nn.Identity()), ("panels/taken for", "panels/wrong"), strict=False):
+        drawn = pictured(written(panel))
+        assert drawn is not None
+        shown = events.Images(tag)[0]
+        assert (shown.encoded_image_string, shown.width, shown.height) == (drawn.png, drawn.width, drawn.height)
+        with Image.open(io.BytesIO(drawn.png)) as image:
+            assert (image.width, image.height) == (drawn.width, drawn.height)
+
+
+def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Path) -> None:
+    events = read(run)
+    held = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    settings = HParamsPluginData.FromString(held).session_start_info.hparams
+    assert settings["optimizer.lr"].number_value == 0.01
+    assert settings["seed"].number_value == 0
+    assert settings["clip"].string_value == "norm 1.0"
+    held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
+    assert metrics == {"held-out/loss", "held-out/accuracy"}
+    assert metrics <= set(events.Tags()["scalars"])
+
+
+def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
+    data = Augmented()
+    splits = {"test": sf.Split((data.inputs, data.labels), scores=sf.accuracy, at_end=True)}
+    build(tmp_path / "run", length="2 steps", evaluate=splits, early_stopping=None).train()
+    events = read(tmp_path / "run")
+    held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
+    assert metrics == {"end/test/loss", "end/test/accuracy"}
+    assert metrics <= set(events.Tags()["scalars"])
+
+
+def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
+    drawn = pictured(written(panels(nn.Identity())[0]))
+    assert drawn is not None
+    with Image.open(io.BytesIO(drawn.png)) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    margin, cell = image.width - 2 * 28, 28
+    corners = [
+        [int(pixels[margin + row * cell + 1, margin + column * cell + 1, 0]) for column in range(2)] for row in range(2)
+    ]
+    assert corners == [[round(255 * 0.2), round(255 * 0.8)], [255, 0]]
+
+
+def test_other_panels_have_no_picture() -> None:
+    assert pictured(written(panels(nn.Identity())[2])) is None
+    assert pictured(written(sf.Pictures(title="none", pictures=()))) is None

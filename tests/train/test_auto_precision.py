@@ -1,0 +1,482 @@
+"""What "auto" comes to: facts looked up in a table, stored with the run, without a call of the loss or a trace in the run. 8 s."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.checkpoint import Store
+from surefoot.cli.main import main
+from surefoot.cli.settings import configured
+from surefoot.config import speed_table
+from surefoot.config.speed_table import BF16_WORTH_IT, Facts, Row, look_up
+from surefoot.config.toml import with_choices
+from surefoot.plan import summary
+from surefoot.recipes import gpt, images, translation
+from surefoot.train import auto_precision
+from surefoot.train.precision import instruction_set, precision
+
+VERSION = ".".join(torch.__version__.split(".")[:2])
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.txt"
+
+
+class Net(nn.Sequential):
+    """With dropout and batch statistics; half of its numbers are in matrices of width 40."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(16, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 40))
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def built(out: Path | None = None, **changes: Any) -> sf.Run:
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.randn(64, 16, generator=generator), torch.randint(40, (64,), generator=generator))
+    arguments: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train_data": data,
+        "batch_size": 16,
+        "length": "6 steps",
+        "optimizer": sf.adamw(lr=1e-3),
+        "device": "cpu",
+        "report": False,
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(arguments | changes))
+
+
+def row(gain: float, *, width: tuple[int, int] = (1, 999), rows: tuple[int, int] = (1, 999)) -> Row:
+    return Row("linear", width, rows, (1, 1), {"bf16": gain})
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this a processor with AMX, and the table these rows; without rows it is silent."""
+    monkeypatch.setattr(auto_precision, "instruction_set", lambda: "amx_bf16")
+
+    def holding(*rows: Row) -> None:
+        monkeypatch.setattr(speed_table, "TABLE", {("amx_bf16", VERSION): ("2026-11-22", rows)})
+
+    holding(row(2.0))
+    return holding
+
+
+Table = Callable[..., None]
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(2.0, "bf16"), (1.15, "bf16"), (1.14, "fp32"), (0.5, "fp32")])
+def test_bf16_is_chosen_where_the_table_has_a_clear_gain(gain: float, chosen: str, table: Table) -> None:
+    table(row(gain))
+    run = built()
+    run.train()
+    assert run.parts.whole.precision.name == run.parts.described["precision"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("region", "inside"),
+    [
+        ({}, True),
+        ({"width": (40, 40), "rows": (16, 16)}, True),
+        ({"width": (41, 99)}, False),
+        ({"width": (1, 39)}, False),
+        ({"rows": (17, 99)}, False),
+        ({"rows": (1, 15)}, False),
+    ],
+)
+def test_sizes_outside_of_what_was_measured_are_fp32(region: dict[str, Any], inside: bool, table: Table) -> None:
+    table(row(2.0, **region))
+    run = built()
+    chosen = auto_precision.settle_choices(run.parts)
+    assert (run.parts.whole.precision.name, chosen.unknown) == (("bf16", False) if inside else ("fp32", True))
+
+
+@pytest.mark.parametrize("other", [{"instructions": "none"}, {"instructions": "avx512_bf16"}, {"torch": "1.0"}])
+def test_another_processor_and_another_torch_are_fp32(
+    other: dict[str, str], table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto_precision, "instruction_set", lambda: other.get("instructions", "amx_bf16"))
+    monkeypatch.setattr(torch, "__version__", other.get("torch", torch.__version__))
+    run = built()
+    monkeypatch.setattr(run.parts.supply.__class__, "first", lambda *_: pytest.fail("data were read for nothing"))
+    assert auto_precision.settle_choices(run.parts).unknown
+    assert run.parts.whole.precision.name == "fp32"
+
+
+def test_where_regions_overlap_the_least_gain_counts(table: Table) -> None:
+    facts = Facts("amx_bf16", VERSION, "linear", 40, 16)
+    table(row(2.0), row(1.0))
+    assert look_up(facts).precision == "fp32"
+    table(row(2.0), row(1.0, width=(50, 60)))
+    assert look_up(facts).precision == "bf16"
+
+
+def test_the_loss_is_called_for_steps_alone(table: Table) -> None:
+    calls: list[int] = []
+
+    def counted(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(len(batch[1]))
+        return loss(model, batch)
+
+    run = built(loss=counted, precision="auto", compile="auto", channels_last="auto", length="3 steps")
+    with run:
+        assert calls == []
+        for _ in run:
+            pass
+    assert calls == [16, 16, 16]
+    assert run.parts.whole.precision.name == "bf16"
+
+
+@pytest.mark.parametrize("chosen", ["fp32", "bf16"])
+def test_a_run_with_auto_is_bit_equal_to_one_with_what_it_chose(chosen: str, table: Table) -> None:
+    table(row(2.0 if chosen == "bf16" else 1.0))
+    auto, named = built(), built(precision=chosen)
+    auto.train()
+    named.train()
+    for one, other in zip(auto.state.parameters, named.state.parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_resume_on_another_machine_computes_as_the_run_began(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = built(precision="bf16")
+    whole.train()
+    built(tmp_path / "run", stop_after="2 steps").train()
+    monkeypatch.setattr(auto_precision, "instruction_set", lambda: "none")
+    resumed = built(tmp_path / "run")
+    resumed.train()
+    assert resumed.parts.whole.precision.name == "bf16"
+    for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
+        assert torch.equal(one, other)
+    newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
+    assert newest is not None
+    again = built()
+    again.load(newest[0])
+    assert again.parts.whole.precision.name == "bf16"  # and is scored as it was
+    with pytest.raises(sf.CheckpointError, match="precision was 'bf16', now 'fp32'"):
+        built(tmp_path / "run", precision="fp32").train()
+
+
+def test_choosing_leaves_no_trace(table: Table) -> None:
+    run = built(compile="auto")
+    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+    drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index, union-attr]
+    assert (
+        auto_precision.settle_choices(run.parts).precision
+        == "at least 2.00 times as fast as fp32 where it was measured"
+    )
+    for name, held in run.state.models["model"].state_dict().items():
+        assert torch.equal(held, before[name])
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.state.parameters)
+    assert random.getstate() == drawn[0]
+    assert np.random.get_state()[1].tolist() == drawn[1]  # type: ignore[index, union-attr]
+    assert torch.equal(torch.get_rng_state(), drawn[2])
+    assert auto_precision.settle_choices(run.parts) == auto_precision.Chosen()  # settled
+
+
+def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(tmp_path: Path, table: Table) -> None:
+    wrong = (torch.randn(64, 16), torch.full((64,), 500))
+    with pytest.raises(sf.DataError, match="target 500 is out of range at step 0"):
+        built(tmp_path / "run", train_data=wrong, compile="auto").train()
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
+    "perceptron": (Net, ("linear", 40)),
+    "GPT": (lambda: sf.models.GPT(sf.models.GPTShape(2, 2, 16, 8, 32)), ("attention", 16)),
+    "encoder-decoder": (
+        lambda: sf.models.Seq2Seq(sf.models.Seq2SeqShape(1, 1, heads=2, width=16, hidden=64, vocabulary=40)),
+        ("encoder-decoder", 16),
+    ),
+    "images as they come": (lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4), ("convolution", 16)),
+    "laid out by itself": (
+        lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, channels_last=True),
+        ("convolution, channels last", 16),
+    ),
+    "recurrent": (lambda: nn.LSTM(16, 16), None),
+    "torch's attention": (lambda: nn.TransformerEncoderLayer(16, 2), None),
+    "words and matrices": (lambda: nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 16)), None),
+    "channel by channel": (lambda: nn.Sequential(nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 64, 1)), None),
+    "hardly a convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(400, 40)), None),
+    "no matrix": (lambda: nn.BatchNorm1d(4), None),
+}
+
+
+@in_one
+@pytest.mark.parametrize("name", NETWORKS)
+def test_kinds_of_layers_are_told_by_the_modules_and_what_was_not_measured_is_none(name: str) -> None:
+    network, facts = NETWORKS[name]
+    assert auto_precision.model_facts({"model": network()}) == facts
+
+
+def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
+    assert auto_precision.model_facts({"first": Net(), "second": Net()}) is None
+    own = built(loss=None)
+    chosen = auto_precision.settle_choices(own.parts)
+    assert (chosen.precision, chosen.unknown) == ("the steps are the program's own", False)  # which cannot be profiled
+    assert own.parts.whole.precision.name == "fp32"
+
+
+def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) -> None:
+    draw = np.random.default_rng(0)
+    rows = [[int(token) for token in draw.integers(4, 40, size=size)] for size in draw.integers(4, 30, size=200)]
+    network = sf.models.Seq2SeqShape(1, 1, heads=2, width=16, hidden=64, vocabulary=40)
+
+    def facts(seed: int) -> Facts | str:
+        run = built(
+            model=lambda: sf.models.Seq2Seq(network),
+            train_data=sf.Pairs(rows, rows),
+            batch_size="256 tokens",
+            seed=seed,
+        )
+        return auto_precision.run_facts(run.parts)
+
+    longest = max(map(len, rows)) + 1  # and an end
+    assert facts(0) == facts(1) == Facts("amx_bf16", VERSION, "encoder-decoder", 16, 256, longest)
+
+
+def test_the_header_and_the_plan_say_what_was_chosen_and_why(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    built(console=True, compile="auto").train()
+    said = capsys.readouterr().out
+    assert "device  cpu, bf16 (auto: at least 2.00 times as fast as fp32 where it was measured)" in said
+    assert "compile off (auto: no faster where it was measured)" in said
+    assert "surefoot profile" not in said
+    chosen = str(summary.sections(built().parts)[-1])
+    assert "precision bf16 (auto: at least 2.00 times as fast as fp32 where it was measured)" in chosen
+
+
+def test_where_the_table_is_silent_one_line_names_what_measures(
+    table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table()
+    for said in (built(console=True), built(console=True, compile="auto")):
+        said.train()
+        lines = [line for line in capsys.readouterr().out.splitlines() if "surefoot profile" in line]
+        assert lines == [
+            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
+        ]
+    assert "`surefoot profile` measures" in str(summary.sections(built().parts)[-1])
+    built(console=True, precision="fp32").train()
+    assert "surefoot profile" not in capsys.readouterr().out
+
+
+def test_the_configuration_of_a_run_holds_what_was_chosen(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "import surefoot as sf\nfrom surefoot.config import TrainSettings, default\n"
+        "from dataclasses import dataclass\nimport test_pace\n"
+        "@dataclass(kw_only=True)\n"
+        "class Config(TrainSettings):\n    length: str = default('4 steps')\n    batch_size: int | str = default(16)\n"
+        "def build(config: Config) -> sf.Run:\n"
+        "    return test_pace.built(**(config.train_settings() | {'console': False}))\n"
+    )
+    out = tmp_path / "run"
+    typed = ["train", f"{file}:build", "--out", str(out), "--compile", "auto", "--report", "False"]
+    main([*typed, "--stop-after", "2 steps"])
+    for _ in range(2):
+        text = (out / "config.toml").read_text()
+        assert 'precision = "bf16" # auto' in text
+        assert "compile = false # auto" in text
+        table()  # another machine
+        main(typed)
+    newest = Store(out / "checkpoints").newest_intact()
+    assert newest is not None
+    assert newest[0].state["described"]["precision"] == "bf16"
+
+
+def test_only_settings_that_say_auto_are_replaced() -> None:
+    text = 'precision = "fp32" # flag\ncompile = "auto" # flag\n[model]\nprecision = "auto"\n'
+    replaced = 'precision = "fp32" # flag\ncompile = true # auto\n[model]\nprecision = "auto"\n'
+    assert with_choices(text, {"precision": "bf16", "channels_last": False, "compile": True}) == replaced
+
+
+# --- facts of machines ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("has", "limit", "found"),
+    [
+        ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "", "amx_bf16"),
+        ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "avx512_core_amx", "amx_bf16"),
+        ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "AVX512_CORE_BF16", "avx512_bf16"),
+        ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "AVX512_CORE", "none"),
+        ({"architecture": "x86_64", "amx_bf16": False, "avx512_bf16": True}, "", "avx512_bf16"),
+        ({"architecture": "x86_64", "avx2": True, "amx_bf16": False, "avx512_bf16": False}, "", "none"),
+        ({"architecture": "arm64", "bf16": True}, "", "arm_bf16"),
+        ({"architecture": "arm64", "bf16": False}, "", "none"),
+        ({"architecture": "riscv64"}, "", "unknown"),
+    ],
+)
+def test_instructions_are_what_torch_sees_and_its_library_may_use(
+    has: dict[str, Any], limit: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert instruction_set() == found
+
+
+@pytest.mark.parametrize(("capability", "name"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32")])
+def test_on_cuda_the_capability_decides(
+    capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+    found = precision("auto", torch.device("cuda"))
+    assert (found.name, found.open) == (name, name == "fp32")
+    assert precision("bf16", torch.device("cuda")).emulated == (name == "fp32")
+
+
+def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicker(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "none")
+    run = built(console=True, precision="bf16")
+    run.train()
+    assert run.state.step == 6
+    assert capsys.readouterr().out.count("no instructions for bf16 and computes slowly in it; --precision fp32") == 1
+    assert "--precision fp32 is quicker" in str(summary.sections(built(precision="bf16").parts)[-1])
+    built(console=True, precision="fp32").train()
+    monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "unknown")
+    built(console=True, precision="bf16").train()
+    assert "slowly" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset"),
+    [
+        (gpt, "shakespeare"),
+        (images, "fashion-mnist"),
+        (images, "fashion-mnist-fast"),
+        (translation, "multi30k"),
+        (translation, "multi30k-fast"),
+    ],
+)
+def test_presets_whose_published_figures_were_made_in_bf16_name_it(recipe: Any, preset: str) -> None:
+    assert recipe.PRESETS[preset]["precision"] == "bf16"
+
+
+# --- the table in the source ------------------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_table_is_dated_ordered_and_in_the_results_that_were_printed() -> None:
+    printed = RESULTS.read_text()
+    assert 5 <= sum(len(rows) for _, rows in speed_table.TABLE.values()) <= 30
+    for (instructions, version), (measured, rows) in speed_table.TABLE.items():
+        assert date.fromisoformat(measured) <= date.today()
+        assert f"# {measured}, benchmarks/precision.py, {instructions}, torch {version} " in printed
+        for each in rows:
+            gains = ", ".join(f'"{name}": {gain:.2f}' for name, gain in each.gains.items())
+            assert f'Row("{each.layers}", {each.width}, {each.rows}, {each.positions}, {{{gains}}}),' in printed
+            assert all(low <= high for low, high in (each.width, each.rows, each.positions))
+            assert each.gains["bf16"] >= BF16_WORTH_IT or max(each.gains.values()) < BF16_WORTH_IT  # clear, either way
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+class Compiled(nn.Module):
+    """What is called in a model's place as if torch had compiled it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table says that compiling gains; nothing is really compiled."""
+    monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
+    for where in ("parts", "build"):
+        monkeypatch.setattr(
+            f"surefoot.{where}.compiled", lambda models: {name: Compiled(held) for name, held in models.items()}
+        )
+    monkeypatch.setattr("torch.compile", lambda model, **_: Compiled(model))  # what scores
+
+
+def test_nothing_is_compiled_where_the_table_has_no_gain() -> None:
+    run = built(compile="auto")
+    run.train()
+    assert run.parts.compiled is run.parts.described["compile"] is False
+
+
+@pytest.mark.usefixtures("compiling")
+def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
+    own = auto_precision.settle_choices(built(loss=None, compile="auto").parts)
+    assert own.compile == "the steps are the program's own"
+    pairs = sf.Pairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
+    tokens = auto_precision.settle_choices(built(train_data=pairs, batch_size="32 tokens", compile="auto").parts)
+    assert tokens.compile == "batches by tokens have another shape in almost every step"
+
+
+@pytest.mark.usefixtures("compiling")
+def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built(tmp_path / "run", compile="auto", stop_after="2 steps", save_every="1 steps", log_every="1 steps").train()
+    monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": False})
+    resumed = built(tmp_path / "run", compile="auto", log_every="1 steps")
+    with resumed:
+        assert resumed.sitting is not None
+        assert resumed.sitting.between.layers.modules == {}  # of a compiled model none is watched
+        for _ in resumed:
+            pass
+    assert isinstance(resumed.parts.task.forward, Compiled)
+    assert resumed.parts.described["compile"] is True
+    newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
+    assert newest is not None
+    again = built(compile="auto")
+    again.load(newest[0])
+    assert again.parts.compiled  # and is scored as it was
+    with pytest.raises(sf.CheckpointError, match="compile was True, now False"):
+        built(tmp_path / "run", compile=False).train()
+    assert sf.load(built(tmp_path / "run", compile="auto")).verify(steps="all").exit_status == 0
+    replayed = sf.load(built(tmp_path / "run", compile="auto")).replay(step=3)
+    assert any("uncompiled" in note for note in replayed.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_run_that_chose_to_compile_resumes_to_the_same_bits_and_is_one_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
+    named, whole = built(compile=True), built(compile="auto")
+    stopped = built(tmp_path / "run", compile="auto", stop_after="3 steps")
+    for run in (named, whole, stopped):
+        run.train()
+        torch.compiler.reset()
+    resumed = built(tmp_path / "run", compile="auto")
+    resumed.train()
+    assert whole.parts.compiled
+    assert resumed.parts.compiled
+    held = [run.state.models["model"].state_dict() for run in (named, whole, resumed)]
+    for name, value in held[0].items():
+        assert all(torch.equal(value, other[name]) for other in held[1:]), name
+
+
+def test_auto_is_typed_like_true_and_nothing_else_is() -> None:
+    for typed, meant in (("auto", "auto"), ("true", True), ("False", False)):
+        config, _ = configured(images.Config, [], ["--compile", typed], verb="train images")
+        assert config.compile == meant
+    with pytest.raises(sf.ConfigError, match="--compile"):
+        configured(images.Config, [], ["--compile", "often"], verb="train images")
+    with pytest.raises(sf.ConfigError, match="compile = 'often'"):
+        built(compile="often")

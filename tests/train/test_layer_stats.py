@@ -1,0 +1,442 @@
+"""What is recorded of the layers of a watched step: each number worked out a second time. (4 s)"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from identities import world_runs
+from in_one import in_one
+from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
+from surefoot.tracking.jsonl import records
+from surefoot.train.layer_hooks import FLAT_ENDS, Activity
+from surefoot.train.layer_stats import Seen, Watched
+from surefoot.train.step_watch import UNWATCHED
+
+SAMPLES, STEPS = 24, 4
+
+
+class Net(nn.Module):
+    """With a part that is never used, one that is dead, one that is used twice, and a weight that is tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.bend = nn.Linear(FEATURES, 6, dtype=torch.float64), nn.Tanh()
+        self.dead, self.rectify = nn.Linear(6, 6, dtype=torch.float64), nn.ReLU()
+        self.dropped, self.again = nn.Dropout(0.5), nn.Linear(6, 6, dtype=torch.float64)
+        self.out, self.never = nn.Linear(6, CLASSES, dtype=torch.float64), nn.Linear(2, 2, dtype=torch.float64)
+        self.tied = nn.Linear(6, 6, dtype=torch.float64)
+        self.tied.weight = self.again.weight
+        with torch.no_grad():
+            self.dead.weight[2:4] = 0
+            self.dead.bias[2:4] = -1  # two of six units that never fire
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.dropped(self.bend(self.into(inputs)))
+        hidden = hidden + self.rectify(self.dead(hidden))
+        return self.out(self.tied(self.bend(self.again(hidden))))
+
+
+def build(out: Path | None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": plain_mean,
+        "count": counted_targets,
+        "train_data": tokens(SAMPLES, seed=5, dtype=torch.float64),
+        "batch_size": 12,
+        "micro_batch_size": 4,
+        "length": f"{STEPS} steps",
+        "optimizer": sf.sgd(lr=0.5),
+        "clip": "norm 0.01",
+        "precision": "fp32",
+        "device": "cpu",
+        "watch_every": "1 steps",
+        "log_every": "1 steps",
+        "out": out,
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def layers(out: Path) -> list[dict[str, Any]]:
+    return [record for record in records(out / "metrics.jsonl") if record["kind"] == "layers"]
+
+
+class Found:
+    """A run, and what its steps were worked out to be once more by autograd, one step after another."""
+
+    def __init__(self, out: Path) -> None:
+        run = build(out)
+        model: Any = run.state.models["model"]
+        self.gradients: list[dict[str, Tensor]] = []  # of the whole batch
+        self.firsts: list[tuple[int, float]] = []  # targets and squared norm of the first micro-batch's own gradient
+        self.counts: list[int] = []
+        self.weights: list[dict[str, Tensor]] = []
+        with run:
+            self.weights.append(self._copy(model))
+            for step in run:
+                again = self._model_of(len(self.weights) - 1)
+                key = run.parts.task.key
+                total, count = torch.zeros((), dtype=torch.float64), 0
+                for micro_batch in step.micro_batches:
+                    sf_seed(key, step.index, micro_batch.index)
+                    here = counted_targets(micro_batch.batch)
+                    part = plain_mean(again, micro_batch.batch)
+                    if micro_batch.index == 0:
+                        own = torch.autograd.grad(part, list(again.parameters()), retain_graph=True, allow_unused=True)
+                        self.firsts.append((here, sum(float(one.square().sum()) for one in own if one is not None)))
+                    total, count = total + part * here, count + here
+                (total / count).backward()
+                self.counts.append(count)
+                self.gradients.append(
+                    {name: held.grad for name, held in again.named_parameters() if held.grad is not None}
+                )
+                self.weights.append(self._copy(model))
+        self.run, self.records = run, layers(out)
+
+    def _model_of(self, place: int) -> Net:
+        model = Net()
+        model.load_state_dict(self.weights[place], strict=False)
+        return model
+
+    @staticmethod
+    def _copy(model: nn.Module) -> dict[str, Tensor]:
+        return {name: held.detach().clone() for name, held in model.named_parameters()}
+
+
+def sf_seed(key: int, *address: int) -> None:
+    from surefoot.seeding import fold, seed_generators
+
+    seed_generators(fold(key, *address))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return Found(tmp_path_factory.mktemp("watched") / "run")
+
+
+def test_each_watched_step_has_a_record(found: Found) -> None:
+    assert [(record["step"], record["watched_step"]) for record in found.records] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+
+
+def test_gradient_norms_are_those_of_the_whole_batch_before_clipping(found: Found) -> None:
+    for record, gradients in zip(found.records, found.gradients, strict=True):
+        expected = {name: float(gradient.norm()) for name, gradient in gradients.items()}
+        assert record["gradient_norm"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_weight_norms_are_from_before_the_update_and_a_tied_weight_counts_once(found: Found) -> None:
+    for record, weights in zip(found.records, found.weights, strict=False):
+        assert record["weight_norm"] == pytest.approx({name: float(held.norm()) for name, held in weights.items()})
+    assert "again.weight" in found.records[0]["weight_norm"]
+    assert "tied.weight" not in found.records[0]["weight_norm"]
+
+
+def test_update_norms_are_what_the_step_changed(found: Found) -> None:
+    for place, record in enumerate(found.records):
+        before, after = found.weights[place : place + 2]
+        changed = {name: float((after[name] - before[name]).norm()) for name in before}
+        assert record["update_norm"] == pytest.approx(changed, rel=1e-9, abs=1e-15)
+        assert record["update_norm"]["out.weight"] > 0
+
+
+def test_zero_rows_are_the_units_without_a_gradient(found: Found) -> None:
+    for record, gradients in zip(found.records, found.gradients, strict=True):
+        expected = {
+            name: float((gradient == 0).all(1).double().mean())
+            for name, gradient in gradients.items()
+            if gradient.ndim > 1
+        }
+        assert record["zero_rows"] == pytest.approx(expected)
+    assert found.records[0]["zero_rows"]["dead.weight"] == pytest.approx(2 / 6)
+
+
+def test_the_noise_is_of_the_first_micro_batch_and_of_the_whole_batch(found: Found) -> None:
+    for place, record in enumerate(found.records):
+        count, squared = found.firsts[place]
+        whole = sum(float(gradient.square().sum()) for gradient in found.gradients[place].values())
+        assert record["noise"] == pytest.approx(
+            {"small_count": count, "small_squared": squared, "big_count": found.counts[place], "big_squared": whole}
+        )
+
+
+def test_parameters_without_a_gradient_are_named(found: Found) -> None:
+    assert all(record["never_updated"] == ["never.weight", "never.bias"] for record in found.records)
+    assert "never.weight" not in found.records[0]["gradient_norm"]
+    assert found.records[0]["update_norm"]["never.weight"] == 0
+
+
+def test_modules_are_measured_where_they_stand_and_no_dropout_is(found: Found) -> None:
+    record = found.records[0]
+    assert set(record["activation_norm"]) == {"into", "bend", "dead", "rectify", "again", "out", "tied"}
+    assert set(record["saturated"]) == {"bend", "rectify"}
+    assert record["saturated"]["rectify"] >= 2 / 6
+
+
+def test_no_hook_stays(found: Found) -> None:
+    model = found.run.state.models["model"]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_no_hook_stays_after_an_error_in_the_loss(at: int) -> None:
+    calls = []
+
+    def broken(model: Any, batch: Any) -> Tensor:
+        calls.append(1)
+        model(batch[0])
+        if len(calls) > at:
+            raise ZeroDivisionError
+        return plain_mean(model, batch)
+
+    run = build(None, loss=broken)
+    with pytest.raises(ZeroDivisionError):
+        run.train()
+    assert not any(module._forward_hooks for module in run.state.models["model"].modules())
+
+
+def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> None:
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+
+    names = ("gradient_norm", "weight_norm", "update_norm", "zero_rows", "saturated", "activation_norm")
+    inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
+    targets[:, 0] = 0  # a micro-batch without any target is not passed at all
+    for size in (2, 12):
+        build(tmp_path / f"{size}", model=plain, train_data=(inputs, targets), micro_batch_size=size).train()
+    few, one = layers(tmp_path / "2"), layers(tmp_path / "12")
+    for cut, whole in zip(few, one, strict=True):
+        for name in names:
+            assert cut[name] == pytest.approx(whole[name], rel=1e-9)
+        assert "noise" in cut
+        assert "noise" not in whole  # which has nothing smaller
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Sigmoid()) for _ in range(3)]
+        self.blocks, self.out = nn.ModuleList(kinds).double(), nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = inputs + block(inputs)
+        return self.out(inputs)
+
+
+@pytest.mark.parametrize("how", ["blocks", "selective"])
+def test_what_is_computed_again_is_not_counted_twice(how: str, tmp_path: Path) -> None:
+    for name, checkpointing in (("kept", "off"), ("again", how)):
+        build(tmp_path / name, model=Blocks, activation_checkpointing=checkpointing).train()
+    assert layers(tmp_path / "again") == layers(tmp_path / "kept")
+    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(layers(tmp_path / "again")[0]["activation_norm"])
+
+
+def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> None:
+    layer = nn.Linear(3, 3)
+    activity = Activity({"layer": layer})
+    inputs = torch.randn(5, 3, requires_grad=True)
+    with activity:
+        whole = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+        made = torch.utils.checkpoint.checkpoint(whole, inputs, use_reentrant=False)
+        torch.autograd.grad(made.sum(), inputs)
+    assert activity.found["layer"].numbers == 15
+
+
+def test_parts_in_evaluation_mode_have_no_hooks() -> None:
+    part = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    with Activity(dict(part.named_modules())):
+        assert not any(module._forward_hooks for module in part.modules())
+
+
+@in_one
+@pytest.mark.parametrize("kind", list(FLAT_ENDS), ids=lambda kind: kind.__name__)
+def test_flat_is_where_the_derivative_is_nearly_none(kind: Any) -> None:
+    module = kind()
+    given = torch.linspace(-12, 12, 4801, dtype=torch.float64, requires_grad=True)
+    made = module(given)
+    (slope,) = torch.autograd.grad(made.sum(), given)
+    where = FLAT_ENDS[kind](module, given.detach(), made.detach())
+    assert where is not None
+    assert bool(where.any())
+    assert float(slope[where].abs().max()) < 0.0134
+    steep = slope.abs() >= 0.0134
+    assert not bool((where & steep).any())
+    ends = (given < -8) | (given > 8)
+    flat_ends = ends & (slope.abs() < 1e-3)
+    assert bool(where[flat_ends].all())
+
+
+def test_what_an_activation_overwrites_is_not_asked_for() -> None:
+    module = nn.SiLU(inplace=True)
+    given = torch.full((4,), -9.0)
+    assert FLAT_ENDS[nn.SiLU](module, given, module(given)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
+def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(FEATURES, CLASSES).to(dtype))
+            self.bias = nn.Parameter(torch.zeros(CLASSES))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            made = inputs.to(self.weight.dtype) @ self.weight
+            return (made.real if dtype.is_complex else made).float() + self.bias
+
+    run = build(tmp_path / "run", model=Other, train_data=tokens(SAMPLES, seed=5), length="1 steps")
+    before = run.state.models["model"].get_parameter("weight").detach().clone()
+    run.train()
+    (record,) = layers(tmp_path / "run")
+    after = run.state.models["model"].get_parameter("weight").detach()
+    wide = torch.promote_types(dtype, torch.float32)
+    assert record["weight_norm"]["weight"] == pytest.approx(float(before.to(wide).norm()), rel=1e-6)
+    assert record["update_norm"]["weight"] == pytest.approx(float((after - before).to(wide).norm()), rel=1e-3)
+    assert record["zero_rows"] == {"weight": 0.0}
+
+
+def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> None:
+    inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
+    inputs[3] = math.inf
+    build(tmp_path / "run", train_data=(inputs, targets), batch_size=24, micro_batch_size=4, length="1 steps").train()
+    (record,) = layers(tmp_path / "run")
+    assert set(record["update_norm"].values()) == {0.0}
+    assert not math.isfinite(record["gradient_norm"]["into.weight"])
+    (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layers"' in row]
+    raw = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert raw["gradient_norm"]["into.weight"] is None
+    assert "gradient_norm/into.weight" in raw["nonfinite"]
+
+
+def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Path) -> None:
+    def small() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+    data = tokens(SAMPLES, seed=5)
+    for precision in ("fp32", "fp16"):
+        changes: dict[str, Any] = {
+            "model": small,
+            "train_data": data,
+            "precision": precision,
+            "optimizer": sf.sgd(lr=1e-9),
+        }
+        build(tmp_path / precision, **changes).train()
+    plain, scaled = layers(tmp_path / "fp32"), layers(tmp_path / "fp16")
+    assert scaled[-1]["gradient_norm"] == pytest.approx(plain[-1]["gradient_norm"], rel=0.02)
+    assert scaled[-1]["noise"] == pytest.approx(plain[-1]["noise"], rel=0.04)
+
+
+def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path) -> None:
+    """A part that is used in the first step alone."""
+
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.once = (nn.Linear(FEATURES, CLASSES).double() for _ in range(2))
+            self.calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.always(inputs) + (self.once(inputs) if self.used else 0)
+
+        used = True
+
+    def sitting(*, used: bool, **changes: Any) -> None:
+        Once.used = used
+        build(tmp_path / "run", model=Once, optimizer=sf.sgd(lr=0.1), **changes).train()
+
+    sitting(used=True, stop_after="2 steps")
+    sitting(used=False, accept_change="loss")
+    found = layers(tmp_path / "run")
+    assert len(found) == STEPS
+    assert "once.weight" not in found[-1]["gradient_norm"]
+    assert found[-1]["never_updated"] == []
+
+
+def test_only_steps_that_are_due_are_watched(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", watch_every="3 steps", log_every="2 steps", length="8 steps")
+    kinds = []
+    with run:
+        for step in run:
+            kinds.append(isinstance(step.watch, Watched))
+            assert kinds[-1] or step.watch is UNWATCHED
+    assert kinds == [False, False, True, False, False, True, False, False]
+    assert [record["watched_step"] for record in layers(tmp_path / "run")] == [2, 5]
+
+
+def test_without_watch_every_nothing_is_watched(tmp_path: Path) -> None:
+    build(tmp_path / "run", watch_every=None).train()
+    assert layers(tmp_path / "run") == []
+
+
+def test_what_is_no_duration_is_refused() -> None:
+    with pytest.raises(sf.ConfigError, match="watch_every"):
+        build(None, watch_every="often")
+
+
+def test_a_compiled_model_is_watched_without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.run.build.compiled", dict)  # whatever was made of the models
+    run = build(None, compile=True)
+    with run:
+        assert run.sitting is not None
+        assert run.sitting.between.layers.modules == {}
+
+
+def test_modules_that_are_compiled_by_themselves_are_left_alone() -> None:
+    from surefoot.train.layer_hooks import observed
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
+    model[1].compile(backend="eager")
+    assert list(observed(model)) == ["0", "2"]
+
+
+def test_seen_is_put_back() -> None:
+    one, other = Seen({"b", "a"}), Seen()
+    other.load_state(json.loads(json.dumps(one.state())))
+    assert other == one
+
+
+def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
+    def of_both(models: Any, batch: Any) -> Tensor:
+        outputs = models["first"](batch[0]) + models["second"](batch[0])
+        return F.cross_entropy(outputs.movedim(2, 1), batch[1])
+
+    kind = {name: (lambda: nn.Linear(FEATURES, CLASSES).double()) for name in ("first", "second")}
+    build(tmp_path / "run", model=kind, loss=of_both).train()
+    record = layers(tmp_path / "run")[0]
+    assert list(record["gradient_norm"]) == ["first.weight", "first.bias", "second.weight", "second.bias"]
+    assert set(record["activation_norm"]) == {"first.Linear", "second.Linear"}
+    assert "noise" not in record  # of which of the two optimizers would it be?
+
+
+def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", loss=None)
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, plain_mean)
+            sf.update(step)
+            if step.index == 2:
+                break
+    by_itself = layers(tmp_path / "run")
+    build(tmp_path / "other").train()
+    assert by_itself == layers(tmp_path / "other")[:3]
+
+
+def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
+    usual = torch.get_default_dtype()
+    try:
+        world_runs.of_example(name="gan", out=str(tmp_path / "run"), watch_every="4 steps")
+    finally:
+        torch.set_default_dtype(usual)
+    found = layers(tmp_path / "run")
+    assert [record["watched_step"] for record in found] == [3, 7, 11]
+    assert all(value > 0 for value in found[0]["update_norm"].values())
+    assert found[0]["never_updated"] == []

@@ -1,0 +1,272 @@
+"""Loops of the user's own from `run.steps()`, `forward_backward` and `update`: as exact as the one on the page. (31 s)"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.checkpoint.store import Store
+from surefoot.tracking.jsonl import records
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- SAM -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch_size", [50, 10])
+def test_sam_is_a_hand_written_sam_step_for_step(micro_batch_size: int) -> None:
+    sam = example("sam")
+    settings: dict[str, Any] = {
+        "length": "30 steps",
+        "evaluate": None,
+        "clip": "norm 1.0",
+        "precision": "fp32",
+        "device": "cpu",
+        "console": False,
+        "micro_batch_size": micro_batch_size,
+    }
+    batches: list[Any] = []
+    plain = sam.build(**settings)
+    with plain:
+        for step in plain:
+            batches.append(
+                [torch.cat(parts) for parts in zip(*(part.batch for part in step.micro_batches), strict=True)]
+            )
+
+    run = sam.build(**settings)
+    reference = sam.build(**settings).state.models["model"]
+    rates = [run.parts.task.factors(step) * 0.2 for step in range(30)]
+    sam.train(run, radius=0.05)
+
+    buffers = [torch.zeros_like(weight) for weight in reference.parameters()]
+    for batch, rate in zip(batches, rates, strict=True):
+        weights = list(reference.parameters())
+        first = torch.autograd.grad(sam.loss(reference, batch), weights)
+        norm = torch.sqrt(sum((gradient**2).sum() for gradient in first))
+        before = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            for weight, gradient in zip(weights, first, strict=True):
+                weight.add_(0.05 * gradient / norm)
+        second = torch.autograd.grad(sam.loss(reference, batch), weights)
+        length = torch.sqrt(sum((gradient**2).sum() for gradient in second))
+        with torch.no_grad():
+            for weight, start, gradient, buffer in zip(weights, before, second, buffers, strict=True):
+                buffer.mul_(0.9).add_(gradient * min(1.0, 1.0 / float(length)))
+                weight.copy_(start - rate * buffer)
+
+    found = dict(run.state.models["model"].named_parameters())
+    torch.testing.assert_close(found, dict(reference.named_parameters()), rtol=1e-4, atol=1e-5)
+    other = dict(plain.state.models["model"].named_parameters())
+    assert max(float((found[name] - other[name]).detach().abs().max()) for name in found) > 1e-3  # SAM is not SGD
+
+
+def test_sam_learns_the_spirals() -> None:
+    run = example("sam").build(console=False, length="60 epochs")
+    example("sam").train(run)
+
+    assert run.scores()["held-out/accuracy"] > 0.8
+
+
+# --- two models, two optimizers, real kills --------------------------------------------------------------------------
+
+PROGRAM = """
+import importlib.util, json, os, random, signal, sys
+import torch
+import surefoot as sf
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location("gan", sys.argv[1])
+gan = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gan)
+from torch.utils.tensorboard import writer
+
+def sitting(out, kill_at, drawing):
+    passes = [0]
+    def killing(loss):
+        def counted(models, batch):
+            passes[0] += 1
+            if passes[0] == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return loss(models, batch)
+        return counted
+    gan.discriminator_loss, gan.generator_loss = killing(gan.discriminator_loss), killing(gan.generator_loss)
+    run = gan.build(out, length="24 steps", batch_size=32, micro_batch_size=16, evaluate_every="5 steps", save_every="4 steps",
+                    log_every="3 steps", ema=0.9, clip="norm 1.0", console=False, check_state=False)
+    if not drawing:
+        return gan.train(run)
+    drawn = run.register_state("drawn", {"numbers": []})
+    with run:
+        for step in run.steps():  # random numbers of the body's own, before and after the step is made
+            drawn["numbers"].append(random.random() + float(torch.rand(())))
+            sf.forward_backward(step, gan.discriminator_loss)
+            sf.update(step, "discriminator")
+            sf.forward_backward(step, gan.generator_loss)
+            sf.update(step, "generator")
+            drawn["numbers"].append(float(torch.rand(())))
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            sitting(**json.loads(line))
+            status = 0
+        except BaseException as problem:
+            print(repr(problem), file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+Sitting = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def sitting() -> Iterator[Sitting]:
+    """Runs the example in a process of its own, forked from one that has imported torch; returns its exit status."""
+    command = [sys.executable, "-c", PROGRAM, str(EXAMPLES / "gan.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def sit(out: Path, *, kill_at: int = 0, drawing: bool = False) -> int:
+            asked.write(json.dumps({"out": str(out), "kill_at": kill_at, "drawing": drawing}) + "\n")
+            asked.flush()
+            return int(answers.readline())
+
+        yield sit
+        asked.close()
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    found = Store(out / "checkpoints").newest_intact()
+    assert found is not None
+    shown = {"clock", "machine"}
+    timeless = ("kind", "step", "loss", "norm", "targets", "skipped", "generator_loss", "ring/distance_to_the_ring")
+    return {
+        "step": found[0].step,
+        "tensors": {
+            f"{file}/{name}": tensor.numpy().tobytes()
+            for file, held in found[0].files.items()
+            for name, tensor in held.items()
+        },
+        "state": {key: value for key, value in found[0].state.items() if key not in shown},
+        "records": [
+            {key: line[key] for key in timeless if key in line}
+            for line in records(out / "metrics.jsonl")
+            if line["kind"] in ("train", "scores")
+        ],
+    }
+
+
+@pytest.fixture(
+    scope="module",
+    params=[False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["as in the example", "drawing in the body"],
+)
+def uninterrupted(
+    request: pytest.FixtureRequest, sitting: Sitting, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bool, Any]:
+    out = tmp_path_factory.mktemp("uninterrupted") / "gan"
+    assert sitting(out, drawing=request.param) == 0
+    return request.param, outcome(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills", [[1], *(pytest.param(kills, marks=pytest.mark.slow) for kills in ([31, 17], [18], [60], [95]))], ids=str
+)
+def test_a_killed_gan_ends_bit_equal(kills: list[int], sitting: Sitting, uninterrupted: Any, tmp_path: Path) -> None:
+    """Four passes a step: two micro-batches through each of the two losses; a kill falls between the two updates too."""
+    drawing, expected = uninterrupted
+    for kill_at in kills:
+        assert sitting(tmp_path / "gan", kill_at=kill_at, drawing=drawing) == -signal.SIGKILL
+    assert sitting(tmp_path / "gan", drawing=drawing) == 0
+
+    found = outcome(tmp_path / "gan")
+    assert [name for name in expected["tensors"] if found["tensors"][name] != expected["tensors"][name]] == []
+    assert found == expected
+
+
+def test_each_model_is_moved_by_its_own_optimizer_only() -> None:
+    gan = example("gan")
+    run = gan.build(length="3 steps", evaluate=None, console=False)
+
+    def held(name: str) -> list[Tensor]:
+        return [weight.detach().clone() for weight in run.state.models[name].parameters()]
+
+    with run:
+        for step in run.steps():
+            generator, discriminator = held("generator"), held("discriminator")
+            sf.forward_backward(step, gan.discriminator_loss)
+            sf.update(step, "discriminator")
+            assert all(torch.equal(a, b) for a, b in zip(held("generator"), generator, strict=True))
+            assert not any(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
+            discriminator = held("discriminator")
+            sf.forward_backward(step, gan.generator_loss)
+            sf.update(step, "generator")
+            assert all(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
+            assert all(weight.grad is None for model in run.state.models.values() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("bad", "skipped"), [((), 0.0), (("first",), 1.0), (("second",), 1.0), (("first", "second"), 1.0)]
+)
+def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str, ...], skipped: float) -> None:
+    run = sf.Run(
+        model={"first": lambda: nn.Linear(2, 1), "second": lambda: nn.Linear(2, 1)},
+        loss=None,
+        train_data=(torch.ones(4, 2),),
+        batch_size=4,
+        length="1 steps",
+        optimizer=sf.sgd(lr=0.1),
+        console=False,
+    )
+    with run:
+        for step in run.steps():
+            for name in ("first", "second"):
+                scale = float("nan") if name in bad else 1.0
+                sf.forward_backward(
+                    step, lambda models, batch, n=name, s=scale: models[n](batch[0]).square().mean() * s
+                )
+                sf.update(step, name)
+            assert float(step.skipped) == skipped  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_gan_finds_the_ring() -> None:
+    gan = example("gan")
+    run = gan.build(console=False, length="400 steps", evaluate_every="400 steps")
+    before = run.scores()["ring/distance_to_the_ring"]
+    gan.train(run)
+
+    assert run.scores()["ring/distance_to_the_ring"] < before / 2
+
+
+def test_update_without_a_gradient_says_what_to_call() -> None:
+    run = example("gan").build(length="1 steps", evaluate=None, console=False)
+    with run:
+        step = next(iter(run.steps()))
+    with pytest.raises(sf.ConfigError, match="forward_backward"):
+        sf.update(step, "generator")

@@ -1,0 +1,469 @@
+"""A plateau: the factors of torch's ReduceLROnPlateau, the rates that steps have of it, and what a resume knows of it. (4 s)"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import signal
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import small_runs
+import surefoot as sf
+from in_one import in_one
+from surefoot.cli.main import main
+from surefoot.plan import summary
+from surefoot.recipes import images
+from surefoot.tracking.jsonl import records
+from surefoot.train.plateau import Feedback, Plateau, Standing, following
+
+NEVER_BETTER = Plateau("min held-out/same", patience=2)
+SETTINGS: dict[str, Any] = {
+    "length": "12 steps",
+    "evaluate_every": "2 steps",
+    "save_every": "3 steps",
+    "log_every": "1 steps",
+    "early_stopping": None,
+    "plateau": NEVER_BETTER,
+}
+
+
+def same(model: nn.Module, batch: Any) -> sf.Mean:
+    """A score that cannot get better."""
+    return sf.Mean(torch.tensor(1.0), 1)
+
+
+def split(*scores: Any) -> dict[str, sf.Split]:
+    data = small_runs.Augmented()
+    return {"held-out": sf.Split((data.inputs, data.labels), scores=[same, *scores])}
+
+
+def build(out: Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **({"evaluate": split()} | SETTINGS | changes))
+
+
+def written(out: Path, kind: str, value: str) -> list[tuple[int, Any]]:
+    return [(line["step"], line[value]) for line in records(out / "metrics.jsonl") if line["kind"] == kind]
+
+
+def left(out: Path) -> Any:
+    """All that a run leaves: its newest tensors, where its plateau stands, its rates and scores."""
+    newest = max((out / "checkpoints").glob("step-*"))
+    tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
+    standing = json.loads((newest / "state.json").read_text())["plateau"]
+    rates = sorted(written(out, "train", "learning_rate"))
+    return newest.name, tensors, standing, rates, sorted(written(out, "scores", "rate_factor"))
+
+
+# --- the decision ----------------------------------------------------------------------------------------------------
+
+
+def factors(plateau: Plateau, scores: Sequence[float]) -> list[float]:
+    standing, found = Standing(), []
+    for step, score in enumerate(scores, start=1):
+        standing = following(plateau, standing, step=step, score=score)
+        found.append(standing.factor)
+    return found
+
+
+def walk(generator: random.Random) -> list[float]:
+    """Scores on a grid, so that differences are exact, now and then infinite."""
+    steps = [generator.choice((-0.25, 0.0, 0.0, 0.125, 0.25)) for _ in range(60)]
+    return [math.inf if generator.random() < 0.05 else sum(steps[: place + 1]) for place in range(60)]
+
+
+@in_one
+@pytest.mark.parametrize("direction", ["min", "max"])
+@pytest.mark.parametrize("cooldown", [0, 1, 3])
+@pytest.mark.parametrize(("patience", "factor", "floor"), [(1, 0.5, 0.0), (2, 0.1, 0.005), (3, 0.7, 0.3)])
+@pytest.mark.parametrize("improvement", [0.0, 0.125])
+def test_factors_are_those_of_torch_whose_patience_is_one_less(
+    direction: Any, cooldown: int, patience: int, factor: float, floor: float, improvement: float
+) -> None:
+    plateau = Plateau(f"{direction} a/score", patience, factor, floor, cooldown, improvement)
+    for seed in range(10):
+        scores = walk(random.Random(seed))
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer,
+            mode=direction,
+            factor=factor,
+            patience=patience - 1,
+            threshold=improvement,
+            threshold_mode="abs",
+            cooldown=cooldown,
+            min_lr=floor,
+            eps=0.0,
+        )
+        expected = []
+        for score in scores:
+            theirs.step(score)
+            expected.append(optimizer.param_groups[0]["lr"])
+        assert factors(plateau, scores) == expected
+        assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("cooldown", [0, 2])
+def test_scores_that_are_no_numbers_change_nothing_but_their_count(cooldown: int) -> None:
+    plateau = Plateau("min a/score", patience=2, cooldown=cooldown)
+    for seed in range(20):
+        generator = random.Random(seed)
+        scores = walk(generator)
+        feedback, broken = Feedback(plateau), Feedback(plateau)
+        for step, score in enumerate(scores):
+            feedback.saw(step, score)
+            for _ in range(generator.choice((0, 0, 1, 2))):
+                assert "is not a number" in (broken.saw(step, math.nan) or "")
+            broken.saw(step, score)
+            counted = broken.standing.not_numbers
+            assert broken.state() == feedback.state() | {"not_numbers": counted}
+        assert counted > 0
+
+
+def test_what_a_checkpoint_holds_is_all_there_is_to_know() -> None:
+    scores = walk(random.Random(3))
+    plateau = Plateau("max a/score", patience=2, cooldown=1)
+    whole, cut = Feedback(plateau), Feedback(plateau)
+    for step, score in enumerate(scores):
+        told = whole.saw(step, score)
+        resumed = Feedback(plateau)
+        resumed.load_state(json.loads(json.dumps(cut.state())))
+        assert resumed.saw(step, score) == told
+        cut = resumed
+    assert cut.standing == whole.standing
+
+
+# --- the rates -------------------------------------------------------------------------------------------------------
+
+
+def following_factors(recorded: Sequence[tuple[int, float]], plateau: Plateau, steps: int, every: int) -> list[float]:
+    """The factor of each step, from the recorded scores alone."""
+    standing, found = Standing(), []
+    scores = dict(recorded)
+    for step in range(steps):
+        if step in scores and step % every == 0:
+            standing = following(plateau, standing, step=step, score=scores[step])
+        found.append(standing.factor)
+    return found
+
+
+@pytest.mark.parametrize("plateau", [NEVER_BETTER, Plateau("min held-out/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr)
+def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say(
+    plateau: Plateau, tmp_path: Path
+) -> None:
+    run = build(tmp_path / "run", plateau=plateau)
+    run.train()
+    scores = written(tmp_path / "run", "scores", plateau.score)
+    lowered = following_factors(scores, plateau, 12, every=2)
+    rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "learning_rate"))]
+    assert rates == [1e-2 * (run.parts.task.factors(step) * lowered[step]) for step in range(12)]
+    assert len(set(lowered)) > 1
+
+
+def own_loop(run: sf.Run) -> None:
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            sf.update(step)
+
+
+def test_a_loop_of_ones_own_has_the_same_rates(tmp_path: Path) -> None:
+    build(tmp_path / "run").train()
+    own_loop(build(tmp_path / "own"))
+    assert left(tmp_path / "own") == left(tmp_path / "run")
+
+
+def test_every_group_of_every_optimizer_is_lowered() -> None:
+    def loss(models: Any, batch: Any) -> Any:
+        return small_runs.loss(models["one"], batch) + small_runs.loss(models["other"], batch)
+
+    run = build(
+        None,
+        model={"one": small_runs.Net, "other": small_runs.Net},
+        optimizer={"one": sf.sgd(lr=1.0), "other": sf.adamw(lr=1e-3)},
+        loss=loss,
+        schedule=None,
+        evaluate={
+            "held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])
+        },
+        plateau=Plateau("min held-out/same_of_several", patience=1),
+        length="5 steps",
+        ema=None,
+    )
+    run.train()
+    rates = [
+        group["lr"] / group["initial_lr"]
+        for held in run.state.trained.values()
+        for group in held.optimizer.param_groups
+    ]
+    assert rates == [0.5] * 3  # evaluated after steps 2 and 4; the first score is the best
+
+
+def same_of_several(models: Any, batch: Any) -> sf.Mean:
+    return sf.Mean(torch.tensor(1.0), 1)
+
+
+def bits(run: sf.Run) -> str:
+    held = sha256()
+    for parameter in run.state.parameters:
+        held.update(parameter.detach().numpy().tobytes())
+    return held.hexdigest()
+
+
+def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
+    watching, plain = build(None, plateau=Plateau("min held-out/same", patience=99)), build(None, plateau=None)
+    for run in (watching, plain):
+        run.train()
+    assert bits(watching) == bits(plain)
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    build(out).train()
+    assert [factor for _, factor in sorted(written(out, "scores", "rate_factor"))] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    return left(out)
+
+
+@pytest.mark.parametrize("stop", [3, 5, 6, 7, 10])  # 6: between the evaluation that lowers the rate and the next step
+def test_a_run_that_was_stopped_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
+    build(tmp_path / "run", stop_after=f"{stop} steps").train()
+    build(tmp_path / "run").train()
+    assert left(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(opened: bool, whole: Any, tmp_path: Path) -> None:
+    with build(tmp_path / "run") as run:
+        for step in run.steps() if opened else run:
+            if opened:
+                sf.forward_backward(step)
+                sf.update(step)
+            if step.index == 5:
+                break
+    build(tmp_path / "run").train()
+    assert left(tmp_path / "run") == whole
+
+
+def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(whole: Any, tmp_path: Path) -> None:
+    def interrupting(model: nn.Module, batch: Any) -> sf.Mean:
+        if run.state.step == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return sf.Mean(0.0, 1)
+
+    run = build(tmp_path / "run", evaluate=split(interrupting))
+    with pytest.raises(SystemExit):
+        run.train()
+    assert run.state.rate_factor == 1.0
+    build(tmp_path / "run").train()
+    assert left(tmp_path / "run") == whole
+
+
+@pytest.mark.fast("7")
+@pytest.mark.parametrize("first", [6, 7])  # 7: evaluated too, but only because the run ends there
+def test_a_run_made_longer_is_one_of_that_length(first: int, tmp_path: Path) -> None:
+    plain = {"schedule": None, "save_every": "1 steps"}
+    build(tmp_path / "whole", **plain).train()
+    build(tmp_path / "longer", length=f"{first} steps", **plain).train()
+    build(tmp_path / "longer", **plain).train()
+    assert left(tmp_path / "longer")[:4] == left(tmp_path / "whole")[:4]
+
+
+def another_split() -> dict[str, sf.Split]:
+    data = small_runs.Augmented()
+    return {"held-out": sf.Split((data.inputs + 1, data.labels), scores=[same])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (lambda: {"evaluate_every": "3 steps"}, "plateau.evaluate_every was '2 steps', now '3 steps'"),
+        (lambda: {"plateau": Plateau("min held-out/same", 3)}, "plateau.patience was 2, now 3"),
+        (lambda: {"plateau": None}, "plateau.watch was 'min held-out/same', now absent"),
+        (lambda: {"evaluate": another_split()}, "plateau.scored"),
+    ],
+)
+def test_what_would_change_a_decision_is_refused_at_resume(
+    changes: Callable[[], dict[str, Any]], says: str, tmp_path: Path
+) -> None:
+    build(tmp_path / "run", stop_after="4 steps").train()
+    with pytest.raises(sf.CheckpointError) as refused:
+        build(tmp_path / "run", **changes()).train()
+    assert says in str(refused.value)
+
+
+def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tmp_path: Path) -> None:
+    plain = {"schedule": None, "save_every": "1 steps", "evaluate_every": "25%"}
+    build(tmp_path / "run", length="8 steps", **plain).train()
+    build(tmp_path / "run", **plain).train()
+    assert [step for step, _ in sorted(written(tmp_path / "run", "scores", "rate_factor"))] == [2, 4, 6, 8, 10, 12]
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(tmp_path / "run", console=True, plateau=Plateau("min held-out/same", 2, floor=0.3)).train()
+    said = [line for line in capsys.readouterr().out.splitlines() if "learning rate" in line]
+    assert said == [
+        "learning rate halved after 2 evaluations without a better held-out/same: 0.5 of the schedule's from step 6 on",
+        "learning rate multiplied by 0.6 after 2 evaluations without a better held-out/same:"
+        " 0.3 of the schedule's from step 10 on, its floor",
+        *[line for line in said if line.startswith("finished: ")],
+    ]
+    assert "the learning rate was lowered to 0.3 of the schedule's" in said[-1]
+    assert dict(written(tmp_path / "run", "scores", "rate_factor"))[6] == 0.5
+
+
+def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(tmp_path / "run", stop_after="7 steps").train()
+    build(tmp_path / "run", console=True).train()
+    assert "going on at step 7 with 0.5 of the schedule's rate" in capsys.readouterr().out
+
+
+def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run = build(None, console=True, length="10 steps")  # the second reduction would come after step 10
+    run.train()
+    said = capsys.readouterr().out
+    assert "from step 10 on" not in said
+    assert "the learning rate was lowered to 0.5 of the schedule's" in said
+    assert run.state.rate_factor == 0.5
+
+
+def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run = build(None, console=True, early_stopping=sf.EarlyStopping("min held-out/same", 4))
+    run.train()
+    assert "from step 10 on" not in capsys.readouterr().out
+    assert (run.state.step, run.state.rate_factor) == (10, 0.5)
+
+
+def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
+    held: list[sf.Run] = []
+
+    def same(model: nn.Module, batch: Any) -> sf.Mean:
+        return sf.Mean(math.nan if held[0].state.step >= step else 1.0, 1)
+
+    data = small_runs.Augmented()
+    return {"held-out": sf.Split((data.inputs, data.labels), scores=[same])}, held
+
+
+def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    splits, held = broken_from(4)
+    run = build(None, evaluate=splits, console=True)
+    held.append(run)
+    run.train()
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert [
+        f"held-out/same after step {step} is not a number ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)
+    ] == [line.removeprefix("warning: ").partition(":")[0] for line in said]
+    assert run.state.rate_factor == 1.0
+
+
+def test_plan_says_that_rates_may_be_lower() -> None:
+    lines = summary.learning_rates(build(None).parts)
+    assert (
+        lines[-1]
+        == "or lower: times 0.5 after 2 evaluations without a better held-out/same, and again, down to 0.01 of these"
+    )
+    assert len(summary.learning_rates(build(None, plateau=None).parts)) == len(lines) - 1
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"patience": 0}, "patience = 0: how many evaluations to wait, 1 or more"),
+        ({"factor": 1.0}, "factor = 1.0: what the learning rate is multiplied by"),
+        ({"factor": 0.0}, "factor = 0.0"),
+        ({"floor": 1.0}, "floor = 1.0: the lowest factor"),
+        ({"cooldown": -1}, "cooldown = -1"),
+        ({"minimum_improvement": math.nan}, "minimum_improvement = nan"),
+        ({"watch": "held-out/loss"}, "say which way is better"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(sf.ConfigError) as refused:
+        Plateau(**({"watch": "min held-out/loss", "patience": 1} | settings))
+    assert says in str(refused.value)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(sf.ConfigError) as refused:
+        Plateau("min held-out/loss", 0, 2.0, -1.0)
+    assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"plateau": "min held-out/loss"}, "is no plateau"),
+        ({"plateau": Plateau("min test/loss", 3)}, "no split of that name; there are: held-out"),
+        ({"early_stopping": sf.EarlyStopping("min held-out/same", 2)}, "before its learning rate is ever lowered"),
+    ],
+)
+def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(sf.ConfigError, match=says):
+        build(None, **changes)
+
+
+def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None:
+    for stop in (sf.EarlyStopping("min held-out/same", 3), sf.EarlyStopping("min held-out/loss", 1)):
+        assert build(None, early_stopping=stop).parts.whole.feedback is not None
+
+
+def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
+    with pytest.raises(sf.ConfigError, match=r"cannot watch 'held-out/sane': scored are held-out/loss, held-out/same"):
+        build(None, plateau=Plateau("min held-out/sane", 2)).train()
+
+
+def test_a_recipe_builds_the_plateau_of_its_score() -> None:
+    config = images.Config(plateau=4, plateau_factor=0.2, out=None)
+    assert images.build(config).parts.whole.feedback is not None
+    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": Plateau(images.BEST, 4, 0.2)}
+    assert images.Config(plateau=4).steering("max a/b")["plateau"] == Plateau("max a/b", 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--plateau", "0"], "patience = 0"),
+        (["--plateau", "2", "--plateau-factor", "1.5"], "factor = 1.5"),
+        (["--plateau-factor", "0.5"], "says nothing without a plateau"),
+        (["--plateau", "3", "--early-stopping", "3"], "before its learning rate is ever lowered"),
+    ],
+)
+def test_flags_that_make_no_plateau_are_refused(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["train", "images", "--out", str(tmp_path / "run"), *flags])
+    assert end.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@in_one
+@pytest.mark.parametrize("plateau", range(1, 8))
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
+    try:
+        images.Config(plateau=plateau, early_stopping=stop).steering(images.BEST)
+    except sf.ConfigError as refused:
+        for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
+            tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
+            images.Config(**tried).steering(images.BEST)
+    else:
+        assert stop > plateau

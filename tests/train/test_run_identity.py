@@ -1,0 +1,62 @@
+"""Whether a run may go on with another length: where the rates of steps that are made would be others, it says why."""
+
+from __future__ import annotations
+
+import pytest
+
+import surefoot as sf
+from surefoot.config.durations import Length
+from surefoot.errors import CheckpointError
+from surefoot.train.run_identity import refuse_another_length
+
+JOINED = sf.join(sf.constant(), sf.linear(), at=12)
+COOLING = sf.warmup_stable_decay(cooldown="5 steps")
+
+
+def resume(before: int, now: int, *, steps_done: int, schedule: object) -> None:
+    length = Length(steps=now, samples_per_epoch=8, batch_size=1)
+    refuse_another_length({"length": f"{before} steps"}, length, schedule=schedule, step=steps_done, where="runs/a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "steps_done", "schedule"),
+    [
+        (20, 20, 20, sf.linear()),
+        (20, 40, 20, sf.constant()),
+        (20, 40, 15, COOLING),
+        (40, 20, 15, COOLING),
+        (20, 40, 12, JOINED),
+        (20, 40, 0, sf.linear()),
+    ],
+)
+def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
+    before: int, now: int, steps_done: int, schedule: object
+) -> None:
+    resume(before, now, steps_done=steps_done, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "steps_done", "schedule", "why"),
+    [
+        (20, 10, 11, sf.constant(), "  11 steps are made already"),
+        (20, 40, 17, COOLING, "  its cool-down begins at step 16 of a run of 20, and 17 steps are made"),
+        (40, 20, 17, COOLING, "  its cool-down begins at step 16 of a run of 20, and 17 steps are made"),
+        (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need one for each"),
+        (
+            20,
+            40,
+            5,
+            sf.linear(),
+            "  with another length its schedule has other rates from step 1 on, and 5 steps are made",
+        ),
+    ],
+)
+def test_another_length_is_refused_with_the_reason_in_the_second_line(
+    before: int, now: int, steps_done: int, schedule: object, why: str
+) -> None:
+    with pytest.raises(CheckpointError) as error:
+        resume(before, now, steps_done=steps_done, schedule=schedule)
+    first, second, *_, last = str(error.value).splitlines()
+    assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
+    assert second == why
+    assert last.startswith("  to train on from its weights")

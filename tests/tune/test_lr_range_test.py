@@ -1,0 +1,222 @@
+"""What a curve of losses over learning rates suggests, against closed forms; every kind of curve has its own sentence. (1 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.tune.lr_range_test import Curve, RangeTest, check_range, diverged, judged, smoothed, written
+from surefoot.tune.lr_search import _limit, _shown, draw
+
+RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
+NOISE = np.random.default_rng(0).normal(size=len(RATES))
+
+
+def fall(rates: Curve, at: float) -> Curve:
+    """From 2.5 to 0.5, in logarithmic rates steepest at `at`: a logistic curve."""
+    return np.asarray(2.5 - 2.0 / (1 + (at / rates) ** 2))
+
+
+@pytest.mark.parametrize("at", [1e-4, 1e-3, 1e-2, 0.1])
+def test_the_suggestion_is_where_a_logistic_fall_is_steepest(at: float) -> None:
+    losses = fall(RATES, at) + np.where(100 * at < RATES, np.log10(RATES / (100 * at)), 0)
+    found = judged(RATES, losses + 0.01 * NOISE, end="diverged", diverged_at=10.0)
+    assert found.suggested == pytest.approx(at, rel=0.35)
+    assert found.minimum is not None
+    assert f"falls steepest at {written(found.suggested)}" in found.reason
+    assert f"is {written(found.minimum / 10)}" in found.reason
+
+
+def test_a_steepest_fall_right_before_the_divergence_gives_way_to_a_tenth_of_the_minimum() -> None:
+    rates = RATES[RATES < 0.02]
+    found = judged(rates, fall(rates, 0.01), end="not finite", diverged_at=0.02)
+    assert found.minimum is not None
+    assert found.suggested == pytest.approx(found.minimum / 10, rel=0.05)
+    assert "0.02 diverged already, too near" in found.reason
+
+
+def test_a_curve_that_still_falls_at_the_end_says_so() -> None:
+    found = judged(RATES, fall(RATES, 1.0) + 0.01 * NOISE, end="highest")
+    assert found.suggested == pytest.approx(1.0, rel=0.4)
+    assert "still falling at 10, the highest rate tried" in found.reason
+    assert "--to 1e3" in found.reason
+
+
+@pytest.mark.parametrize("losses", [np.full(len(RATES), 2.3), 2.3 + 0.1 * NOISE], ids=["exactly", "noisy"])
+def test_a_flat_curve_suggests_nothing(losses: Curve) -> None:
+    found = judged(RATES, losses, end="highest")
+    assert found.suggested is None
+    assert "it stays flat" in found.reason
+    assert "--to 1e3" in found.reason
+
+
+def test_a_loss_that_rises_without_having_fallen_suggests_nothing() -> None:
+    losses = 2.3 + np.where(RATES > 0.1, 10 * RATES, 0) + 0.02 * NOISE
+    found = judged(RATES, losses, end="diverged", diverged_at=10.0)
+    assert found.suggested is None
+    assert "did not fall before" in found.reason
+    assert "more --steps" in found.reason
+
+
+@pytest.mark.parametrize("losses", [0, 1, 4])
+def test_a_loss_that_diverges_at_once_suggests_nothing(losses: int) -> None:
+    found = judged(RATES[:losses], np.full(losses, 2.0), end="not finite", diverged_at=1e-3)
+    assert found.suggested is None
+    assert f"diverged at once: at 1e-3, after {losses} rates" in found.reason
+    assert "--from 1e-7" in found.reason
+
+
+def test_no_rate_is_blamed_for_what_was_not_finite_before() -> None:
+    found = judged(RATES[:0], np.zeros(0), end="not finite")
+    assert (found.suggested, found.diverged_at) == (None, None)
+    assert "no rate is to blame" in found.reason
+
+
+def test_smoothing_is_a_mean_that_moves_a_curve_to_neither_side() -> None:
+    line = 5.0 - np.log10(RATES)
+    assert smoothed(RATES, line)[40:-40] == pytest.approx(line[40:-40], abs=1e-2)
+    spike = np.where(np.arange(141) == 70, -1.0, 0.0)
+    found = smoothed(RATES, spike)
+    assert found[50:91] == pytest.approx(found[50:91][::-1], rel=0.05)  # but for how near the ends are
+    weights = np.exp(-np.abs(np.arange(141) - 70) * 0.05 / 0.3)
+    assert found[70] == pytest.approx(-1 / weights.sum())
+
+
+def test_smoothing_is_over_rates_and_not_over_steps() -> None:
+    few, many = np.geomspace(1e-4, 1, 41), np.geomspace(1e-4, 1, 401)
+    assert smoothed(few, fall(few, 0.01)) == pytest.approx(smoothed(many, fall(many, 0.01))[::10], abs=0.02)
+
+
+def test_divergence_is_where_the_average_passes_four_times_its_best() -> None:
+    losses = np.array([2.0, 1.0, 0.5, 0.5, 9.0, 9.0])
+    mean, weight, means = 0.0, 0.0, []
+    for loss in losses:  # Kingma and Ba 2014, section 3, with beta = 0.8
+        mean, weight = 0.8 * mean + 0.2 * loss, 0.8 * weight + 0.2
+        means.append(mean / weight)
+    best = np.minimum.accumulate(means)
+    assert diverged(losses) == int(np.flatnonzero(np.array(means) > 4 * best)[0])
+    assert diverged(np.array([-1.0, -2.0, -1.5, -1.0])) is None  # a log-likelihood
+    assert diverged(np.array([-2.0, 60.0])) == 1
+
+
+@pytest.mark.parametrize("rate", [1e-9, 2.13e-3, 0.01, 0.5, 3.0, 999.0, 12345.0])
+def test_rates_are_written_to_two_digits(rate: float) -> None:
+    assert float(written(rate)) == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "steps", "told"),
+    [
+        (1.0, 0.1, 100, "--from 0.1 --to 1"),
+        (0.1, 0.1, 100, "not below"),
+        (0.0, 1.0, 100, "from = 0.0"),
+        (1e-3, float("inf"), 100, "to = inf"),
+        (float("nan"), 1.0, 100, "from = nan"),
+        (1e-6, 10.0, 9, "steps = 9"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(low: float, high: float, steps: int, told: str) -> None:
+    with pytest.raises(sf.ConfigError, match=told):
+        check_range(low, high, steps)
+
+
+def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
+    with pytest.raises(sf.ConfigError, match=r"(?s)from = -1.*to = nan.*steps = 2"):
+        check_range(-1, float("nan"), 2)
+
+
+@in_one
+@pytest.mark.parametrize("place", [0, 1, 40, 97, 99])
+@pytest.mark.parametrize("spike", [0.0, 60.0])
+def test_one_bad_batch_changes_no_suggestion(place: int, spike: float) -> None:
+    noise = np.random.default_rng(0).normal(0.0, 0.02, 100)
+    rates = np.geomspace(1e-6, 10.0, 100)
+    curve = fall(rates, 0.01) + noise
+    before = judged(rates, curve, end="highest").suggested
+    curve[place] = spike
+    after = judged(rates, curve, end="highest").suggested
+    assert before is not None
+    assert after is not None
+    assert 0.6 < after / before < 1.6
+    level = 2.3 + noise
+    level[place] = spike
+    assert judged(rates, level, end="highest").suggested is None
+
+
+@pytest.mark.parametrize("steps", [30, 100])
+def test_of_noise_alone_there_is_seldom_a_suggestion(steps: int) -> None:
+    """200 curves that do not depend on the rate: a least of many places falls far now and then, in one of twelve at most."""
+    rates = np.geomspace(1e-6, 10.0, steps)
+    curves = np.random.default_rng(1).normal(2.3, 0.02, (200, steps))
+    assert sum(judged(rates, curve, end="highest").suggested is not None for curve in curves) <= 16
+
+
+def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_ended() -> None:
+    rates = RATES[:-1]
+    found = judged(rates, fall(rates, 0.01), end="diverged", diverged_at=10.0)
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["rate", "loss", "smoothed"]
+    assert len(lines) <= 18
+    assert f"suggested  learning rate {written(found.suggested or 0)}" in lines
+    assert f"falls steepest at {written(found.suggested or 0)}, which is suggested" in found.reason
+    assert "stopped at 10: the running average of the losses went past four times its best" in lines[-1]
+    assert str(judged(RATES[:0], np.zeros(0), end="not finite")).startswith("no suggestion")
+    assert "highest rate, 10" in flat().ended
+
+
+def test_the_drawn_curve_ends_where_losses_count_as_less_than_they_are() -> None:
+    losses = fall(RATES, 0.01) + np.where(RATES > 1, 100.0, 0.0)
+    found = judged(RATES, losses, end="diverged", diverged_at=10.0)
+    assert RATES[_shown(found)] == RATES[RATES > 1][0]
+    assert _shown(flat()) == len(RATES)
+
+
+def test_losses_above_what_is_drawn_are_arrows_at_the_top() -> None:
+    from matplotlib.figure import Figure
+
+    for lifted in (0.0, -5.0):  # a logarithmic axis, and a linear one
+        losses = fall(RATES, 0.01) + lifted + np.where(RATES > 5, 1e6, 0.0)
+        axes = Figure().add_subplot()
+        _limit(axes, judged(RATES, losses, end="diverged", diverged_at=10.0))
+        (arrows,) = axes.lines
+        assert list(arrows.get_xdata()) == RATES[RATES > 5].tolist()
+        assert axes.get_yscale() == ("linear" if lifted else "log")
+
+
+def flat() -> RangeTest:
+    return judged(RATES, np.full(len(RATES), 2.3), end="highest")
+
+
+@pytest.mark.fast("fall")
+@pytest.mark.parametrize(
+    "found",
+    [
+        judged(RATES, fall(RATES, 0.01), end="diverged", diverged_at=10.0),
+        flat(),
+        judged(RATES[:0], np.zeros(0), end="not finite"),
+    ],
+    ids=["fall", "flat", "nothing"],
+)
+def test_a_picture_is_drawn_of_every_kind_of_curve(found: RangeTest, tmp_path: Path) -> None:
+    png, svg = draw(found, tmp_path / "a", title="a test")
+    assert (png.name, svg.name) == ("find-lr.png", "find-lr.svg")
+    assert ("suggested: 0.01" in svg.read_text()) == (found.suggested is not None)
+    with Image.open(png) as picture:
+        assert picture.width > 600
+
+
+@pytest.mark.slow
+def test_the_same_curve_gives_the_same_picture(tmp_path: Path) -> None:
+    first, again = (draw(flat(), tmp_path / name, title="a test") for name in ("a", "b"))
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sf.ConfigError, match="cannot write to"):
+        draw(flat(), tmp_path / "file" / "below", title="")

@@ -1,0 +1,658 @@
+"""A run that was trained is proved, and whatever is planted in it is named: by hashes, by its records, or by steps made again; 8 s.
+
+One run for all: dropout, three random generators, batch statistics, two micro-batches a step, an average of the weights, early
+stopping; records every 3 steps, checkpoints every 4. Each test plants something in a copy of its directory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import forged
+import small_runs
+import surefoot as sf
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.train.components import Parts
+from surefoot.verify.compare import TOLERANCE
+from surefoot.verify.files import checked
+from surefoot.verify.verdict import Problem, Verdict
+
+STEPS = 26
+SAVED = [0, 4, 5, 8, 10, 12, 16, 20, 24, 25, 26]  # every 4 steps, and where a score was better than before
+
+
+def build(out: Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **({"keep_last": 99} | changes))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "a"
+    build(out).train()
+    return out
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "a"))
+
+
+def verified(out: Path, steps: Any = "all", **asked: Any) -> Verdict:
+    return sf.load(build(out)).verify(steps=steps, **asked)
+
+
+def the_problem(verdict: Verdict) -> Problem:
+    assert len(verdict.problems) == 1, str(verdict)
+    return verdict.problems[0]
+
+
+def saved(out: Path) -> list[int]:
+    return sorted(int(place.name.removeprefix("step-")) for place in (out / "checkpoints").iterdir())
+
+
+# --- nothing planted ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
+    verdict = verified(trained)
+    assert (verdict.problems, verdict.exit_status, verdict.whole) == ([], 0, True), str(verdict)
+    assert verdict.sentence.endswith("is proved bit for bit")
+    (outcome,) = verdict.outcomes
+    assert outcome.records == [*range(3, 25, 3), 26]
+    assert outcome.checkpoints == saved(trained)[1:]
+    assert "step 0: the weights are those that seed 0 builds" in verdict.proved
+    of_records = (
+        "the records: in order; their speeds agree with their times, and these with the clock of every checkpoint"
+    )
+    assert f"{of_records}; the best score follows from the scores" in verdict.proved
+
+
+def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
+    forged.record_changed(run, lambda record: record.update(norm=1.0), step=26, hashes=False)
+    proved = "\n".join(verified(run, windows=0, steps=1).proved)
+    count = len(saved(run)) - 1  # that of step 0 has no records before it
+    assert (
+        f"their speeds agree with their times, and these with the clock of {count - 1} of {count} checkpoints" in proved
+    )
+
+
+def test_nothing_in_the_directory_changes(run: Path) -> None:
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    verified(run)
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_a_run_that_is_verified_comes_out_as_it_went_in(run: Path) -> None:
+    again = build(run)
+    with again:
+        pass  # stands where its newest checkpoint is
+    before = again.parts.packed()
+    verdict = sf.load(again).verify(steps=4, windows=1, seed=1)
+    assert verdict.sound, str(verdict)
+    assert verdict.outcomes[-1].window.stop < STEPS
+    after = again.parts.packed()
+    assert after.step == before.step == STEPS
+    for file, held in before.files.items():
+        for name, tensor in after.tensors(file).items():
+            assert torch.equal(tensor.nan_to_num(), held[name].nan_to_num()), name  # type: ignore[union-attr]
+
+
+def test_windows_tell_which_steps_they_do_not_prove_and_what_those_cost(run: Path) -> None:
+    for step in (4, 5, 8, 10, 12, 16):
+        shutil.rmtree(forged.checkpoint(run, step), ignore_errors=True)
+    said: list[str] = []
+    verdict = verified(run, steps=6, windows=2, say=said.append)
+    assert [(each.window.start, each.window.stop) for each in verdict.outcomes] == [(0, 6), (20, 26)]
+    assert said[0].startswith("making 12 of 26 steps again, in 2 windows, about ")
+    assert "; all of them (--all): 26, about " in said[0]
+    (gap,) = [line for line in verdict.not_proved if line.startswith("steps ")]
+    assert gap.startswith("steps 6 to 20 and the checkpoint of step 20: not made again; that is 20 steps, from the")
+    assert not verdict.whole
+    assert verdict.sentence.endswith("is proved bit for bit, in part")
+
+
+def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.verify.verify.STEPS", 3)
+    assert sf.load(build(run)).verify().whole
+    monkeypatch.setattr("surefoot.verify.verify._SOON_S", 0.0)
+    windows = [each.window.steps for each in sf.load(build(run)).verify().outcomes]
+    assert len(windows) == 5
+    assert max(windows) <= 3
+
+
+def test_with_no_windows_files_alone_are_checked(trained: Path) -> None:
+    verdict = verified(trained, steps=5, windows=0)
+    assert verdict.outcomes == []
+    assert verdict.sentence.endswith("the files are as their manifests tell; no step was made again")
+
+
+def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) -> None:
+    live = build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps")
+    with live:
+        for step in live:
+            if step.index == 13:
+                live.parts.saving.writer.wait()  # type: ignore[union-attr]
+                verdict = sf.load(build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps")).verify(
+                    steps="all"
+                )
+                break
+    assert verdict.sound, str(verdict)
+    (outcome,) = verdict.outcomes
+    assert (outcome.checkpoints, outcome.records) == ([8], [3, 6, 9, 12])
+    assert any("written after the newest checkpoint: no hash covers that" in line for line in verdict.not_proved)
+    assert any("the weights after step 8: there is no later checkpoint" in line for line in verdict.not_proved)
+
+
+# --- files that are not what was saved ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_a_flipped_byte_is_named_and_the_rest_is_proved(run: Path, file: str) -> None:
+    place = forged.checkpoint(run, 12) / file
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 1
+    place.write_bytes(data)
+    verdict = verified(run)
+    problem = the_problem(verdict)
+    assert (problem.kind, problem.step, problem.file, verdict.exit_status) == ("damaged", 12, file, 4)
+    assert problem.text.startswith(f"checkpoint step-00000012 is damaged: {file}: ")
+    assert 16 in verdict.outcomes[0].checkpoints
+
+
+def test_a_checkpoint_without_one_of_its_files_is_named(run: Path) -> None:
+    (forged.checkpoint(run, 12) / "ema.safetensors").unlink()
+    assert the_problem(verified(run)).text == "checkpoint step-00000012 is damaged: ema.safetensors: missing"
+
+
+def test_an_edited_loss_is_named_by_what_checkpoints_have_noted(run: Path) -> None:
+    line = forged.record_changed(run, lambda record: record.update(loss=1.0), step=18, hashes=False)
+    verdict = verified(run)
+    first, again = verdict.problems
+    assert (first.kind, first.file, verdict.exit_status) == ("damaged", "metrics.jsonl", 4)
+    assert "it was changed between the checkpoints of steps 16 and 20, in line" in first.text
+    where = re.search(r"in lines (\d+) to (\d+), ", first.text)
+    assert where is not None
+    assert int(where[1]) <= line <= int(where[2])
+    assert (again.kind, again.step, again.quantity, again.saved) == ("differs", 18, "loss", "1.0")
+
+
+def test_the_records_between_two_checkpoints_are_named(run: Path) -> None:
+    forged.record_changed(run, lambda record: record.update(norm=1.0), step=6, hashes=False)
+    (damaged, _) = verified(run).problems
+    assert re.search(r"between the checkpoints of steps 5 and 8, in lines? .*, .* records? of step 6$", damaged.text)
+
+
+def test_missing_records_are_named(run: Path) -> None:
+    data = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(data[: len(data) // 2])
+    verdict = verified(run, steps=3, windows=1)
+    assert re.search(r"its end is missing; it ends in line \d+, step \d+", verdict.problems[0].text), str(verdict)
+    assert verdict.exit_status == 4
+
+
+def test_records_after_the_newest_checkpoint_are_said_not_to_be_covered(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "event", "step": 26, "what": "finished"}) + "\n")
+    verdict = verified(run, steps=3, windows=1)
+    assert verdict.sound
+    assert any("written after the newest checkpoint: no hash covers that" in line for line in verdict.not_proved)
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint: there is nothing to verify"):
+        verified(tmp_path / "a")
+
+
+# --- files that contradict each other ----------------------------------------------------------------------------
+
+
+def _other_rate(state: dict[str, Any]) -> None:
+    state["described"]["optimizer"]["lr"] = 0.5
+
+
+def _other_best(state: dict[str, Any]) -> None:
+    state["watch"]["value"] = "0.25"
+
+
+def _longer(record: dict[str, Any]) -> None:
+    record["training_s"] += 1.0
+    record["targets_per_s"] = record["targets"] / (record["training_s"] + record["waiting_s"])
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (
+            lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_rate),
+            "step-00000008 is of another run than step-00000026: optimizer.lr was 0.5, now 0.01",
+        ),
+        (
+            lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_best),
+            "step-00000008 tells of held-out/loss: value 0.25, and the scores on the record of ",
+        ),
+        (lambda run: forged.record_changed(run, _longer, step=9), " s of training, and the records up to it of "),
+        (
+            lambda run: forged.record_changed(run, lambda record: record.update(targets_per_s=99.0), step=9),
+            "the record of step 9: targets_per_s is 99.0, and targets by training_s and waiting_s make ",
+        ),
+        (
+            lambda run: forged.record_changed(run, lambda record: record.update(step=3), step=9),
+            "the record of step 3: it tells of train after those of step 6",
+        ),
+        (
+            lambda run: forged.environment_changed(run, lambda sitting: sitting["machine"].update(hardware="other")),
+            "environment.json tells of no sitting on the machine by which step-00000000 was saved",
+        ),
+        (
+            lambda run: forged.environment_changed(run, lambda sitting: sitting["data"].update(samples=53)),
+            "environment.json tells of other training data than step-00000000",
+        ),
+        (lambda run: (run / "environment.json").write_text("[]"), "environment.json is damaged"),
+        (
+            lambda run: (run / "config.toml").write_text((run / "config.toml").read_text().replace("0.05", "0.5")),
+            "config.toml is not of the run in step-00000026: optimizer.weight_decay was 0.5, now 0.05",
+        ),
+    ],
+)
+def test_what_contradicts_another_file_is_named(run: Path, plant: Callable[[Path], Any], named: str) -> None:
+    plant(run)
+    verdict = verified(run, steps=1, windows=1)
+    assert named in "\n".join(map(str, verdict.problems)), str(verdict)
+    assert verdict.exit_status == 4
+
+
+# --- other data, another run -------------------------------------------------------------------------------------
+
+
+def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> None:
+    data = small_runs.Augmented()
+    other = torch.utils.data.TensorDataset(data.inputs, data.labels)
+    said: list[str] = []
+    verdict = sf.load(build(run, train_data=other)).verify(say=said.append)
+    assert the_problem(verdict).text.startswith("training data: data.type was 'Augmented', now 'TensorDataset'")
+    assert (verdict.exit_status, verdict.outcomes, said) == (3, [], [])
+    assert "no step was made again: the training data are others" in verdict.not_proved
+
+
+def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
+    data = small_runs.Augmented()
+    split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
+    verdict = sf.load(build(run, evaluate={"held-out": split})).verify(steps=3, windows=1)
+    assert the_problem(verdict).text.startswith("data of split held-out: sha256 was ")
+    assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
+
+
+def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path) -> None:
+    for step in (4, 8):
+        forged.state_changed(forged.checkpoint(run, step), lambda state: state["scored"]["held-out"].update(sha256="0"))
+    assert checked(run).notes == [
+        "split held-out held other data at step 4 than later: its scores are not comparable with those"
+    ]
+
+
+def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
+    verdict = sf.load(build(run, optimizer=sf.adamw(lr=0.5, weight_decay=0.05))).verify()
+    assert "optimizer.lr was 0.01, now 0.5" in the_problem(verdict).text
+    assert (verdict.exit_status, verdict.outcomes) == (4, [])
+
+
+def _wider() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 3))
+
+
+class Unprinted(torch.nn.Module):
+    """Of two sizes that print themselves alike."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.mean() * self.weight
+
+
+def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
+    verdict = sf.load(build(run, model=_wider)).verify()
+    assert "makes another run than step-00000026: the model had " in the_problem(verdict).text
+    assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
+
+    def sized(size: int) -> sf.Run:
+        return sf.Run(
+            model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
+            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.sgd(lr=0.1), out=tmp_path / "b",
+            console=False,
+        )  # fmt: skip
+
+    sized(3).train()
+    verdict = sf.load(sized(2)).verify()
+    assert "no step could be made again: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
+    assert (verdict.exit_status, verdict.outcomes) == (4, [])
+
+
+def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
+    data = small_runs.Augmented()
+    split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
+    verdict = sf.load(build(run, evaluate={"held-out": split}, optimizer=sf.adamw(lr=0.5, weight_decay=0.05))).verify()
+    said = [problem.text for problem in verdict.problems]
+    assert [text.startswith("data of split held-out") for text in said] == [True, False]
+    assert "optimizer.lr was 0.01, now 0.5" in said[1]
+    assert verdict.outcomes == []
+
+
+# --- what only steps that are made again can tell -----------------------------------------------------------------
+
+
+def raised(name: str, place: tuple[int, ...], by: float = 0.125) -> Callable[[dict[str, Tensor]], None]:
+    def edit(held: dict[str, Tensor]) -> None:
+        held[name][place] += by
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "place"),
+    [
+        ("model", "0.weight", (3, 2)),
+        ("model", "1.running_mean", (5,)),
+        ("ema", "4.bias", (1,)),
+        ("optimizer", "4.weight/exp_avg_sq", (2, 0)),
+    ],
+)
+def test_one_changed_number_of_a_checkpoint_is_named(run: Path, file: str, name: str, place: tuple[int, ...]) -> None:
+    forged.tensors_changed(forged.checkpoint(run, 16), raised(name, place), file=file)
+    verdict = verified(run)
+    problem = the_problem(verdict)
+    index = ", ".join(map(str, place))
+    assert problem.text.startswith(f"step-00000016: {file}.safetensors, {name}[{index}] was saved as ")
+    assert float(problem.saved or 0) - float(problem.computed or 0) == pytest.approx(0.125)
+    assert (problem.kind, problem.step, verdict.exit_status) == ("differs", 16, 8)
+    assert problem.text.endswith(" values differs)")
+    assert any("that checkpoint was changed after it was saved" in hint for hint in verdict.hints)
+
+
+def test_a_changed_row_of_the_meter_is_named(run: Path) -> None:
+    forged.tensors_changed(forged.checkpoint(run, 16), raised("meter/rows", (0, 1)), file="state")
+    assert "state.safetensors, meter/rows[0, 1] was saved as" in the_problem(verified(run)).text
+
+
+def test_a_changed_weight_of_the_first_checkpoint_is_named_by_the_seed(run: Path) -> None:
+    forged.tensors_changed(forged.checkpoint(run, 0), raised("4.weight", (0, 0)))
+    verdict = verified(run, steps=3, windows=1, seed=1)
+    assert verdict.problems[0].text.startswith("step-00000000: model.safetensors, 4.weight[0, 0] was saved as ")
+    assert verdict.exit_status == 8
+
+
+def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
+    held = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    before = next(record["loss"] for record in held if (record["kind"], record["step"]) == ("train", 18))
+    changed = math.nextafter(before, 2.0)
+    line = forged.record_changed(run, lambda record: record.update(loss=changed), step=18)
+    verdict = verified(run)
+    problem = the_problem(verdict)
+    assert problem.text == (
+        f"step 18: loss was logged as {changed!r}, and is {before!r} when computed again (over 3 steps; metrics.jsonl line {line})"
+    )
+    assert (problem.step, problem.quantity, problem.saved, problem.computed) == (
+        18,
+        "loss",
+        repr(changed),
+        repr(before),
+    )
+    assert verdict.exit_status == 8
+    assert verdict.outcomes[0].records == [3, 6, 9, 12, 15, 21, 24, 26]
+    assert any("the next checkpoint is what is computed now" in hint for hint in verdict.hints)
+
+
+@pytest.mark.parametrize(("name", "value"), [("norm", 0.5), ("norm_max", 9.0), ("clipped", 0.0), ("skipped", 1)])
+def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value: float) -> None:
+    forged.record_changed(run, lambda record: record.update({name: value}), step=18)
+    problem = the_problem(verified(run, steps=6, windows=9))
+    assert (problem.step, problem.quantity, problem.saved) == (18, name, repr(value))
+
+
+def test_an_edited_learning_rate_is_named_by_the_schedule(run: Path) -> None:
+    forged.record_changed(run, lambda record: record.update(learning_rate=0.5), step=18)
+    verdict = verified(run, steps=1, windows=1)
+    assert "the record of step 18: learning_rate is 0.5, and that of the schedule 0.00" in the_problem(verdict).text
+    assert verdict.exit_status == 8
+
+
+def _other_targets(record: dict[str, Any]) -> None:
+    record["targets"] = 25.0
+    record["targets_per_s"] = 25.0 / (record["training_s"] + record["waiting_s"])
+
+
+def test_edited_targets_are_named_outside_of_windows_too(run: Path) -> None:
+    forged.record_changed(run, _other_targets, step=9)
+    verdict = verified(run, steps=1, windows=1)
+    assert "the record of step 9: targets are 25.0, and 3 steps of 8 make 24" in the_problem(verdict).text
+
+
+def test_a_record_that_was_taken_out_is_missed(run: Path) -> None:
+    data = (run / "metrics.jsonl").read_bytes()
+    lines = data.splitlines(keepends=True)
+    gone = next(place for place, line in enumerate(lines) if b'"train", "step": 18,' in line)
+    ends = [len(b"".join(lines[:count])) for count in range(len(lines) + 1)]
+    now = [*lines[:gone], b"", *lines[gone + 1 :]]
+    (run / "metrics.jsonl").write_bytes(b"".join(now))
+    forged.noted_anew(run, ends, now)
+    found = verified(run)
+    assert {problem.step for problem in found.problems if problem.kind == "differs"} == {20, 21}
+
+
+# --- runs of other kinds -----------------------------------------------------------------------------------------
+
+
+def _killed_then_resumed(out: Path, **changes: Any) -> None:
+    """A run that fails twice, so that records are superseded, and goes on."""
+    for passes in (15, 11):
+        left = [passes]
+
+        def failing(model: nn.Module, batch: Any, left: list[int] = left) -> Tensor:
+            left[0] -= model.training
+            if not left[0]:
+                raise KeyboardInterrupt
+            return small_runs.loss(model, batch)
+
+        with pytest.raises(KeyboardInterrupt):
+            build(out, **changes | {"loss": failing, "check_state": False}).train()
+    build(out, **changes).train()
+
+
+def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
+    _killed_then_resumed(tmp_path / "a")
+    text = (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert text.count('"resumed"') == 2
+    verdict = verified(tmp_path / "a")
+    assert verdict.whole, str(verdict)
+    assert verdict.sound, str(verdict)
+    environment = json.loads((tmp_path / "a" / "environment.json").read_text())
+    del environment["sittings"][1]
+    (tmp_path / "a" / "environment.json").write_text(json.dumps(environment))
+    lost = the_problem(verified(tmp_path / "a", steps=1, windows=0))
+    assert re.search(r"environment.json tells of no sitting that went on from step \d+", lost.text)
+
+
+@pytest.mark.fast("loss scale and quantile")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(
+            {
+                "plateau": sf.Plateau("min held-out/loss", patience=1, minimum_improvement=0.5),
+                "early_stopping": None,
+                "optimizer": sf.muon(lr=0.01),
+                "workers": 1,
+            },
+            id="plateau and muon",
+        ),
+        pytest.param({"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"}, id="loss scale and quantile"),
+        pytest.param(
+            {"ema": None, "optimizer": sf.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
+            id="schedule-free",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=0.5)},
+            id="stopped early",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_runs_of_other_kinds_are_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
+    build(tmp_path / "a", **changes).train()
+    verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
+    assert verdict.sound, str(verdict)
+    assert verdict.whole
+
+
+class From:
+    """A loss that is not finite once the weights have moved so many times, and after that for ever."""
+
+    def __init__(self, passes: int) -> None:
+        self.passes = passes
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        moved = model.get_buffer("1.num_batches_tracked")
+        return small_runs.loss(model, batch) * torch.where(moved >= self.passes, math.inf, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("save_every", "newest"), [pytest.param("4 steps", 26, marks=pytest.mark.slow), ("100 steps", 22)]
+)
+def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
+    tmp_path: Path, save_every: str, newest: int
+) -> None:
+    """Its last checkpoint is of the last good step, or has its counts of bad steps cleared."""
+    changes: dict[str, Any] = {"loss": From(23), "early_stopping": None, "max_bad_steps": 3, "save_every": save_every}
+    with pytest.raises(sf.DivergedError):
+        build(tmp_path / "a", **changes).train()
+    verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
+    assert verdict.sound, str(verdict)
+    (outcome,) = verdict.outcomes
+    assert (max(outcome.checkpoints), outcome.records[-1]) == (newest, 26)
+    if newest < STEPS:
+        with pytest.raises(sf.DivergedError):  # goes on from there, to the same end
+            build(tmp_path / "a", **changes).train()
+        again = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
+        assert again.sound, str(again)
+
+
+# --- elsewhere, and what a loop's own body does --------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is another one than before."""
+    machine = Parts.machine
+    monkeypatch.setattr(Parts, "machine", lambda parts: machine(parts) | {"hardware": "another"})
+
+
+def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, elsewhere: None) -> None:
+    forged.tensors_changed(forged.checkpoint(run, 16), raised("0.weight", (3, 2), by=1e-5))
+    forged.record_changed(run, lambda record: record.update(loss=record["loss"] * (1 + 1e-6)), step=18)
+    verdict = verified(run)
+    assert verdict.sound, str(verdict)
+    (outcome,) = verdict.outcomes
+    assert (outcome.exact, outcome.unlike) == (
+        False,
+        "hardware was 'x86_64', now 'another'".replace("x86_64", platform.machine()),
+    )
+    assert outcome.largest["records"].where == "the record of step 18, loss"
+    assert outcome.largest["records"].difference == pytest.approx(1e-6, rel=1e-3)
+    assert outcome.largest["tensors"].where == "step-00000016, model.safetensors, 0.weight[3, 2]"
+    assert verdict.sentence.endswith("is proved to rounding")
+
+
+def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path, elsewhere: None) -> None:
+    forged.tensors_changed(forged.checkpoint(run, 16), raised("0.weight", (3, 2)))
+    verdict = verified(run)
+    assert the_problem(verdict).quantity == "0.weight[3, 2]"
+    assert any("not the machine that made it" in hint for hint in verdict.hints)
+    assert verified(run, tolerance=1.0).sound
+
+
+@pytest.mark.parametrize(("times", "sound"), [(0.9, True), (1.1, False)])
+def test_rounding_is_a_hundredth_at_most(run: Path, elsewhere: None, times: float, sound: bool) -> None:
+    assert TOLERANCE == 0.01
+    forged.record_changed(run, lambda record: record.update(norm=record["norm"] * (1 + 0.01 * times)), step=18)
+    verdict = verified(run, steps=2, windows=99)
+    assert [problem.quantity for problem in verdict.problems] == ([] if sound else ["norm"]), str(verdict)
+
+
+def test_the_threads_of_the_run_are_taken(run: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        verdict = verified(run, steps=4, windows=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert verdict.outcomes[0].exact, verdict.outcomes[0].unlike
+
+
+def with_body(out: Path, *, moved: bool) -> None:
+    run = build(out)
+    counts = run.register_state("counts", {"steps": 0})
+    with run:
+        for step in run:
+            counts["steps"] += 1
+            step.log(seen=counts["steps"])
+            if moved and step.index == 12:
+                with torch.no_grad():
+                    run.state.parameters[0].mul_(0.5)
+
+
+def test_what_a_loop_body_logs_and_keeps_is_said_not_to_be_proved(tmp_path: Path) -> None:
+    with_body(tmp_path / "a", moved=False)
+    verdict = verified(tmp_path / "a")
+    assert verdict.sound, str(verdict)
+    assert "seen in the records: logged by a loop's own body, which cannot be done again" in verdict.not_proved
+    assert any("what was given to run.register_state" in line for line in verdict.not_proved)
+
+
+def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path: Path) -> None:
+    with_body(tmp_path / "a", moved=True)
+    verdict = verified(tmp_path / "a")
+    assert verdict.exit_status == 8
+    assert verdict.problems[0].step in (15, 16)
+    assert any("a loop's own body that changes weights" in hint for hint in verdict.hints)
+    assert 24 in verdict.outcomes[0].checkpoints, "what follows from a saved checkpoint is judged by itself"
+
+
+def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
+    own = build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps")
+    with own:
+        for step in own.steps():
+            sf.forward_backward(step, small_runs.loss)
+            sf.update(step)
+    verdict = sf.load(build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps")).verify()
+    assert verdict.sound, str(verdict)
+    assert (
+        "no step was made again: this run has no loss of its own, its script makes each step itself"
+        in verdict.not_proved
+    )
+
+
+def test_a_run_without_a_directory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this run has no directory"):
+        sf.load(build(None)).verify()
+
+
+def test_an_open_run_is_refused(tmp_path: Path) -> None:
+    run = build(tmp_path / "a", length="1 steps")
+    with run, pytest.raises(ConfigError, match="this run is open"):
+        sf.load(run).verify()
